@@ -141,17 +141,16 @@ def questions_table(
 ) -> Table:
     """Return the table of the scores of questions in files, and of the paired differences."""
     against = f"against {names[0]}, 95%"
-    columns = ("run", "metric", "score", against, "gained by memory", "tokens/s")
-    table = Table(label, columns, words=(0, 1))
+    columns = ("run", "metric", "score", against, "gained against", "tokens/s")
+    table = Table(label, columns, words=(0, 1, 4))
     scores = [_scores(r, result, 0) for r, result in zip(runs, results, strict=True)]
     for i, (name, result) in enumerate(zip(names, results, strict=True)):
-        gain = result.get("memory_gain")
         table.add_row(
             name,
             result["metric"],
             f"{result['score']:.1%}",
             _paired(scores[i], scores[0]) if i else "",
-            f"{gain[0]:+.1%}" if gain else "",
+            "; ".join(f"{name} {r['gain'][0]:+.1%}" for name, r in result["ablations"].items()),
             f"{result['tokens_per_second']:,.0f}",
         )
     return table

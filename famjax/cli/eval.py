@@ -55,8 +55,10 @@ class Arguments:
     """Questions about each document, which is read once: default 1, and all of those in files."""
     facts: str = ""
     """babilong: a file of bAbI with the facts, such as qa1_single-supporting-fact_test.txt."""
-    ablate: bool = False
-    """Documents with questions: answer also with the memory reset at every block."""
+    ablate: str = ""
+    """Documents with questions: answer also without a part of the memory. reset: the whole state at
+    every block; memory: FAM, or another memory, at its initial value; segments: no memory segments;
+    several separated by commas."""
     skip_broken: bool = False
     """Files with questions: leave out lines that cannot be read, and say how many."""
     shots: int | None = None
@@ -70,8 +72,8 @@ class Arguments:
     """Texts in windows: score only the last so many predictions of a window, default all. Windows
     overlap so that every token is scored once; of a document's first window all are."""
     words: int | None = None
-    """Texts: their number of words, as it is published, for the perplexity of a word. Default: those
-    between white space are counted."""
+    """Texts: their number of words, as it is published, for the perplexity of a word. Default: what
+    is between white space is counted."""
     batch: int = 8
     """Batch size, in documents or windows."""
     json: bool = False
@@ -107,6 +109,7 @@ def evaluate(
     """Return all results: run, step, memory, and of each `Task.group` a list, or passkey's rows."""
     runtime.setup()
     from famjax.convert.open import open_model
+    from famjax.eval.ablations import parse_ablations
     from famjax.eval.memory import memory_report
     from famjax.tasks import TASKS
     from famjax.tasks.parse import HOLDOUT
@@ -140,7 +143,7 @@ def evaluate(
             arguments.words,
             arguments.questions,
             arguments.facts,
-            arguments.ablate,
+            parse_ablations(arguments.ablate),
             folder,
             shots=arguments.shots,
             chat=arguments.chat,

@@ -13,6 +13,12 @@ _NEGATIVE = (
     "gained by memory is negative where the memory makes predictions worse than a reset at every "
     "block: usual early in training, and for texts unlike the training data, or longer"
 )
+# what a run is compared with, by ablation
+ABLATED = {
+    "reset": "a reset at every block",
+    "memory": "the memory at its initial value",
+    "segments": "no memory segments",
+}
 _UNIGRAM = (
     "unigram: the token frequencies of this text, the best prediction without context; uniform: "
     "equal probabilities for the vocabulary"
@@ -46,11 +52,14 @@ def result_tables(group: str, result: Any) -> list[Table | str]:
     if group == "toy":
         return [toy_table(result)]
     if group == "long":
-        ablation = [ablation_table(result)] if "memory_gain" in result["rows"][0] else []
-        return [long_table(result), _effective(result["effective_length"]), *ablation]
+        ablations = [
+            ablation_table(result, name) for name in result["rows"][0].get("ablations", {})
+        ]
+        return [long_table(result), _effective(result["effective_length"]), *ablations]
     if group == "text":
         negative = [_NEGATIVE] if _has_negative_gain(result) else []
-        return [text_table(result), _words(result), _UNIGRAM, position_table(result), *negative]
+        words = [_words(result)] if "words" in result else []
+        return [text_table(result), *words, _UNIGRAM, position_table(result), *negative]
     if group == "questions":
         return [questions_table(result), questions_note(result), octaves_table(result)]
     if group == "lm_eval":
@@ -77,12 +86,11 @@ def questions_table(result: dict[str, Any]) -> Table:
     for name, score in result["scores"].items():
         if name != result["metric"]:
             table.add_row("", "", "", name, f"{score:.1%}", "", "")
-    if "memory_gain" in result:
-        gain, low, high = result["memory_gain"]
-        score = f"{result['score_without_memory']:.1%}"
-        table.add_row("", "", "", "reset at every block", score, "", "")
+    for name, ablated in result["ablations"].items():
+        gain, low, high = ablated["gain"]
+        table.add_row("", "", "", f"{ABLATED[name]}", f"{ablated['score']:.1%}", "", "")
         ends = f"{100 * low:+.1f} to {100 * high:+.1f}"
-        table.add_row("", "", "", "gained by memory", f"{gain:+.1%}", ends, "")
+        table.add_row("", "", "", "gained", f"{gain:+.1%}", ends, "")
     return table
 
 
@@ -216,18 +224,18 @@ def long_table(long: dict[str, Any]) -> Table:
     return table
 
 
-def ablation_table(long: dict[str, Any]) -> Table:
-    """Return the table of what the memory is worth."""
+def ablation_table(long: dict[str, Any], name: str) -> Table:
+    """Return the table of what a part of the memory is worth."""
     table = Table(
-        f"{long['task']}: gained by memory, against a reset at every block",
-        ("tokens", "updates", "reset", "with memory", "gained", "95%"),
+        f"{long['task']}: gained against {ABLATED[name]}",
+        ("tokens", "updates", "score without", "score with", "gained", "95%"),
     )
     for row in long["rows"]:
-        gain, low, high = row["memory_gain"]
+        gain, low, high = row["ablations"][name]["gain"]
         table.add_row(
             f"{row['length']:,}",
             f"{row['updates']:,}",
-            f"{row['score_without_memory']:.1%}",
+            f"{row['ablations'][name]['score']:.1%}",
             f"{row['score']:.1%}",
             f"{gain:+.1%}",
             f"{100 * low:+.0f} to {100 * high:+.0f}",

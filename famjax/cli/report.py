@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from famjax.cli.eval import REPORT, figures, read_report
-from famjax.cli.eval_output import result_tables
+from famjax.cli.eval_output import ABLATED, result_tables
 from famjax.cli.main import parse
 from famjax.core.errors import UserError, nearest_path
 from famjax.core.paths import expanded
-from famjax.eval.examples import digest, read_lines
+from famjax.eval.examples import check_lines, digest, read_lines
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -87,6 +87,7 @@ def read_examples(run: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
     settings, lines = read_lines(file)
     if digest(settings) != result["settings"]:
         return []
+    check_lines(file, lines)
     # questions of files have no length that was asked for
     lengths = {row.get("length", 0) for row in result["rows"]}
     return [line for line in lines if "output" in line and line["length"] in lengths]
@@ -151,9 +152,8 @@ def _examples(examples: list[dict[str, Any]], result: dict[str, Any]) -> Iterato
             "answer": example["output"],
             "should have": ", ".join(example["references"]),
         }
-        if example["output_without_memory"] is not None:
-            without = example["output_without_memory"]
-            fields["answer with the memory reset at every block"] = without
+        for name, ablated in example["ablated"].items():
+            fields[f"answer with {ABLATED[name]}"] = ablated["output"]
         listed = "".join(
             f"<dt>{name}</dt><dd>{html.escape(text)}</dd>" for name, text in fields.items()
         )

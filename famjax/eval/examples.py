@@ -5,12 +5,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import MISSING, asdict, dataclass, fields
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from famjax.core.errors import UserError
 from famjax.core.json_files import RUN_AGAIN, parse_json, read_whole
+from famjax.eval.intervals import mean_interval
 
 
 @dataclass
@@ -28,7 +32,7 @@ class Example:
       score: the share of references in it.
       cut: the output has its most tokens, and not the full score.
       scores: by metric, of questions in files.
-      output_without_memory, score_without_memory: with the memory reset at every block.
+      ablated: by the name of the ablation (`famjax.eval.ablations`), its output and score.
     """
 
     length: int
@@ -41,9 +45,8 @@ class Example:
     output: str
     score: float
     cut: bool
-    output_without_memory: str | None = None
-    score_without_memory: float | None = None
-    scores: dict[str, float] | None = None
+    scores: dict[str, float] = field(default_factory=dict)
+    ablated: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
 def examples_name(task: str, files: str, facts: str) -> str:
@@ -69,18 +72,44 @@ def read_lines(file: Path) -> tuple[Any, list[dict[str, Any]]]:
     Raises:
       UserError: it is damaged.
     """
-    known = {field.name for field in fields(Example)}
-    needed = {field.name for field in fields(Example) if field.default is MISSING}
-    times = {"length", "first", "tokens", "read", "answer"}
     try:
         settings, *lines = map(parse_json, read_whole(file, RUN_AGAIN).decode().splitlines())
-        for line in lines:
-            names = set(line) if isinstance(line, dict) else set()
-            if names != times and not needed <= names <= known:
-                raise ValueError("a line that is no example")
+        if not all(isinstance(line, dict) for line in lines):
+            raise ValueError("a line that is no example")
     except ValueError as error:
         raise UserError(f"{file}: damaged ({error}); {RUN_AGAIN}") from None
     return settings, lines
+
+
+def check_lines(file: Path, lines: list[dict[str, Any]]) -> None:
+    """Raise a `UserError` if a line is neither an example nor the times of a batch."""
+    example = {field.name for field in fields(Example)}
+    times = {"length", "first", "tokens", "read", "answer"}
+    if any(set(line) not in (example, times) for line in lines):
+        raise UserError(f"{file}: damaged (a line that is no example); {RUN_AGAIN}")
+
+
+def document_means(examples: Sequence[Example], values: Sequence[float]) -> np.ndarray:
+    """Return the mean of the values of each document's examples, [documents]."""
+    groups: dict[int, list[float]] = {}
+    for example, value in zip(examples, values, strict=True):
+        groups.setdefault(example.document, []).append(value)
+    return np.array([np.mean(group) for group in groups.values()])
+
+
+def ablation_scores(examples: Sequence[Example]) -> dict[str, dict[str, Any]]:
+    """Return score, and gain: by how much the run as it is is better, of each ablation.
+
+    The gain is the mean of the paired differences and its 95% interval, over documents.
+    """
+    found = {}
+    for name in examples[0].ablated:
+        scores = [float(example.ablated[name]["score"]) for example in examples]
+        gains = [example.score - score for example, score in zip(examples, scores, strict=True)]
+        mean, *ends = mean_interval(document_means(examples, gains))
+        gain = [mean, *np.clip(ends, -1, 1).tolist()]
+        found[name] = {"score": float(np.mean(scores)), "gain": gain}
+    return found
 
 
 class Examples:
@@ -108,6 +137,7 @@ class Examples:
         settings, lines = read_lines(file)
         if settings != self._settings:
             return
+        check_lines(file, lines)
         for line in lines:
             if "answer" in line:
                 self._times[line["length"], line["first"]] = line

@@ -1,13 +1,13 @@
 """Lanes at different places of different documents: nothing waits for the longest document.
 
-A lane reads whole chunks of a document, then begins the next one. What is left of a document,
-less than a chunk, is read with the questions about it, by lanes that continue from its state.
+A lane reads the whole blocks of a document, then begins the next one. What is left, less than a
+block, is read with the questions about it, by lanes that continue from the document's state.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import jax
@@ -15,7 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from famjax.core.types import Array, Context, State
-from famjax.eval.streaming import CHUNK, Streamer
+from famjax.eval.ablations import ablated_leaves, restore_lanes
+from famjax.eval.streaming import CHUNK, Streamer, rechunk
 from famjax.models.language_model import LanguageModel
 from famjax.parallel.sharding import is_axes
 
@@ -40,20 +41,38 @@ class LaneStream(Streamer):
 
     Args:
       model, batch, chunk: as in `Streamer`.
-      reset_every: as in `Streamer`, counted from the beginning of each lane's document.
+      ablation: one of `ABLATIONS`; "" is none.
 
     Attributes:
       positions: [b], tokens that each lane has read of its document.
+      chunk: tokens of a call.
+
+    Raises:
+      UserError: a size that does not fit the model, or it has no part that could be taken away.
     """
 
     def __init__(
-        self, model: LanguageModel, batch: int, chunk: int, reset_every: int | None = None
+        self,
+        model: LanguageModel,
+        batch: int,
+        chunk: int | None = None,
+        ablation: str = "",
+        update: int | None = None,
     ):
-        super().__init__(model, batch, chunk, reset_every)
-        self.positions = np.zeros(batch, np.int64)
         # the axis of each array of the state that is the lanes'
         axes = jax.tree.leaves(model.state_axes(), is_leaf=is_axes)
         self._axes = tuple(names.index("batch") for names in axes)
+        self._taken: tuple[bool, ...] | None = None
+        if ablation in ("memory", "segments"):
+            self._taken = ablated_leaves(model, ablation)
+        reset = (update or model.block_len) if ablation == "reset" else None
+        super().__init__(model, batch, chunk, reset)
+
+    def _start(self, batch: int) -> None:
+        super()._start(batch)
+        self.positions = np.zeros(batch, np.int64)
+        # what calls do not donate
+        self._initial = None if self._taken is None else jax.tree.map(jnp.copy, self._memory)
 
     def read_lanes(self, tokens: np.ndarray, sizes: np.ndarray, starts: np.ndarray) -> None:
         """Read the first `sizes` [b] of tokens [b n*block]; asynchronous.
@@ -64,39 +83,57 @@ class LaneStream(Streamer):
         Args:
           starts: [b] bool, a document begins.
         """
-        ctx = self._begin(tokens, sizes, starts)
-        self._call(tokens, None, ctx, np.maximum(sizes - 1, 0))
-        self.positions += sizes
+        found: Array | None = None
+        for piece, count, begin in self._pieces(tokens, sizes, starts):
+            ctx = self._begin(piece, count, begin)
+            self._call(piece, None, ctx, np.maximum(count - 1, 0))
+            self.positions += count
+            reading = jnp.asarray(count > 0)[:, None]
+            found = self.logits if found is None else jnp.where(reading, self.logits, found)
+        self._logits = found
 
-    def skim_lanes(self, tokens: np.ndarray, reading: np.ndarray, starts: np.ndarray) -> None:
-        """Read a chunk [b chunk] in the lanes that are `reading` [b], without logits; asynchronous.
-
-        Args:
-          starts: [b] bool, a document begins.
-        """
-        sizes = np.where(reading, self.chunk, 0)
-        ctx = self._begin(tokens, sizes, starts)
-        self._wait()
-        ready, self._memory = self._functions.skim(
-            self._params, self._memory, jnp.asarray(tokens, jnp.int32), ctx
-        )
-        self._in_flight.append(ready)
-        self.positions += sizes
+    def skim_lanes(self, tokens: np.ndarray, sizes: np.ndarray, starts: np.ndarray) -> None:
+        """As `read_lanes`, without logits; asynchronous."""
+        for piece, count, begin in self._pieces(tokens, sizes, starts):
+            ctx = self._begin(piece, count, begin)
+            self._wait()
+            ready, self._memory = self._functions.skim(
+                self._params, self._memory, jnp.asarray(piece, jnp.int32), ctx
+            )
+            self._in_flight.append(ready)
+            self.positions += count
 
     def losses_lanes(
         self, tokens: np.ndarray, targets: np.ndarray, sizes: np.ndarray
-    ) -> tuple[Array, Array]:
+    ) -> tuple[np.ndarray, np.ndarray]:
         """As `read_lanes`, and return nll and correct of the targets, [b n*block] each."""
-        ctx = self._begin(tokens, sizes, np.zeros(self.batch, bool))
-        nll, correct = self._call(tokens, targets, ctx, tokens.shape[1] - 1)
-        self.positions += sizes
-        return nll, correct
+        nll, correct, at = [], [], 0
+        for piece, count, begin in self._pieces(tokens, sizes, np.zeros(self.batch, bool)):
+            ctx, width = self._begin(piece, count, begin), piece.shape[1]
+            scores = self._call(piece, targets[:, at : at + width], ctx, width - 1)
+            self.positions += count
+            nll.append(scores[0])
+            correct.append(scores[1])
+            at += width
+        nll, correct = jax.device_get((nll, correct))
+        return np.concatenate(nll, 1), np.concatenate(correct, 1)
+
+    def _pieces(
+        self, tokens: np.ndarray, sizes: np.ndarray, starts: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield tokens, sizes and starts of each call: of one, or of blocks between which a part
+        of the state is taken away."""
+        width = tokens.shape[1] if self._taken is None else self.block
+        for at in range(0, tokens.shape[1], width):
+            count = np.clip(sizes - at, 0, width)
+            yield tokens[:, at : at + width], count, starts if at == 0 else np.zeros_like(starts)
 
     def _begin(self, tokens: np.ndarray, sizes: np.ndarray, starts: np.ndarray) -> Context:
         """Return the masks of a call of whole blocks."""
         if (self.positions[(sizes > 0) & ~starts] % self.block).any():
             raise ValueError("a lane is not at the beginning of a block")
         self.positions[starts] = 0
+        self._take_away(sizes > 0)
         index = np.arange(tokens.shape[1])
         valid = index < sizes[:, None]
         reset = self._lane_resets(index) & valid
@@ -105,9 +142,19 @@ class LaneStream(Streamer):
 
     def step_lanes(self, tokens: np.ndarray) -> None:
         """Read one token per lane [b 1]; asynchronous."""
+        self._take_away(self.positions % self.block == 0)
         reset = jnp.asarray(self._lane_resets(np.zeros(1, int)))
         self._step(tokens, None, Context(reset))
         self.positions += 1
+
+    def _take_away(self, lanes: np.ndarray) -> None:
+        """Restore the ablated part of the state of `lanes` [b], which are at a block's start."""
+        if self._taken is None or not lanes.any():
+            return
+        leaves, tree = jax.tree.flatten(self._memory)
+        initial = jax.tree.leaves(self._initial)
+        restored = _restore(leaves, initial, jnp.asarray(lanes), self._axes, self._taken)
+        self._memory = jax.tree.unflatten(tree, restored)
 
     def _lane_resets(self, index: np.ndarray) -> np.ndarray:
         """Return the reset mask [b t] of tokens at `index` [t] after the lanes' positions."""
@@ -149,6 +196,9 @@ def _join_lanes(lanes: list[list[Array]], axes: tuple[int, ...]) -> list[Array]:
     return [jnp.concatenate(parts, axis) for *parts, axis in zip(*lanes, axes, strict=True)]
 
 
+_restore = jax.jit(restore_lanes, static_argnums=(3, 4))
+
+
 class LanePlan(NamedTuple):
     """How documents are read.
 
@@ -167,76 +217,127 @@ def plan_lanes(sizes: Sequence[int], batch: int, block: int) -> LanePlan:
     """Return the largest plan with little padding, else that with the least.
 
     Args:
-      sizes: tokens of the documents.
+      sizes: tokens of the documents, of which whole blocks are read.
       batch: most lanes.
       block: of the model; chunks are multiples of it.
     """
     plans = []
+    read = sum(size // block * block for size in sizes)
     chunk = max(CHUNK // block, 1) * block
     while chunk:
+        calls = [-(-(size // block * block) // chunk) for size in sizes]
         for lanes in range(min(batch, len(sizes)), 0, -1):
-            calls = _count_calls([size // chunk for size in sizes], lanes)
-            read = sum(size // chunk for size in sizes) * chunk
-            computed = calls * lanes * chunk
+            computed = _count_calls(calls, lanes) * lanes * chunk
             plans.append(LanePlan(lanes, chunk, 1 - read / computed if computed else 0.0))
         chunk = chunk // block // 2 * block
-    # what is no whole chunk is read more slowly
     least = max(min(plan.padding for plan in plans), MOST_PADDING)
     return max(
         (plan for plan in plans if plan.padding <= least),
-        key=lambda plan: (_whole(sizes, plan.chunk) >= 0.5, plan.lanes * plan.chunk),
+        key=lambda plan: (plan.lanes * plan.chunk, plan.lanes),
     )
 
 
-def _whole(sizes: Sequence[int], chunk: int) -> float:
-    """Return the share of the tokens that are in whole chunks."""
-    return sum(size // chunk * chunk for size in sizes) / max(sum(sizes), 1)
-
-
-def _count_calls(chunks: Sequence[int], lanes: int) -> int:
+def _count_calls(calls: Sequence[int], lanes: int) -> int:
     """Return the calls if each document goes to the first free lane, long ones first."""
     loads = [0] * lanes
-    for count in sorted(chunks, reverse=True):
+    for count in sorted(calls, reverse=True):
         loads[loads.index(min(loads))] += count
     return max(loads)
 
 
+class ReadDocument(NamedTuple):
+    """A document that was read up to its last whole block.
+
+    Attributes:
+      number: of it.
+      state: after its whole blocks.
+      left: [n], its tokens after them, fewer than a block.
+    """
+
+    number: int
+    state: LaneState
+    left: np.ndarray
+
+
 def read_documents(
     stream: LaneStream,
-    sizes: Sequence[int],
-    encode: Callable[[int], np.ndarray],
+    numbers: Iterable[int],
+    open_document: Callable[[int], Iterable[np.ndarray]],
     advance: Callable[[int], None] = lambda tokens: None,
-) -> Iterator[tuple[int, LaneState, np.ndarray]]:
-    """Read the whole chunks of documents, and yield each with its state and the tokens left.
+) -> Iterator[ReadDocument]:
+    """Read documents up to their last whole blocks; yield each when it is read.
 
     Args:
       stream: in its initial state.
-      sizes: tokens of the documents, with bos.
-      encode: returns the tokens [n] of a document.
+      numbers: of the documents; each goes to the first free lane, so long ones should come first.
+      open_document: returns the tokens of a document, from bos on, in pieces [n].
       advance: counts tokens that were read.
     """
-    chunk, lanes = stream.chunk, stream.batch
-    order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
-    empty = stream.lane(0)
-    waiting = [i for i in order if sizes[i] >= chunk]
-    current: dict[int, tuple[int, np.ndarray]] = {}
-    while waiting or current:
-        free = [lane for lane in range(lanes) if lane not in current][: len(waiting)]
-        for lane in free:
-            number = waiting.pop(0)
-            current[lane] = (number, encode(number))
-        starts = np.isin(np.arange(lanes), free)
-        at = np.where(starts, 0, stream.positions)
-        rows = np.zeros((lanes, chunk), np.int32)
-        for lane, (_, tokens) in current.items():
-            rows[lane] = tokens[at[lane] : at[lane] + chunk]
-        stream.skim_lanes(rows, np.isin(np.arange(lanes), list(current)), starts)
-        advance(len(current) * chunk)
-        for lane, (number, tokens) in list(current.items()):
-            left = tokens[stream.positions[lane] :]
-            if len(left) < chunk:
-                yield number, stream.lane(lane), left
-                del current[lane]
-    for number in order:
-        if sizes[number] < chunk:
-            yield number, empty, encode(number)
+    empty, waiting = stream.lane(0), iter(numbers)
+    lanes: list[_Lane | None] = [None] * stream.batch
+    while True:
+        starts = np.zeros(stream.batch, bool)
+        for i in range(stream.batch):
+            while (lane := lanes[i]) is None or lane.is_read:
+                if lane is not None:
+                    # of less than a block nothing is read
+                    state = stream.lane(i) if lane.has_begun else empty
+                    yield ReadDocument(lane.number, state, lane.left)
+                number = next(waiting, None)
+                lanes[i] = lane = None if number is None else _Lane(number, stream, open_document)
+                if lane is None:
+                    break
+                starts[i] = True
+        reading = [lane for lane in lanes if lane is not None]
+        if not reading:
+            return
+        rows = np.zeros((stream.batch, stream.chunk), np.int32)
+        sizes = np.zeros(stream.batch, np.int64)
+        for i, lane in enumerate(lanes):
+            if lane is not None:
+                piece = lane.take()
+                rows[i, : len(piece)], sizes[i] = piece, len(piece)
+        stream.skim_lanes(rows, sizes, starts)
+        advance(int(sizes.sum()))
+
+
+class _Lane:
+    """What a lane reads of a document.
+
+    Attributes:
+      number: of the document.
+      has_begun: something was read.
+      left: [n], the tokens after the whole blocks, once all of them are read.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        stream: LaneStream,
+        open_document: Callable[[int], Iterable[np.ndarray]],
+    ):
+        self.number, self.has_begun = number, False
+        self._block = stream.block
+        self._pieces = rechunk(open_document(number), stream.chunk)
+        self._next()
+
+    def _next(self) -> None:
+        piece = next(self._pieces, np.zeros(0, np.int32))
+        whole = len(piece) // self._block * self._block
+        self._piece, self.left = piece[:whole], piece[whole:]
+
+    @property
+    def is_read(self) -> bool:
+        """Whether no whole block is left."""
+        return len(self._piece) == 0
+
+    def take(self) -> np.ndarray:
+        """Return the tokens of the next call, [n]."""
+        piece, left = self._piece, self.left
+        self.has_begun = True
+        # only a document's last piece has tokens after its whole blocks
+        if len(left):
+            self._piece = piece[:0]
+        else:
+            self._next()
+        return piece

@@ -16,11 +16,22 @@ from typing import Any
 import numpy as np
 
 from famjax.core.errors import UserError
-from famjax.eval.examples import Example, Examples, digest, examples_name, weights_version
+from famjax.eval.ablated_reading import AblatedReading
+from famjax.eval.examples import (
+    Example,
+    Examples,
+    ablation_scores,
+    digest,
+    document_means,
+    examples_name,
+    weights_version,
+)
 from famjax.eval.intervals import mean_interval
+from famjax.eval.lane_answers import answer_prompts
+from famjax.eval.lane_stream import ReadDocument
 from famjax.eval.memory import memory_report, update_tokens
 from famjax.eval.progress import TokenProgress
-from famjax.eval.streaming import Streamer, check_capacity, rechunk
+from famjax.eval.streaming import check_capacity
 from famjax.tasks import TASKS
 from famjax.tasks.long.document import Document, LongTask, Question
 from famjax.tasks.task import Request
@@ -70,7 +81,7 @@ def evaluate_long(
     questions: int = 1,
     files: str = "",
     facts: str = "",
-    ablate: bool = False,
+    ablate: Sequence[str] = (),
     quiet: bool = False,
     folder: Path | None = None,
 ) -> dict[str, Any]:
@@ -87,7 +98,7 @@ def evaluate_long(
       questions: asked of each document.
       files: filler of a task that has files, as `data.files`; "" is Python's standard library.
       facts: file of the facts of a task that has them, as `data.long.facts`.
-      ablate: answer also with the memory reset at every block, of the same documents.
+      ablate: answer also with these ablations (`famjax.eval.ablations`), of the same documents.
       quiet: no progress.
       folder: keeps every example in a file of JSON lines; a later call with equal arguments
         continues. With other lengths, too, what is there is kept.
@@ -96,15 +107,16 @@ def evaluate_long(
       task, source, files, facts, examples (the name of the file), settings (what identifies its
       examples), effective_length (of RULER's and NoLiMa's rule), and rows, one for each length:
       length, examples (answers), score (their mean), interval (95%, a bootstrap over documents),
-      score_without_memory and memory_gain (mean and 95% interval of the paired difference) of
-      `ablate`, by_depth (of each fifth of the document, None where nothing was asked), cut (answers
+      ablations (see `famjax.eval.examples.ablation_scores`), by_depth (of each fifth of the
+      document, None where nothing was asked), cut (answers
       at their most tokens without the full score), updates (blocks of a document), seconds,
       tokens_per_second (of reading), answer_seconds (of one question to a batch), state_bytes (of a
       document), peak_bytes (of the process so far).
 
     Raises:
-      UserError: a length is too short, or exceeds full attention's KV cache, the tokenizer cannot
-        express an answer, the task has fewer questions, or the file is damaged.
+      UserError: there is nothing to ablate, a length is too short, or exceeds full attention's KV
+        cache, the tokenizer cannot express an answer, the task has fewer questions, or
+        the file is damaged.
     """
     task = find_task(name)
     if files and not task.has_files:
@@ -116,10 +128,8 @@ def evaluate_long(
         return task.evaluated_document(run.tokenizer, length, number, examples, material)
 
     _check(run, name, document, lengths, examples, questions)
-    streamer = Streamer(run.model, min(batch, examples))
-    streamers = [streamer]
-    if ablate:
-        streamers.append(Streamer(run.model, streamer.batch, reset_every=update_tokens(run.config)))
+    batch = min(batch, examples)
+    reading = AblatedReading(run, batch, batch, ablations=ablate)
     settings = {
         "run": repr(run.config),
         "weights": None if folder is None else weights_version(folder.parent, run.step),
@@ -130,35 +140,28 @@ def evaluate_long(
         "examples": examples,
         "batch": batch,
         "questions": questions,
-        "ablate": ablate,
+        "ablate": list(ablate),
     }
     file_name = examples_name(name, files, facts)
     store = Examples(None if folder is None else folder / file_name, settings)
     groups = [
-        (length, range(first, min(first + streamer.batch, examples)))
+        (length, range(first, min(first + batch, examples)))
         for length in lengths
-        for first in range(0, examples, streamer.batch)
+        for first in range(0, examples, batch)
     ]
     left = [group for group in groups if not store.has(group)]
-    with TokenProgress(name, sum(n * streamer.batch for n, _ in left), quiet) as progress:
+    total = sum(n * len(numbers) for n, numbers in left) * len(reading.names)
+    with TokenProgress(name, total, quiet) as progress:
         if left:
             with progress.compiling():
-                for each in streamers:
-                    _warm_up(each)
+                reading.warm_up()
         for length, numbers in left:
-            # the last batch is padded with the first documents, to keep the compiled shape
-            padded = [*numbers, *range(streamer.batch - len(numbers))]
-            documents = [document(length, number) for number in padded]
-            found, times = _ask(run, streamers, documents, questions, progress)
-            kept = [
-                Example(length, number, **row)
-                for number, answers in zip(numbers, found, strict=False)
-                for row in answers
-            ]
+            documents = {number: document(length, number) for number in numbers}
+            found, times = _ask(run, reading, documents, questions, progress)
+            kept = [Example(length=length, **row) for row in found]
             store.add((length, numbers), kept, times)
     rows = [
-        _row(run, length, *store.of_length(length), streamer.state_bytes() // streamer.batch)
-        for length in lengths
+        _row(run, length, *store.of_length(length), reading.state_bytes()) for length in lengths
     ]
     return {
         "task": name,
@@ -238,121 +241,80 @@ def _check(
             raise UserError(f"--questions {questions}: a document of {name} has {known}")
 
 
-def _warm_up(streamer: Streamer) -> None:
-    """Compile what reads and answers, so that it is not timed."""
-    streamer.warm_up()
-    stream, token = streamer.new_stream(), np.zeros((streamer.batch, 1), np.int32)
-    stream.read(token)
-    stream.step(token)
-
-
 def _ask(
     run: Run,
-    streamers: list[Streamer],
-    documents: list[Document],
+    reading: AblatedReading,
+    documents: dict[int, Document],
     questions: int,
     progress: TokenProgress,
-) -> tuple[list[list[dict[str, Any]]], dict[str, Any]]:
-    """Read a batch of documents and answer their questions; return the fields of each `Example`.
-
-    The first streamer reads all of them. The second one, if there is one, is reset at every block,
-    so that the last tokens are all that it needs to read.
-    """
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Read documents side by side and answer their questions; return the fields of `Example`s."""
+    reading.seconds = 0.0
+    found = list(reading.read(list(documents), lambda n: documents[n].tokens(), progress.advance))
+    # in the order of their numbers, whichever was read first
+    found.sort(key=lambda each: each[""].number)
     begin = time.perf_counter()
-    stream = streamers[0].new_stream()
-    last = _skim(stream, documents, progress)
-    sizes = [stream.tokens + len(tokens) for tokens in last]
-    streams = [stream, *(streamer.new_stream() for streamer in streamers[1:])]
-    # of documents of unequal lengths, what all have is read once
-    common = min(map(len, last))
-    for each in streams:
-        each.read(np.stack([tokens[:common] for tokens in last]))
-    stream.wait()
-    progress.advance(stream.batch * common)
-    read = time.perf_counter()
-    found: list[list[dict[str, Any]]] = [[] for _ in documents]
-    for number in range(questions):
-        asked = [document.content.questions[number] for document in documents]
-        prompts = [
-            np.concatenate([tokens[common:], document.questions[number]])
-            for tokens, document in zip(last, documents, strict=True)
-        ]
-        most = [document.most_written for document in documents]
-        outputs = [answer(run, each.copy(), prompts, asked, most) for each in streams]
-        for i, ((text, cut), *without_memory) in enumerate(zip(*outputs, strict=True)):
-            row = {
-                "question": number,
-                "tokens": sizes[i],
-                "depth": max((documents[i].depths[fact] for fact in asked[i].facts), default=None),
-                "prompt": asked[i].text,
-                "references": list(asked[i].references),
-                "output": text,
-                "score": score(text, asked[i]),
-                "cut": cut,
-            }
-            for output, _ in without_memory:
-                row["output_without_memory"] = output
-                row["score_without_memory"] = score(output, asked[i])
-            found[i].append(row)
-    answering = (time.perf_counter() - read) / questions / len(streams)
-    times = {"tokens": sum(sizes), "read": read - begin, "answer": answering}
-    return found, times
+    rows = []
+    for question in range(questions):
+        asked = [documents[each[""].number].content.questions[question] for each in found]
+        outputs = {
+            name: _answer(run, reading, name, found, documents, question) for name in reading.names
+        }
+        for i, each in enumerate(found):
+            document = documents[each[""].number]
+            (text, cut), *others = (outputs[name][i] for name in reading.names)
+            ablated = zip(reading.names[1:], others, strict=True)
+            rows.append(
+                {
+                    "document": each[""].number,
+                    "question": question,
+                    "tokens": each[""].state.tokens + len(each[""].left),
+                    "depth": max((document.depths[fact] for fact in asked[i].facts), default=None),
+                    "prompt": asked[i].text,
+                    "references": list(asked[i].references),
+                    "output": text,
+                    "score": score(text, asked[i]),
+                    "cut": cut,
+                    "ablated": {
+                        name: {"output": other, "score": score(other, asked[i])}
+                        for name, (other, _) in ablated
+                    },
+                }
+            )
+    tokens = sum(each[""].state.tokens + len(each[""].left) for each in found)
+    answering = (time.perf_counter() - begin) / questions / len(reading.names)
+    return rows, {"tokens": tokens, "read": reading.seconds, "answer": answering}
 
 
-def _skim(stream: Streamer, documents: list[Document], progress: TokenProgress) -> list[np.ndarray]:
-    """Read the chunks that all documents have; return what is left of each, [n]."""
-    pieces = [rechunk(document.tokens(), stream.chunk) for document in documents]
-    while True:
-        heads = [next(piece, np.zeros(0, np.int32)) for piece in pieces]
-        if min(map(len, heads)) < stream.chunk:
-            return [
-                np.concatenate([head, *piece]) for head, piece in zip(heads, pieces, strict=True)
-            ]
-        stream.skim(np.stack(heads))
-        progress.advance(stream.batch * stream.chunk)
-
-
-def answer(
+def _answer(
     run: Run,
-    stream: Streamer,
-    prompts: Sequence[np.ndarray],
-    questions: Sequence[Question],
-    most: Sequence[int],
+    reading: AblatedReading,
+    name: str,
+    found: Sequence[dict[str, ReadDocument]],
+    documents: dict[int, Document],
+    question: int,
 ) -> list[tuple[str, bool]]:
-    """Read a prompt [n] in each lane, of any length, and continue it greedily.
+    """Return the answer of each document to its question, and whether it was cut, by an ablation.
 
-    A lane that is through with its prompt generates while others still read theirs. It ends with a
-    stop token, when its score is settled, or after the lane's `most` tokens.
-
-    Returns:
-      for each lane the text, and whether it ended after `most` tokens without a full score.
+    An answer ends with a stop token, when its score is settled, or at its most tokens, without a
+    full score then.
     """
-    common = min(map(len, prompts))
-    stream.read(np.stack([prompt[:common] for prompt in prompts]))
-    vocabulary, stops = run.tokenizer.vocab_size, set(run.tokenizer.stop_ids)
-    waiting = [prompt[common:].tolist()[::-1] for prompt in prompts]
-    written: list[list[int]] = [[] for _ in prompts]
-    ended: dict[int, tuple[str, bool]] = {}
-
-    def write(lane: int, token: int) -> None:
-        if token not in stops:
-            written[lane].append(token)
-        text = run.tokenizer.decode(written[lane])
-        done = token in stops or _is_settled(text, questions[lane])
-        if done or len(written[lane]) == most[lane]:
-            ended[lane] = text, not done and score(text, questions[lane]) < 1
-
-    while True:
-        likeliest = np.asarray(stream.logits)[:, :vocabulary].argmax(-1).tolist()
-        tokens = []
-        for lane, rest in enumerate(waiting):
-            if not rest and lane not in ended:
-                write(lane, likeliest[lane])
-            tokens.append(rest.pop() if rest else likeliest[lane])
-        if len(ended) == len(prompts):
-            break
-        stream.step(np.array(tokens, np.int32)[:, None])
-    return [ended[lane] for lane in range(len(prompts))]
+    asked = [documents[each[name].number].content.questions[question] for each in found]
+    answers = answer_prompts(
+        reading.answering[name],
+        run.tokenizer,
+        [each[name].state for each in found],
+        [
+            np.concatenate([each[name].left, documents[each[name].number].questions[question]])
+            for each in found
+        ],
+        [documents[each[name].number].most_written for each in found],
+        lambda lane, text: _is_settled(text, asked[lane]),
+    )
+    return [
+        (text, cut and score(text, which) < 1)
+        for (text, cut), which in zip(answers, asked, strict=True)
+    ]
 
 
 def _row(
@@ -360,9 +322,9 @@ def _row(
 ) -> dict[str, Any]:
     depths = np.array([_part(example.depth) for example in examples])
     scores = np.array([example.score for example in examples])
-    by_document = _by_document(examples, scores)
+    by_document = document_means(examples, scores.tolist())
     seconds = sum(time["read"] for time in times)
-    row = {
+    return {
         "length": length,
         "examples": len(examples),
         "score": float(scores.mean()),
@@ -372,6 +334,7 @@ def _row(
             for i in range(_DEPTHS)
         ],
         "cut": sum(example.cut for example in examples),
+        "ablations": ablation_scores(examples),
         "updates": length // update_tokens(run.config),
         "seconds": seconds,
         "tokens_per_second": sum(time["tokens"] for time in times) / seconds,
@@ -379,22 +342,8 @@ def _row(
         "state_bytes": state_bytes,
         "peak_bytes": memory_report()["peak_bytes"],
     }
-    without = [e.score_without_memory for e in examples if e.score_without_memory is not None]
-    if without:
-        row["score_without_memory"] = float(np.mean(without))
-        mean, *ends = mean_interval(_by_document(examples, scores - np.array(without)))
-        row["memory_gain"] = [mean, *np.clip(ends, -1, 1).tolist()]
-    return row
 
 
 def _part(depth: float | None) -> int:
     """Return the number of the part of a document; -1 is none."""
     return -1 if depth is None else min(int(depth * _DEPTHS), _DEPTHS - 1)
-
-
-def _by_document(examples: list[Example], values: np.ndarray) -> np.ndarray:
-    """Return the mean of the values of each document, [documents]."""
-    groups: dict[int, list[float]] = {}
-    for example, value in zip(examples, values, strict=True):
-        groups.setdefault(example.document, []).append(float(value))
-    return np.array([np.mean(group) for group in groups.values()])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -11,11 +11,20 @@ import jax
 import numpy as np
 
 from famjax.core.errors import UserError
+from famjax.eval.ablated_reading import AblatedReading
 from famjax.eval.answer_scores import check_metrics, score_answer
-from famjax.eval.examples import Example, Examples, digest, examples_name, weights_version
+from famjax.eval.examples import (
+    Example,
+    Examples,
+    ablation_scores,
+    digest,
+    document_means,
+    examples_name,
+    weights_version,
+)
 from famjax.eval.intervals import mean_interval
 from famjax.eval.lane_answers import answer_prompts, score_continuations
-from famjax.eval.lane_stream import LanePlan, LaneState, LaneStream, plan_lanes, read_documents
+from famjax.eval.lane_stream import LanePlan, ReadDocument, plan_lanes
 from famjax.eval.memory import memory_report, update_tokens
 from famjax.eval.progress import TokenProgress
 from famjax.tasks import TASKS
@@ -54,7 +63,7 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
       them), window; documents, questions, skipped (errors of lines that were left out), cut
       (answers at their most tokens), cut_documents (to the window); metric (the first), score (its
       mean), interval (95%, a bootstrap over documents), scores (the mean of each metric),
-      score_without_memory and memory_gain of `ablate`, as `famjax.eval.long.evaluate_long`; rows,
+      ablations (by name: score, gain, as `famjax.eval.examples.ablation_scores`); rows,
       one for each octave of document lengths: from, to, documents, questions, score; longest
       (tokens of a document), lanes, chunk, padding (share of the computed tokens of documents),
       tokens_per_second (of reading), answer_seconds (of a question), state_bytes (of a document).
@@ -79,7 +88,7 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
         else weights_version(request.folder.parent, run.step),
         "task": task.name,
         "documents": digest([list(document) for document in documents]),
-        "ablate": request.ablate,
+        "ablate": list(request.ablate),
         "window": request.window,
     }
     name = examples_name(task.name, request.files, "")
@@ -177,7 +186,7 @@ def _group(number: int) -> tuple[int, range]:
 
 
 def _plan(run: Run, work: Sequence[_Work], batch: int) -> LanePlan:
-    return plan_lanes([each.size for each in work], batch, update_tokens(run.config))
+    return plan_lanes([each.size for each in work], batch, run.model.block_len)
 
 
 # reading and answering --------------------------------------------------------------------------
@@ -189,18 +198,21 @@ class _Prompt(NamedTuple):
     Attributes:
       work: the document.
       question: its number.
-      state: after the document's whole chunks.
-      tokens: [n], the rest of the document and the question.
+      documents: the document, by the name of the ablation.
     """
 
     work: _Work
     question: int
-    state: LaneState
-    tokens: np.ndarray
+    documents: dict[str, ReadDocument]
 
     @property
     def asked(self) -> Asked:
         return self.work.document.questions[self.question]
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """[n], the rest of the document and the question."""
+        return np.concatenate([self.documents[""].left, self.work.prompts[self.question]])
 
 
 def _answer_all(
@@ -208,61 +220,61 @@ def _answer_all(
 ) -> None:
     """Read the documents, answer their questions, and store the examples."""
     plan = _plan(run, work, request.batch)
-    block = update_tokens(run.config)
-    streams = [LaneStream(run.model, plan.lanes, plan.chunk)]
-    questions = sum(len(each.prompts) for each in work)
-    answering = [LaneStream(run.model, min(request.batch, questions), plan.chunk)]
-    if request.ablate:
-        answering.append(LaneStream(run.model, answering[0].batch, plan.chunk, reset_every=block))
-    with TokenProgress(task.name, sum(each.size for each in work), request.quiet) as progress:
-        found = read_documents(
-            streams[0],
-            [each.size for each in work],
-            lambda i: _encode(run, work[i]),
+    answers = min(request.batch, sum(len(each.prompts) for each in work))
+    reading = AblatedReading(run, plan.lanes, answers, plan.chunk, request.ablate)
+    by_number = {each.number: each for each in work}
+    total = sum(each.size for each in work) * len(reading.names)
+    with TokenProgress(task.name, total, request.quiet) as progress:
+        with progress.compiling():
+            reading.warm_up()
+        found = reading.read(
+            [each.number for each in sorted(work, key=lambda each: -each.size)],
+            lambda number: [_encode(run, by_number[number])],
             progress.advance,
         )
-        for group in _groups(found, _TOGETHER * plan.lanes):
-            read = group.seconds / len(group.documents)
+        while group := list(islice(found, _TOGETHER * plan.lanes)):
+            read, reading.seconds = reading.seconds / len(group), 0.0
             begin = time.perf_counter()
             prompts = [
-                _Prompt(work[i], n, state, np.concatenate([rest, prompt]))
-                for i, state, rest in group.documents
-                for n, prompt in enumerate(work[i].prompts)
+                _Prompt(by_number[documents[""].number], question, documents)
+                for documents in group
+                for question in range(len(by_number[documents[""].number].prompts))
             ]
-            outputs = [_answer(run, task, stream, prompts) for stream in answering]
-            answer = (time.perf_counter() - begin) / len(group.documents) / len(answering)
-            progress.advance(sum(len(rest) for _, _, rest in group.documents))
-            for i, *_ in group.documents:
+            outputs = {name: _answer(run, task, reading, name, prompts) for name in reading.names}
+            answer = (time.perf_counter() - begin) / len(group) / len(outputs)
+            for each in (by_number[documents[""].number] for documents in group):
                 rows = [
-                    _example(task, prompt, [each[j] for each in outputs])
+                    _example(prompt, {name: outputs[name][j] for name in outputs})
                     for j, prompt in enumerate(prompts)
-                    if prompt.work is work[i]
+                    if prompt.work is each
                 ]
-                times = {"tokens": work[i].size, "read": read, "answer": answer}
-                store.add(_group(work[i].number), rows, times)
+                store.add(
+                    _group(each.number), rows, {"tokens": each.size, "read": read, "answer": answer}
+                )
 
 
-class _Group(NamedTuple):
-    documents: list[tuple[int, LaneState, np.ndarray]]
-    seconds: float
+class _Output(NamedTuple):
+    """What was answered.
 
+    Attributes:
+      text: of it.
+      scores: by metric, the first is the score.
+      cut: it ended at its most tokens.
+    """
 
-def _groups(documents: Iterator[tuple[int, LaneState, np.ndarray]], count: int) -> Iterator[_Group]:
-    """Yield documents in groups of `count`, with the seconds that it took to read them."""
-    begin = time.perf_counter()
-    while group := list(islice(documents, count)):
-        jax.block_until_ready(group[-1][1].memory)
-        yield _Group(group, time.perf_counter() - begin)
-        begin = time.perf_counter()
+    text: str
+    scores: dict[str, float]
+    cut: bool = False
 
 
 def _answer(
-    run: Run, task: QuestionSet, stream: LaneStream, prompts: Sequence[_Prompt]
-) -> list[tuple[str, dict[str, float], bool]]:
-    """Return the output of each prompt, its scores, and whether it was cut."""
+    run: Run, task: QuestionSet, reading: AblatedReading, name: str, prompts: Sequence[_Prompt]
+) -> list[_Output]:
+    """Return what is answered to each prompt with an ablation."""
     if _is_ranked(task):
-        return _rank(run, task, stream, prompts)
-    found: dict[int, tuple[str, dict[str, float], bool]] = {}
+        return _rank(run, task, reading, name, prompts)
+    stream = reading.answering[name]
+    found: dict[int, _Output] = {}
     for numbers in _batches(prompts, stream.batch):
         together = [prompts[i] for i in numbers]
 
@@ -273,19 +285,25 @@ def _answer(
         outputs = answer_prompts(
             stream,
             run.tokenizer,
-            [prompt.state for prompt in together],
+            [prompt.documents[name].state for prompt in together],
             [prompt.tokens for prompt in together],
             [task.answer_tokens] * len(together),
             is_done,
         )
         for i, (text, cut) in zip(numbers, outputs, strict=True):
-            asked, text = prompts[i].asked, text.lstrip("\n ")
-            stop = _stop(task, asked)
-            output = text.split(stop)[0] if stop else text
-            metrics = [asked.metric] if asked.metric else task.metrics
-            arguments = (output, asked.references, asked.options)
-            found[i] = output, {name: score_answer(name, *arguments) for name in metrics}, cut
+            found[i] = _score(task, prompts[i].asked, text.lstrip("\n "), cut)
     return [found[i] for i in range(len(prompts))]
+
+
+def _score(task: QuestionSet, asked: Asked, text: str, cut: bool) -> _Output:
+    """Return an answer up to its stop string, and its scores."""
+    stop = _stop(task, asked)
+    text = text.split(stop)[0] if stop else text
+    metrics = [asked.metric] if asked.metric else task.metrics
+    scores = {
+        metric: score_answer(metric, text, asked.references, asked.options) for metric in metrics
+    }
+    return _Output(text, scores, cut)
 
 
 def _stop(task: QuestionSet, asked: Asked) -> str:
@@ -293,29 +311,29 @@ def _stop(task: QuestionSet, asked: Asked) -> str:
 
 
 def _rank(
-    run: Run, task: QuestionSet, stream: LaneStream, prompts: Sequence[_Prompt]
-) -> list[tuple[str, dict[str, float], bool]]:
+    run: Run, task: QuestionSet, reading: AblatedReading, name: str, prompts: Sequence[_Prompt]
+) -> list[_Output]:
     """Return for each prompt the likeliest of its options, and whether it is right."""
+    stream = reading.answering[name]
     pairs = [(prompt, option) for prompt in prompts for option in prompt.asked.options]
     scores = np.zeros(len(pairs))
     sizes = np.array([len(f" {option}".encode()) for _, option in pairs])
     for numbers in _batches([prompt for prompt, _ in pairs], stream.batch):
         scores[numbers] = score_continuations(
             stream,
-            [pairs[i][0].state for i in numbers],
+            [pairs[i][0].documents[name].state for i in numbers],
             [pairs[i][0].tokens for i in numbers],
             [run.tokenizer.encode(f" {pairs[i][1]}") for i in numbers],
         )
     found, at = [], 0
     for prompt in prompts:
-        options = prompt.asked.options
+        options, right = prompt.asked.options, prompt.asked.references
         own = slice(at, at + len(options))
         at = own.stop
         chosen = options[int(scores[own].argmax())]
         by_byte = options[int((scores[own] / sizes[own]).argmax())]
-        right = prompt.asked.references
         shares = (float(chosen in right), float(by_byte in right))
-        found.append((chosen, dict(zip(task.metrics, shares, strict=True)), False))
+        found.append(_Output(chosen, dict(zip(task.metrics, shares, strict=True))))
     return found
 
 
@@ -331,12 +349,9 @@ def _state_bytes(run: Run) -> int:
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
 
 
-def _example(
-    task: QuestionSet, prompt: _Prompt, outputs: list[tuple[str, dict[str, float], bool]]
-) -> Example:
-    (output, scores, cut), *without = outputs
-    asked = prompt.asked
-    example = Example(
+def _example(prompt: _Prompt, outputs: dict[str, _Output]) -> Example:
+    output, asked = outputs.pop(""), prompt.asked
+    return Example(
         length=0,
         document=prompt.work.number,
         question=prompt.question,
@@ -344,27 +359,27 @@ def _example(
         depth=None,
         prompt=asked.prompt,
         references=list(asked.references),
-        output=output,
-        score=next(iter(scores.values())),
-        cut=cut,
-        scores=scores,
+        output=output.text,
+        score=next(iter(output.scores.values())),
+        cut=output.cut,
+        scores=output.scores,
+        ablated={
+            name: {"output": each.text, "score": next(iter(each.scores.values()))}
+            for name, each in outputs.items()
+        },
     )
-    for text, found, _ in without:
-        example.output_without_memory = text
-        example.score_without_memory = next(iter(found.values()))
-    return example
 
 
 # results ----------------------------------------------------------------------------------------
 
 
 def _scores(metrics: Sequence[str], examples: Sequence[Example]) -> dict[str, Any]:
-    by_document = _by_document(examples, lambda example: example.score)
+    by_document = document_means(examples, [example.score for example in examples])
     scores: dict[str, float] = {}
     for metric in metrics:
         known = [e.scores[metric] for e in examples if e.scores and metric in e.scores]
         scores[metric] = float(np.mean(known))
-    result = {
+    return {
         "documents": len(by_document),
         "questions": len(examples),
         "metric": metrics[0] if set(metrics) == set(examples[0].scores or ()) else "mean",
@@ -372,22 +387,8 @@ def _scores(metrics: Sequence[str], examples: Sequence[Example]) -> dict[str, An
         "interval": np.clip(mean_interval(by_document)[1:], 0, 1).tolist(),
         "scores": scores,
         "cut": sum(example.cut for example in examples),
+        "ablations": ablation_scores(examples),
     }
-    if examples[0].score_without_memory is not None:
-        without = [float(example.score_without_memory or 0) for example in examples]
-        result["score_without_memory"] = float(np.mean(without))
-        gains = _by_document(examples, lambda e: e.score - float(e.score_without_memory or 0))
-        mean, *ends = mean_interval(gains)
-        result["memory_gain"] = [mean, *np.clip(ends, -1, 1).tolist()]
-    return result
-
-
-def _by_document(examples: Sequence[Example], value: Callable[[Example], float]) -> np.ndarray:
-    """Return the mean of a value over each document's questions, [documents]."""
-    groups: dict[int, list[float]] = {}
-    for example in examples:
-        groups.setdefault(example.document, []).append(value(example))
-    return np.array([np.mean(group) for _, group in sorted(groups.items())])
 
 
 def _rows(work: Sequence[_Work], examples: Sequence[Example]) -> list[dict[str, Any]]:

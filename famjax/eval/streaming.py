@@ -6,7 +6,7 @@ import copy
 import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -207,13 +207,13 @@ class Streamer:
             return array
         return jax.device_put(array, device)
 
-    def new_stream(self, batch: int | None = None) -> Streamer:
+    def new_stream(self, batch: int | None = None) -> Self:
         """Return a stream in the initial state, with the same jitted functions."""
         stream = copy.copy(self)
         stream._start(batch or self.batch)
         return stream
 
-    def copy(self) -> Streamer:
+    def copy(self) -> Self:
         """Return a stream that continues from a copy of this one's state."""
         stream = copy.copy(self)
         stream._memory = jax.tree.map(jnp.copy, self._memory)

@@ -87,7 +87,8 @@ def evaluate_text(
 
     Returns:
       window, score; documents, documents_left, tokens, bytes, seconds, tokens_per_second,
-      state_bytes (of one document); words, word_perplexity (e to the nats of a word); loss (nats per token), accuracy, perplexity, bits_per_byte; the
+      state_bytes (of one document); words, word_perplexity (e to the nats of a word); loss
+      (nats per token), accuracy, perplexity, bits_per_byte; the
       same four in without_memory, and their improvement by memory in memory_gain; the same four of
       context-free baselines in unigram and uniform (`famjax.eval.guessing`); by_position: rows of
       from, to (position of the predicted token in its document or window), tokens, loss, accuracy,

@@ -30,7 +30,7 @@ class Request(NamedTuple):
       window, score, words: of texts, see `famjax.eval.text.evaluate_text`.
       questions: of each long document.
       facts: file of the facts of long documents.
-      ablate: answer about long documents also with the memory reset at every block.
+      ablate: ablations with which questions are answered, too (`famjax.eval.ablations`).
       folder: for the examples, each with its output; None writes none.
       quiet: no progress.
       shots: solved examples before each question; None is the task's own number.
@@ -48,7 +48,7 @@ class Request(NamedTuple):
     words: int | None = None
     questions: int | None = None
     facts: str = ""
-    ablate: bool = False
+    ablate: tuple[str, ...] = ()
     folder: Path | None = None
     quiet: bool = False
     shots: int | None = None

@@ -16,7 +16,9 @@ from famjax.core.errors import UserError
 from famjax.eval import long
 from famjax.eval.examples import Example, read_lines
 from famjax.eval.intervals import mean_interval
-from famjax.eval.long import answer, effective_lengths, evaluate_long, score
+from famjax.eval.lane_answers import answer_prompts
+from famjax.eval.lane_stream import LaneStream
+from famjax.eval.long import effective_lengths, evaluate_long, score
 from famjax.eval.memory import update_tokens
 from famjax.eval.streaming import Streamer
 from famjax.tasks import TASKS
@@ -92,24 +94,29 @@ def test_lanes_end_at_a_stop_token_at_all_references_or_at_the_limit(
     prompts = [np.arange(40, 40 + n, dtype=np.int32) for n in (3, 3, 5)]
     seen: list[np.ndarray] = []
 
-    class Scripted(Streamer):
+    class Scripted(LaneStream):
         @property
         def logits(self) -> Any:
             # what a lane writes depends on how much of it there is
-            ready = [self.tokens - len(prompt) for prompt in prompts]
-            drawn = [script[max(n, 0), lane] for lane, n in enumerate(ready)]
-            return np.eye(self._vocabulary)[drawn]
+            drawn = [script[self.positions[n] - len(prompts[n]), n] for n in range(3)]
+            return np.eye(300)[drawn]
 
-        def step(self, tokens: Any) -> None:
-            seen.append(np.asarray(tokens)[:, 0])
-            super().step(tokens)
+        def step_lanes(self, tokens: Any) -> None:
+            seen.append(tokens[:, 0])
+            super().step_lanes(tokens)
 
     stream = Scripted(run.model, 3)
-    stream._vocabulary = int(tiny.logits(run.model, np.zeros((1, 1), np.int32)).shape[-1])  # type: ignore[attr-defined]
-    found = answer(run, stream, prompts, [asks("CD"), asks("zz"), asks("yy")], [6] * 3)
+    states, questions = [stream.lane(0)] * 3, [asks("CD"), asks("zz"), asks("yy")]
+    found = answer_prompts(
+        stream,
+        run.tokenizer,
+        states,
+        prompts,
+        [6] * 3,
+        lambda lane, text: long._is_settled(text, questions[lane]),
+    )
     assert found == [("abcd", False), ("abc", False), ("xxxxxx", True)]
-    # the longest prompt is read to its end while others write
-    assert [tokens[2] for tokens in seen[:3]] == [43, 44, ord("x")]
+    assert [len(seen), *seen[0]] == [5, ord("a"), ord("a"), ord("x")]
 
 
 def test_a_stopped_evaluation_continues(
@@ -148,7 +155,7 @@ def test_a_stopped_evaluation_continues(
 
 def test_without_memory_only_the_last_block_is_known(run: Run, short_answers: None) -> None:
     w = run.model.block_len
-    found = long_examples(run, "vt", [2400, 700], 3, 2, ablate=True, quiet=True)
+    found = long_examples(run, "vt", [2400, 700], 3, 2, ablate=["reset"], quiet=True)
     task = TASKS["vt"]
     assert isinstance(task, LongTask)
     for example in found:
@@ -156,33 +163,34 @@ def test_without_memory_only_the_last_block_is_known(run: Run, short_answers: No
         (question,) = document.content.questions
         tokens = np.concatenate([*document.tokens(), run.tokenizer.encode(question.text)])
         written: list[int] = []
-        while len(written) < len(run.tokenizer.encode(example["output_without_memory"])):
+        ablated = example["ablated"]["reset"]
+        while len(written) < len(run.tokenizer.encode(ablated["output"])):
             line = np.concatenate([tokens, written]).astype(np.int32)
             # the block of the last token
             block = line[(len(line) - 1) // w * w :][None]
             written.append(int(tiny.logits(run.model, block)[0, -1].argmax()))
-        assert run.tokenizer.decode(written) == example["output_without_memory"]
-        assert example["score_without_memory"] == score(example["output_without_memory"], question)
-    assert any(example["output"] != example["output_without_memory"] for example in found)
+        assert run.tokenizer.decode(written) == ablated["output"]
+        assert ablated["score"] == score(ablated["output"], question)
+    assert any(example["output"] != example["ablated"]["reset"]["output"] for example in found)
 
 
 def test_gains_are_paired_and_have_intervals(run: Run) -> None:
     def example(document: int, right: float, forgetful: float) -> Example:
-        return Example(64, document, 0, 60, 0.5, "?", ["a"], "a", right, False, "b", forgetful)
+        ablated = {"reset": {"output": "b", "score": forgetful}}
+        return Example(64, document, 0, 60, 0.5, "?", ["a"], "a", right, False, ablated=ablated)
 
     examples = [example(0, 1, 0), example(0, 1, 1), example(1, 1, 0), example(2, 0, 0)]
     times = [{"read": 2.0, "answer": 0.5, "tokens": 240}]
     row = long._row(run, 64, examples, times, 10)
     assert row["score"] == 0.75
-    assert row["score_without_memory"] == 0.25
+    assert row["ablations"]["reset"]["score"] == 0.25
     assert row["tokens_per_second"] == 120
-    gain, low, high = row["memory_gain"]
+    gain, low, high = row["ablations"]["reset"]["gain"]
     assert gain == pytest.approx((0.5 + 1 + 0) / 3)
     assert 0 <= low < gain < high <= 1
     assert row["interval"][0] < 0.75 < row["interval"][1]
-    assert "memory_gain" not in long._row(
-        run, 64, [replace(e, score_without_memory=None) for e in examples], times, 10
-    )
+    without = [replace(e, ablated={}) for e in examples]
+    assert not long._row(run, 64, without, times, 10)["ablations"]
 
 
 def test_rows_say_how_long_and_how_deep(run: Run) -> None:
@@ -256,7 +264,9 @@ def test_mistakes_are_told(run: Run) -> None:
 
 
 def test_a_story_is_evaluated(run: Run) -> None:
-    result = evaluate_long(run, "babilong", [900], 3, 2, facts=facts(), ablate=True, quiet=True)
+    result = evaluate_long(
+        run, "babilong", [900], 3, 2, facts=facts(), ablate=["reset"], quiet=True
+    )
     (row,) = result["rows"]
     assert row["examples"] == 3
     assert 0 <= row["score"] <= 1

@@ -1,0 +1,106 @@
+"""Documents read with the memory and with each ablation of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import jax
+import numpy as np
+
+from famjax.eval.lane_stream import LaneState, LaneStream, ReadDocument, read_documents
+from famjax.eval.memory import update_tokens
+from famjax.train.run import Run
+
+
+class AblatedReading:
+    """Streams of equal lanes: the run as it is, and with each ablation.
+
+    Args:
+      run: the run.
+      lanes: documents that are read together.
+      answers: lanes of `answering`.
+      chunk: tokens of a call; None is about 1024.
+      ablations: of `famjax.eval.ablations`.
+
+    Attributes:
+      names: "" for the run as it is, and the ablations.
+      answering: streams that continue from states, by name.
+      seconds: that reading took as the run is, without the ablations.
+
+    Raises:
+      UserError: the model has no part that could be taken away.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        lanes: int,
+        answers: int,
+        chunk: int | None = None,
+        ablations: Sequence[str] = (),
+    ):
+        update = update_tokens(run.config)
+        self.names = ("", *ablations)
+        self._reading = {
+            name: LaneStream(run.model, lanes, chunk, name, update) for name in self.names
+        }
+        self.answering = {
+            name: stream.new_stream(answers) for name, stream in self._reading.items()
+        }
+        self.seconds = 0.0
+        # with a reset at every block the tokens after the last one are all that it needs to read
+        self._skips_reset = update == run.model.block_len
+        self.chunk = self._reading[""].chunk
+
+    def warm_up(self) -> None:
+        """Compile what reads, so that it is not timed."""
+        for stream in self._reading.values():
+            scratch = stream.new_stream()
+            everywhere = np.ones(scratch.batch, bool)
+            rows = np.zeros((scratch.batch, scratch.chunk), np.int32)
+            scratch.skim_lanes(rows, everywhere * scratch.chunk, everywhere)
+            scratch.lane(0)
+
+    def state_bytes(self) -> int:
+        """Return the bytes of a document's state."""
+        stream = self._reading[""]
+        return stream.state_bytes() // stream.batch
+
+    def read(
+        self,
+        numbers: Sequence[int],
+        open_document: Callable[[int], Iterable[np.ndarray]],
+        advance: Callable[[int], None] = lambda tokens: None,
+    ) -> Iterator[dict[str, ReadDocument]]:
+        """Yield each document, by the name of the ablation; see `read_documents`."""
+        streams = {
+            name: stream.new_stream()
+            for name, stream in self._reading.items()
+            if name != "reset" or not self._skips_reset
+        }
+        empty = streams[""].lane(0)
+        passes = [
+            read_documents(stream, numbers, open_document, advance) for stream in streams.values()
+        ]
+        for found in zip(self._timed(passes[0]), *passes[1:], strict=True):
+            by_name = dict(zip(streams, found, strict=True))
+            yield {
+                name: by_name[name] if name in by_name else self._last(found[0], empty)
+                for name in self.names
+            }
+
+    @staticmethod
+    def _last(document: ReadDocument, empty: LaneState) -> ReadDocument:
+        """Return a document of which nothing before the last block is known."""
+        return document._replace(state=empty._replace(tokens=document.state.tokens))
+
+    def _timed(self, documents: Iterator[ReadDocument]) -> Iterator[ReadDocument]:
+        while True:
+            begin = time.perf_counter()
+            document = next(documents, None)
+            if document is None:
+                return
+            jax.block_until_ready(document.state.memory)
+            self.seconds += time.perf_counter() - begin
+            yield document
