@@ -1,4 +1,4 @@
-"""`famjax analyze RUN [--memory] [--teacher RUN] [--tasks text:FILES] [--json] [--plot FILE]`."""
+"""`famjax analyze RUN [--memory | --attention] [--teacher RUN] [--tasks text:FILES] [--plot F]`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from typing import Any
 
 import tyro
 
+from famjax.cli.analyze_attention import (
+    measure_attention_maps,
+    plot_attention,
+    show_attention,
+)
 from famjax.cli.analyze_memory import measure_memory, plot_memory, show_memory
 from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.main import parse
@@ -25,19 +30,23 @@ _EXAMPLES = 16
 @dataclass(frozen=True)
 class Arguments:
     """Measure the entropy of a run's attention and its distance from a teacher's (T2R 4, A.2), or
-    with --memory what a memory does along a document."""
+    with --memory what a memory does along a document, or with --attention where it attends to."""
 
     run: tyro.conf.Positional[str]
     """Folder of the run, or of a Hugging Face model."""
     memory: bool = False
     """Instead: size, turn, rank and gates of the memory by block, attention on it, and the loss
     without it, along one document of --length tokens."""
+    attention: bool = False
+    """Instead: the share of the attention weights on memory, memory segments and the own block, by
+    layer and head, along one document of --length tokens, and how far back the last block's loss
+    depends on the tokens; --plot draws the last block's maps."""
     teacher: str = ""
     """Folder of the run that it was converted from; it reads the same text."""
     tasks: str = "text:holdout"
     """text:FILES (file, folder or glob, several separated by commas), or text:holdout, the
-    documents that training held out. With --memory, passkey is a document of that task, which a run
-    of it reads without --tasks."""
+    documents that training held out. With --memory or --attention, passkey is a document of that
+    task, which a run of it reads without --tasks."""
     length: int = 512
     """Tokens of an example, contiguous within one document."""
     examples: int | None = None
@@ -51,7 +60,11 @@ class Arguments:
 def run(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, "famjax analyze")
     drawn = plot_file(arguments.plot) if arguments.plot else None
-    if arguments.memory:
+    if arguments.memory and arguments.attention:
+        raise UserError("--memory and --attention: give one of them")
+    if arguments.attention:
+        report, show, draw = _measure_maps(arguments), show_attention, plot_attention
+    elif arguments.memory:
         report, show, draw = _measure_memory(arguments), show_memory, plot_memory
     else:
         report, show, draw = measure(arguments, _parse_files(arguments.tasks)), _show, plot
@@ -66,14 +79,23 @@ def run(argv: list[str]) -> int:
 
 
 def _measure_memory(arguments: Arguments) -> dict[str, Any]:
+    return measure_memory(arguments.run, *_one_document(arguments, "--memory"))
+
+
+def _measure_maps(arguments: Arguments) -> dict[str, Any]:
+    return measure_attention_maps(arguments.run, *_one_document(arguments, "--attention"))
+
+
+def _one_document(arguments: Arguments, option: str) -> tuple[str | None, int, bool]:
+    """Return files, length, and whether the document is a passkey one."""
     if arguments.teacher:
-        raise UserError("--memory measures one run; leave out --teacher")
+        raise UserError(f"{option} measures one run; leave out --teacher")
     if arguments.examples is not None:
-        raise UserError("--memory reads one document; leave out --examples")
+        raise UserError(f"{option} reads one document; leave out --examples")
     passkey = arguments.tasks == "passkey"
     files = "" if passkey else _parse_files(arguments.tasks)
     runtime.setup()
-    return measure_memory(arguments.run, _text_files(files), arguments.length, passkey)
+    return _text_files(files), arguments.length, passkey
 
 
 def _text_files(files: str) -> str | None:

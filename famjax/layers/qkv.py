@@ -155,7 +155,7 @@ class QKV(nnx.Module):
         mask = position[..., :, None] >= position[..., None, :]
         return self.attend(self.rotate(q, position), self.rotate(k, position), v, mask)
 
-    def weights(self, q: Array, k: Array, mask: Array) -> Array:
+    def weights(self, q: Array, k: Array, mask: Array | None) -> Array:
         """Return the weights of `attend`: [... t h e], [... s g e] -> [... h t s]."""
         weights = attention_weights(q, k, mask, self.cap)
         *leading, g, r, t, s = weights.shape

@@ -25,7 +25,7 @@ from famjax.layers import delta_memory
 from famjax.layers.delta_memory import DeltaMemory, write
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
-from famjax.mixers.mixer import Mixer, mean_of_valid
+from famjax.mixers.mixer import BlockWeights, Mixer, mean_of_valid
 from famjax.mixers.window import (
     Blocks,
     BswaSpec,
@@ -114,6 +114,12 @@ class DeltaAttention(Mixer):
         )
         total = recalled + seen  # [b n*w h]
         return mean_of_valid(recalled / jnp.where(total > 0, total, 1), ctx.valid)
+
+    def block_weights(
+        self, x: Array, state: DeltaState, ctx: Context, mlp: FeedForward
+    ) -> BlockWeights:
+        """Return the window's weights; the memory is read without any."""
+        return self.window.block_weights(x, state.window, ctx, mlp)
 
     def memory_gates(self, x: Array, state: DeltaState, ctx: Context, mlp: FeedForward) -> Array:
         """Return the rates beta of all tokens: [b n*w d] -> [b n*w g]."""

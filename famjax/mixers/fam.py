@@ -43,7 +43,13 @@ from famjax.layers.linear import MATMUL_PARAMS
 from famjax.layers.memory_gate import THRESHOLD, MemoryGate, count_params
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
-from famjax.mixers.mixer import Mixer, attention_flops, kv_bytes, layer_weights
+from famjax.mixers.mixer import (
+    BlockWeights,
+    Mixer,
+    attention_flops,
+    kv_bytes,
+    layer_weights,
+)
 from famjax.mixers.window import (
     Blocks,
     BswaSpec,
@@ -232,6 +238,16 @@ class Fam(Mixer):
         first = self.window.segments * self.block_len
         weights = attention_weights(q, k, mask, self.qkv.cap)
         return weights[..., first : first + self.previous * self.fam_len].sum(-1).mean()
+
+    def block_weights(
+        self, x: Array, state: FamState, ctx: Context, mlp: FeedForward
+    ) -> BlockWeights:
+        inputs = self.window.project_blocks(x, state.window, ctx)
+        fams, _, _ = self.scan_memory(inputs.seen_k, inputs.v, state, inputs.blocks, ctx, mlp)
+        weights = self.window.weights(inputs, state.window, ctx, self.memory_kv(state, fams))
+        q, fam_k, _ = self.project(state.fam)
+        keys = jnp.concatenate([fam_k, inputs.seen_k[:, 0]], 1)
+        return weights._replace(from_memory=self.qkv.weights(q, keys, None))
 
     def memory_gates(
         self, x: Array, state: FamState, ctx: Context, mlp: FeedForward

@@ -9,7 +9,7 @@ import abc
 import operator
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax.numpy as jnp
 from flax import nnx
@@ -23,6 +23,21 @@ from famjax.layers.qkv import QKV
 # formats of `famjax export`; each is a module of famjax/export with
 # write(source, folder) -> lines on the comparison
 FORMATS = ("hf", "peft", "orbax", "stablehlo")
+
+
+class BlockWeights(NamedTuple):
+    """The attention weights of a block.
+
+    Attributes:
+      segments, memory, block: [b h w m*w], [b h w p*f], [b h w w], of the block's queries on the
+        memory segments, the feedback memories, and the block itself. Together they are 1.
+      from_memory: [b h f f+w], of the memory's queries on itself and the block; None without one.
+    """
+
+    segments: Array
+    memory: Array
+    block: Array
+    from_memory: Array | None = None
 
 
 class Mixer(nnx.Module):
@@ -115,6 +130,12 @@ class Mixer(nnx.Module):
 
         Of a memory that is written token by token, of all tokens: [b t d] -> [b t f].
         """
+        return None
+
+    def block_weights(
+        self, x: Array, state: State, ctx: Context, mlp: FeedForward
+    ) -> BlockWeights | None:
+        """Return the attention weights of one block [b w d], of a mixer with blocks."""
         return None
 
     def replace_memory(self, state: State, memory: Array) -> State:

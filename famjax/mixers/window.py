@@ -22,7 +22,7 @@ from famjax.layers.dropout import ATTENTION_WEIGHTS, split_key
 from famjax.layers.key_smear import KeySmear, previous_keys
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
-from famjax.mixers.mixer import FORMATS, Mixer, MixerSpec, kv_bytes
+from famjax.mixers.mixer import FORMATS, BlockWeights, Mixer, MixerSpec, kv_bytes
 from famjax.ops.attention import KVFrames, attend_frames
 from famjax.parallel import sequence_parallel
 
@@ -362,6 +362,20 @@ class WindowAttention(Mixer):
             for i in range(n)
         ]
         return jnp.stack(rows, 2).reshape(b, h, n * w, -1)[..., self.segments * w :]
+
+    def block_weights(
+        self, x: Array, state: WindowState, ctx: Context, mlp: FeedForward
+    ) -> BlockWeights:
+        return self.weights(self.project_blocks(x, state, ctx), state, ctx)
+
+    def weights(
+        self, inputs: BlockInputs, state: WindowState, ctx: Context, extra: ExtraKV | None = None
+    ) -> BlockWeights:
+        """Return the attention weights of the queries of one block."""
+        q, keys, _, mask = self.attention_inputs(inputs, state, ctx, extra)
+        weights = self.qkv.weights(q, keys, mask)[:, 0]
+        cuts = [self.segments * self.block_len, weights.shape[-1] - self.block_len]
+        return BlockWeights(*jnp.split(weights, cuts, axis=-1))
 
     def final_state(self, k: Array, v: Array, state: WindowState, blocks: Blocks) -> WindowState:
         """Return the state after the call."""

@@ -28,7 +28,7 @@ from famjax.layers.dropout import (
 from famjax.layers.mlp import FeedForward
 from famjax.layers.positions import Positions
 from famjax.mixers import MIXERS, make_mixer
-from famjax.mixers.mixer import mean_of_valid
+from famjax.mixers.mixer import BlockWeights, mean_of_valid
 from famjax.parallel.sharding import (
     TOKENS,
     fsdp_all_gather,
@@ -104,6 +104,13 @@ class Layer(nnx.Module):
         """Return the output, and the gates of the memory's update."""
         gates = self.mixer.memory_gates(x, state, ctx, self.mlp)
         return self(x, state, ctx)[0], gates
+
+    def block_weights(
+        self, x: Array, state: State, ctx: Context
+    ) -> tuple[Array, BlockWeights | None]:
+        """Return the output, and the attention weights."""
+        weights = self.mixer.block_weights(x, state, ctx, self.mlp)
+        return self(x, state, ctx)[0], weights
 
 
 class UnstackedState(NamedTuple):
@@ -266,6 +273,11 @@ class ResidualStack(Stack):
         """Return the mean share of the memory in what is read, by layer: [l]."""
         _, shares = self._run(x, state, ctx, lambda layer: layer.attention_mass)
         return jnp.stack(shares[: len(self.layers)], 1).reshape(-1)
+
+    def block_weights(self, x: Array, state: State, ctx: Context) -> list[BlockWeights | None]:
+        """Return the attention weights of a block, by layer of the pattern: [repeats b h ..]."""
+        _, weights = self._run(x, state, ctx, lambda layer: layer.block_weights)
+        return list(weights[: len(self.layers)])
 
     def memory_gates(self, x: Array, state: State, ctx: Context) -> list[Array]:
         """Return the gates of a block's update, of the layers that have some: [repeats b f]

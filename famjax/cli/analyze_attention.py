@@ -1,0 +1,137 @@
+"""`famjax analyze RUN --attention`: where blocks and their feedback memory attend to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from famjax.cli.figures import new_figure, save_figure
+from famjax.cli.tables import Output, Table
+
+# heads and layers that are drawn
+_DRAWN = 8
+
+
+def measure_attention_maps(
+    name: str, files: str | None, length: int, passkey: bool = False
+) -> dict[str, Any]:
+    """Return run, step, block_len, tokens, and layers, see `famjax.eval.attention_maps`.
+
+    Also receptive_field (tokens, None is unbounded), gradient and stopped_gradient, see
+    `gradient_by_block`. Each layer has mixer, mass, memory_mass, and the weights of the last block:
+    `map`, of its tokens on memories, segments and block, and `memory_map`, of the memory on itself
+    and the block.
+    """
+    from famjax.convert.open import open_model
+    from famjax.eval.attention_maps import gradient_by_block, measure_attention
+    from famjax.eval.memory_trace import memory_tokens
+
+    run = open_model(name)
+    tokens = memory_tokens(run, files, length, passkey)
+    layers = []
+    for layer in measure_attention(run, tokens):
+        weights = layer.weights
+        parts = [weights.memory, weights.segments, weights.block]
+        layers.append(
+            {
+                "mixer": layer.mixer,
+                "memories": weights.memory.shape[-1],
+                "segments": weights.segments.shape[-1],
+                "mass": layer.mass.tolist(),
+                "memory_mass": None if layer.memory_mass is None else layer.memory_mass.tolist(),
+                "map": np.concatenate(parts, -1).tolist(),
+                "memory_map": None if weights.from_memory is None else weights.from_memory.tolist(),
+            }
+        )
+    return {
+        "run": name,
+        "step": run.step,
+        "block_len": run.model.block_len,
+        "tokens": len(tokens),
+        "layers": layers,
+        "receptive_field": run.model.stack.receptive_field,
+        "gradient": gradient_by_block(run, tokens).tolist(),
+        "stopped_gradient": gradient_by_block(run, tokens, stop_gradient=True).tolist(),
+    }
+
+
+def show_attention(report: dict[str, Any]) -> None:
+    """Print the shares of the weights by layer, and the heads that attend most to the memory."""
+    out = Output()
+    blocks = report["tokens"] // report["block_len"]
+    out.print(
+        f"{report['run']}, step {report['step']:,}: shares of the attention weights, means over "
+        f"heads and {blocks:,} blocks of {report['block_len']}"
+    )
+    columns = ("segments", "memory", "own block", "most on memory", "memory on itself", "on block")
+    table = Table("", ("layer", "mixer", *columns), words=(1,))
+    for i, layer in enumerate(report["layers"]):
+        mass = np.array(layer["mass"])
+        head = int(mass[:, 1].argmax())
+        most = f"{mass[head, 1]:.1%}, head {head}" if layer["memories"] else ""
+        own = layer["memory_mass"]
+        shares = ("", "") if own is None else (f"{share:.1%}" for share in np.mean(own, 0))
+        means = (f"{share:.1%}" for share in mass.mean(0))
+        table.add_row(f"{i}", layer["mixer"], *means, most, *shares)
+    out.print(table)
+    out.print(_gradient_table(report))
+
+
+def _gradient_table(report: dict[str, Any]) -> Table:
+    """Return the table of the gradient of the last block's loss, relative to the block's own."""
+    field = report["receptive_field"]
+    table = Table(
+        "gradient of the last block's loss by the tokens of earlier blocks, of its own block's; "
+        + ("receptive field unbounded" if field is None else f"receptive field {field:,} tokens"),
+        ("blocks before", "tokens before", "gradient", "stopped at segments"),
+    )
+    own, stopped = report["gradient"], report["stopped_gradient"]
+    for k in sorted({2**i for i in range(len(own).bit_length()) if 2**i < len(own)}):
+        shares = (each[k] / each[0] if each[0] else 0.0 for each in (own, stopped))
+        table.add_row(f"{k}", f"{k * report['block_len']:,}", *(f"{share:.2e}" for share in shares))
+    return table
+
+
+def plot_attention(report: dict[str, Any], path: Path) -> None:
+    """Plot the last block's map of every head, memory at the bottom left, as the paper's Figure 12.
+
+    Queries are the vertical axis, keys the horizontal one. The first rows are the memory's queries,
+    the first columns its keys; then come the memory segments, and the block itself.
+    """
+    layers = report["layers"][:_DRAWN]
+    heads = min(len(layers[0]["map"]), _DRAWN)
+    figure, axes = new_figure(len(layers), heads, (2.6 * heads, 2.6 * len(layers)))
+    grid = np.asarray(axes, object).reshape(len(layers), heads)
+    for i, layer in enumerate(layers):
+        for head in range(heads):
+            axis = grid[i, head]
+            image, rows = _join(layer, head)
+            # the root, so that weights on many keys are seen beside those on one
+            axis.imshow(np.sqrt(image), origin="lower", aspect="auto", cmap="viridis", vmin=0)
+            for at in (layer["memories"], layer["memories"] + layer["segments"]):
+                if at:
+                    axis.axvline(at - 0.5, color="white", linewidth=0.5)
+            if rows:
+                axis.axhline(rows - 0.5, color="white", linewidth=0.5)
+            axis.set_xticks([])
+            axis.set_yticks([])
+            axis.set_title(f"layer {i}, head {head}", fontsize=8)
+    figure.supxlabel("keys: memory, segments, block")
+    figure.supylabel("queries: memory, block")
+    save_figure(figure, path)
+
+
+def _join(layer: dict[str, Any], head: int) -> tuple[np.ndarray, int]:
+    """Return a head's map with the memory's queries first, and the number of these."""
+    tokens = np.array(layer["map"][head])
+    if layer["memory_map"] is None:
+        return tokens, 0
+    memory = np.array(layer["memory_map"][head])
+    f, block = len(memory), tokens.shape[0]
+    rows = np.zeros((f, tokens.shape[1]))
+    # of the p memories that a block attends to, the memory itself is the last
+    rows[:, layer["memories"] - f : layer["memories"]] = memory[:, :f]
+    rows[:, -block:] = memory[:, f:]
+    return np.concatenate([rows, tokens]), f

@@ -1,0 +1,154 @@
+"""Where blocks and their feedback memory attend to (TransformerFAM F, Figure 12)."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from famjax.config.derived import mixer_pattern
+from famjax.core.errors import UserError
+from famjax.core.types import Array, Context, Params, State
+from famjax.eval.progress import TokenProgress
+from famjax.eval.streaming import check_capacity
+from famjax.mixers.mixer import BlockWeights
+from famjax.mixers.window import WindowAttention
+from famjax.stacks.residual import ResidualStack
+from famjax.train.run import Run
+
+# most blocks of a call whose gradient is taken
+REACH = 32
+
+
+class LayerAttention(NamedTuple):
+    """The attention of a layer.
+
+    Attributes:
+      mixer: of the layer.
+      mass: [h 3], the share of the blocks' weights on memory segments, memories and the own block,
+        a mean over all blocks.
+      memory_mass: [h 2], the share of the memory's weights on itself and on the block that it
+        reads; None without a memory.
+      weights: of the last block, without the lanes' axis.
+    """
+
+    mixer: str
+    mass: np.ndarray
+    memory_mass: np.ndarray | None
+    weights: BlockWeights
+
+
+def measure_attention(run: Run, tokens: np.ndarray, quiet: bool = False) -> list[LayerAttention]:
+    """Read the whole blocks of a document [t]; return the attention of every layer with blocks.
+
+    Raises:
+      UserError: no layer has blocks, or the document has less than one.
+    """
+    model = run.model
+    w = model.block_len
+    stack = model.stack
+    n = len(tokens) // w
+    if not isinstance(stack, ResidualStack):
+        raise UserError(
+            f"--attention: model.stack={run.config.model.stack} has no blocks; give a run with "
+            "model.stack=residual"
+        )
+    if not n:
+        raise UserError(f"--length {len(tokens)}: less than a block of {w}; give more")
+    check_capacity(stack.capacity, n * w)
+    graph, params = nnx.split(model)
+    state = model.init_state(1)
+    sums: Any = None
+    with TokenProgress("attention", n * w, quiet) as progress:
+        for block in tokens[: n * w].reshape(n, 1, w):
+            found, state = _read_block(graph, params, state, block)
+            if not any(each is not None for each in found):
+                raise UserError(
+                    f"--attention: model.mixer={run.config.model.mixer} has no blocks; give a run "
+                    "with fam, delta, bswa or swa"
+                )
+            last = jax.device_get(found)
+            masses = [None if each is None else _masses(each) for each in last]
+            sums = masses if sums is None else jax.tree.map(np.add, sums, masses)
+            progress.advance(w)
+    layers = []
+    for repeat in range(stack.repeats):
+        for name, weights, total in zip(mixer_pattern(run.config.model), last, sums, strict=True):
+            if weights is not None:
+                own, masses = jax.tree.map(lambda a, repeat=repeat: a[repeat], (weights, total))
+                mass, memory_mass = jax.tree.map(lambda a: a / n, masses)
+                layers.append(LayerAttention(name, mass, memory_mass, own))
+    return layers
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _read_block(
+    graph: Any, params: Params, state: State, tokens: Array
+) -> tuple[list[BlockWeights | None], State]:
+    """Return the weights of a block [1 w] by layer of the pattern, and the state after it."""
+    model = nnx.merge(graph, params)
+    x = model.embed(tokens)
+    found = model.stack.block_weights(x, state, Context())
+    # of the only lane
+    first = jax.tree.map(lambda a: a[:, 0], found)
+    return first, model.stack(x, state, Context())[1]
+
+
+def _masses(weights: BlockWeights) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return `mass` and `memory_mass` of a block, [repeats h 3] and [repeats h 2]."""
+    parts = (weights.segments, weights.memory, weights.block)
+    mass = np.stack([part.sum(-1).mean(-1) for part in parts], -1)
+    if weights.from_memory is None:
+        return mass, None
+    f = weights.from_memory.shape[-2]
+    own = np.split(weights.from_memory, [f], -1)
+    return mass, np.stack([part.sum(-1).mean(-1) for part in own], -1)
+
+
+def gradient_by_block(run: Run, tokens: np.ndarray, stop_gradient: bool = False) -> np.ndarray:
+    """Return how much the last block's loss depends on the tokens of each block: [n].
+
+    Entry k is |dL/dx| of the embeddings x of the block k blocks before the last one, of the last
+    `REACH` blocks of a document [t], read with an empty memory: the effective receptive field
+    beside the theoretical one, depth times window (TransformerFAM 2.1, Figure 1d).
+
+    Args:
+      stop_gradient: none flows into memory segments, as in training with `bswa_sg`.
+
+    Raises:
+      UserError: the document has less than a block and a token.
+    """
+    w = run.model.block_len
+    whole = (len(tokens) - 1) // w
+    n = min(whole, REACH)
+    if n < 1:
+        raise UserError(f"--length {len(tokens)}: less than a block of {w} and a token; give more")
+    check_capacity(run.model.stack.capacity, n * w)
+    tokens = tokens[(whole - n) * w : whole * w + 1]
+    graph, params = nnx.split(run.model)
+    blocks = _gradient(graph, params, tokens[None, :-1], tokens[None, 1:], stop_gradient)
+    return np.asarray(blocks)[::-1]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 4))
+def _gradient(
+    graph: Any, params: Params, tokens: Array, targets: Array, stop_gradient: bool
+) -> Array:
+    model = nnx.merge(graph, params)
+    w = model.block_len
+    if stop_gradient:
+        for layer in model.stack.layers:
+            for module in (layer.mixer, getattr(layer.mixer, "window", None)):
+                if isinstance(module, WindowAttention):
+                    module.stop_gradient = True
+
+    def last_loss(x: Array) -> Array:
+        y, _ = model.stack(x, model.init_state(1), Context())
+        return model.losses(y[:, -w:], targets[:, -w:])[0].mean()
+
+    grad = jax.grad(last_loss)(model.embed(tokens))
+    return jnp.linalg.norm(grad.reshape(grad.shape[1] // w, -1), axis=-1)
