@@ -1,4 +1,4 @@
-"""`famjax bench fam`, `lora`, `feedback`, `linear` and `mesh`."""
+"""`famjax bench fam`, `lora`, `feedback`, `linear`, `eval` and `mesh`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,13 @@ from typing import Any, Literal
 
 import tyro
 
-from famjax.cli.bench_output import BenchSizes, missing_peers
+from famjax.cli.bench_output import (
+    BenchSizes,
+    format_aim,
+    format_median,
+    missing_peers,
+    to_dict,
+)
 from famjax.cli.main import parse
 from famjax.cli.tables import Output, Table
 from famjax.config.schema import Config, DataConfig, LoraConfig, ModelConfig
@@ -41,6 +47,7 @@ _SIZES = {
     "lora": (16, 1024, 7),
     "feedback": (32, 128, 3),
     "linear": (2, 16384, 5),
+    "eval": (8, 16384, 5),
     "mesh": (8, 512, 5),
 }
 
@@ -60,19 +67,21 @@ class Arguments:
     feedback: training and generation against a Transformer, and against
     feedback-transformer-pytorch if installed); the savings of adapters (lora: against training all
     weights, and against PyTorch's peft if installed); linear attention (linear: alone and in
-    decoding, against softmax attention, and performer-pytorch if installed); the overhead of
-    sharding a model along each mesh axis (mesh: 8 fake devices on a CPU, or all accelerators)."""
+    decoding, against softmax attention, and performer-pytorch if installed); evaluation (eval: its
+    throughput, against the bare forward pass); the overhead of sharding a model along each mesh
+    axis (mesh: 8 fake devices on a CPU, or all accelerators)."""
 
-    name: tyro.conf.Positional[Literal["fam", "lora", "feedback", "linear", "mesh"]]
+    name: tyro.conf.Positional[Literal["fam", "lora", "feedback", "linear", "eval", "mesh"]]
     """what to measure"""
     config: str = ""
     """take the model's shape from this config instead of a small one"""
     batch: int | None = None
-    """rows of the training step and of the streaming call: 16, feedback 32, linear 2, mesh 8"""
+    """rows of the training step and of the streaming call: 16, feedback 32, linear 2, eval and mesh
+    8"""
     length: int | None = None
-    """tokens of a row: 1024, feedback 128, mesh 512; linear: at most so many, 16384"""
+    """tokens of a row: 1024, feedback 128, mesh 512, eval 16384; linear: at most so many, 16384"""
     turns: int | None = None
-    """repetitions of each program, interleaved: 7, feedback 3, linear and mesh 5"""
+    """repetitions of each program, interleaved: 7, feedback 3, linear, eval and mesh 5"""
     layers: int | None = None
     """feedback: instead of the shape's"""
     width: int | None = None
@@ -114,6 +123,9 @@ def run(argv: list[str]) -> int:
 
         alone = model if arguments.config else replace(model, heads=4, head_dim=64)
         bench_linear.run(alone, model, sizes, arguments.json, console, note)
+        return 0
+    if arguments.name == "eval":
+        _bench_evaluation(model, arguments, console)
         return 0
     if arguments.name == "mesh":
         from famjax.cli import bench_mesh
@@ -191,7 +203,7 @@ def _check_sizes(arguments: Any, model: ModelConfig) -> None:
     for name in ("layers", "width", "span"):
         if (size := getattr(arguments, name)) is not None and size < 1:
             raise UserError(f"--{name} {size}: must be at least 1")
-    if arguments.name in ("feedback", "linear", "mesh"):
+    if arguments.name in ("feedback", "linear", "eval", "mesh"):
         if arguments.length < 1:
             raise UserError(f"--length {arguments.length}: must be at least 1")
         return
@@ -248,6 +260,27 @@ def _bench_long_documents(fam, model: ModelConfig, console: Output, note: Output
         )
     console.print(table)
     return rows
+
+
+def _bench_evaluation(model: ModelConfig, arguments: Any, console: Output) -> None:
+    from famjax.bench import evaluation
+
+    results = evaluation.compare(model, arguments.batch, arguments.length, arguments.turns)
+    if arguments.json:
+        print(json.dumps([to_dict(row) for row in results]))
+        return
+    table = Table(
+        f"Evaluation against the bare forward pass, {model.mixer} of {model.layers} layers, width "
+        f"{model.width}, {arguments.batch} documents of {arguments.length:,} tokens; floor 1",
+        ("", "bare, tokens/s", "evaluation", "share", "median"),
+        words=(0,),
+    )
+    for row in results:
+        speeds = (f"{row.tokens / seconds:,.0f}" for seconds in (row.time.first, row.time.second))
+        table.add_row(row.name, *speeds, f"{row.time.ratio:.3f}", format_median(row.time))
+    console.print(table)
+    least = min(row.time.ratio for row in results)
+    console.print(format_aim("share of the bare throughput", least, 0.9, least=True))
 
 
 def _bench_lora(model: ModelConfig, arguments: Any, console: Output) -> None:

@@ -256,3 +256,15 @@ def test_adapters_that_do_not_fit_are_rejected(capsys):
 def test_linear_mistakes_are_one_line_errors(capsys):
     assert main(["bench", "linear", "--length", "100"]) == 2
     assert "--length 100: must be at least 512" in capsys.readouterr().err
+
+
+def test_evaluation_is_compared_with_the_bare_pass(capsys, tmp_path):
+    sizes = [*config_of(TINY, tmp_path), "--batch", "2", "--length", "600", "--turns", "2"]
+    assert main(["bench", "eval", *sizes, "--json"]) == 0
+    reading, text = json.loads(capsys.readouterr().out)
+    assert reading["tokens"] >= 2 * 512
+    assert text["tokens"] >= 2 * 2 * 600
+    for row in (reading, text):
+        assert row["time"]["ratio"] == row["time"]["first"] / row["time"]["second"]
+    assert main(["bench", "eval", *sizes]) == 0
+    assert "share of the bare throughput" in capsys.readouterr().out
