@@ -1,4 +1,4 @@
-"""`famjax compare RUN RUN ... [--plot FILE]`: what `famjax eval` found of several runs."""
+"""`famjax compare RUN RUN ... [--plot FILE] [--segments FILE]`: what `famjax eval` found."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tyro
 
+from famjax.cli.compare_segments import draw_segments
 from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.main import parse
 from famjax.cli.report import check_file, read_examples, read_results
@@ -31,6 +32,9 @@ class Arguments:
     """Folders of runs that were evaluated, the reference first."""
     plot: str = ""
     """Plot the loss of texts by position and the right answers by length to this file."""
+    segments: str = ""
+    """Plot all scores, each divided by the best run's, by the number of memory segments
+    (TransformerFAM, Figure 4)."""
 
 
 def run(argv: list[str]) -> int:
@@ -59,6 +63,10 @@ def run(argv: list[str]) -> int:
             out.print(questions_table(label, names, results, runs))
         elif group == "lm_eval":
             out.print(harness_table(label, names, results))
+    if arguments.segments:
+        path = expanded(arguments.segments)
+        check_file(path, "--segments")
+        out.print(f"wrote {draw_segments(found, shared, runs, path)}")
     if arguments.plot:
         check_file(expanded(arguments.plot), "--plot")
         drawn = [each for each in shared if found[0][each]["group"] in ("text", *_SHARES)]

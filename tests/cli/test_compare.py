@@ -12,6 +12,7 @@ import pytest
 import tiny
 
 from famjax.cli.compare import _paired, short_names, text_table
+from famjax.cli.compare_segments import normalized_scores
 from famjax.cli.main import main
 
 
@@ -37,6 +38,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     (label,) = (label for label in saved["results"] if label.startswith(f"text:{home}"))
     for row in saved["results"][label]["result"]["by_document"]:
         row["nats"] += row["bytes"] * np.log(2) / 2
+    saved["results"][label]["result"]["accuracy"] = 0.5
     report.write_text(json.dumps(saved))
     return [str(home / "a"), str(home / "b")]
 
@@ -97,3 +99,31 @@ def test_mistakes_are_told(
     ):
         assert main(["compare", *runs, "--plot", str(tmp_path / plot)]) == 2
         assert told in capsys.readouterr().err
+
+
+def test_scores_are_drawn_by_memory_segments(
+    runs: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    plot = tmp_path / "segments.png"
+    assert main(["compare", *runs, "--segments", str(plot)]) == 0
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    shutil.copytree(runs[1], tmp_path / "folder")
+    (tmp_path / "folder" / "config.json").unlink()
+    assert main(["compare", runs[0], str(tmp_path / "folder"), "--segments", str(plot)]) == 2
+    assert "folder is no run" in capsys.readouterr().err
+
+
+def test_a_score_is_normalized_to_the_best_runs() -> None:
+    def results(accuracy: float, score: float) -> dict[str, Any]:
+        rows = [{"score": score}, {"score": 0.0}]
+        return {
+            "text:a": {"group": "text", "result": {"accuracy": accuracy}},
+            "vt": {"group": "long", "result": {"rows": rows}},
+            "none": {"group": "questions", "result": {"score": 0.0}},
+        }
+
+    found = [results(0.5, 1.0), results(0.4, 0.25)]
+    normalized = normalized_scores(found, ["text:a", "vt", "none"])
+    assert normalized.keys() == {"text:a", "vt"}
+    np.testing.assert_allclose(normalized["text:a"], [1, 0.8])
+    np.testing.assert_allclose(normalized["vt"], [1, 0.25])

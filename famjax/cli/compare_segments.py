@@ -1,0 +1,84 @@
+"""All scores of runs by their memory segments, as TransformerFAM's Figure 4."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from famjax.cli.figures import new_figure, save_figure
+from famjax.core.errors import UserError
+
+# key of the score, the higher the better, by `Task.group`; rows of results are averaged
+_SCORES = {
+    "text": "accuracy",
+    "passkey": "key_accuracy",
+    "toy": "episode_accuracy",
+    "long": "score",
+    "questions": "score",
+}
+
+
+def normalized_scores(
+    found: Sequence[dict[str, Any]], shared: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """Return the scores of every task, [runs], each divided by the best run's.
+
+    Args:
+      found: results of each run by label, see `famjax.cli.report.read_results`.
+      shared: labels of tasks that all runs have.
+    """
+    normalized = {}
+    for label in shared:
+        group = found[0][label]["group"]
+        if group in _SCORES:
+            scores = np.array([_score(group, results[label]["result"]) for results in found])
+            if scores.max() > 0:
+                normalized[label] = scores / scores.max()
+    return normalized
+
+
+def _score(group: str, result: Any) -> float:
+    name = _SCORES[group]
+    if isinstance(result, dict) and name in result:
+        return float(result[name])
+    rows = result if isinstance(result, list) else result["rows"]
+    return float(np.mean([row[name] for row in rows]))
+
+
+def draw_segments(
+    found: Sequence[dict[str, Any]], shared: Sequence[str], runs: Sequence[Path], path: Path
+) -> Path:
+    """Plot the normalized scores by the number of memory segments, a line for each mixer.
+
+    Raises:
+      UserError: a folder is no run, or there is no score above 0.
+    """
+    from famjax.config.resolved import resolve_model
+    from famjax.train.run import read_config
+
+    normalized = normalized_scores(found, shared)
+    if not normalized:
+        raise UserError("--segments: no task with a score above 0 is of all runs")
+    mixers: dict[str, list[tuple[int, int]]] = {}
+    for number, run in enumerate(runs):
+        config = read_config(run)
+        if config is None:
+            raise UserError(f"--segments: {run} is no run, which says its memory segments")
+        model = resolve_model(config.model)
+        mixers.setdefault(model.mixer, []).append((model.memory_segments, number))
+    figure, axes = new_figure(size=(7, 4.5))
+    every = np.array(list(normalized.values()))
+    for i, (mixer, places) in enumerate(mixers.items()):
+        at = sorted(places)
+        segments, numbers = [m for m, _ in at], [number for _, number in at]
+        for scores in every:
+            axes.plot(segments, scores[numbers], "o", color=f"C{i}", alpha=0.3, markersize=4)
+        means = every[:, numbers].mean(0)
+        axes.plot(segments, means, "o-", color=f"C{i}", label=f"{mixer}, mean of {len(every)}")
+    axes.set(xlabel="memory segments", ylabel="score, of the best run's")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return save_figure(figure, path)
