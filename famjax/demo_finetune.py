@@ -6,7 +6,8 @@ retrieval, with a row of text in each batch; evaluates them before and after at 
 training; and exports FAM, with adapters merged, with streaming PyTorch code.
 `make demo-finetune-full` adds two seeds of FAM, the paper's sum with two, and three of a memory
 written by the delta rule. `make demo-finetune-large` does it with a Llama of a million parameters
-that is pretrained for an hour on the standard library, and on books if there are some:
+that is pretrained for an hour on the standard library, and on books if there are some, and a delta
+memory that keeps the window's segment and weighs text more:
 
     python -m famjax.demo_finetune --large --books TRAINING:HELD_OUT
 """
@@ -115,6 +116,8 @@ _FAM = TunedModel("FAM", "fam", ("model.memory_segments=0", "model.fam_len=16"))
 _SUM = replace(_FAM, name="sum", settings=(*_FAM.settings, "model.fam_update=sum"))
 _BSWA = TunedModel("BSWA", "bswa", ("model.memory_segments=1",))
 _DELTA = TunedModel("DELTA", "delta", ("model.memory_segments=0",))
+# which finds all keys beside a window, and keeps its text with it
+_DELTA_M1 = replace(_DELTA, settings=("model.memory_segments=1",))
 
 
 def _seeds(model: TunedModel, *seeds: int) -> list[TunedModel]:
@@ -204,8 +207,8 @@ def make_large_demo(books: str | None) -> FinetuneDemo:
         base=base,
         block=128,
         tokens=3_200_000,
-        models=(_DELTA, _FAM, *_seeds(_DELTA, 1), _BSWA, *_seeds(_DELTA, 2), *_seeds(_FAM, 1, 2)),
-        finetuning=("train.steps=400",),
+        models=(_DELTA_M1, _FAM, *_seeds(_DELTA_M1, 1), _BSWA, *_seeds(_DELTA_M1, 2)),
+        finetuning=("train.steps=400", "data.text_weight=0.2"),
     )
 
 

@@ -1,0 +1,100 @@
+"""Sets of questions as seqio tasks, for T5X and other users of seqio. Needs the extra seqio.
+
+    from famjax.data.seqio_questions import register
+    register("qasper", {"test": "qasper/*.jsonl.gz"}, vocabulary)
+    seqio.get_mixture_or_task("famjax_qasper")
+
+An example is a question: its document and prompt are the inputs, its first reference is the
+targets. Options are not ranked there: an answer is right if it is equal to the right option.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from famjax.core.errors import UserError, nearest
+from famjax.core.optional import missing_message, missing_modules
+from famjax.eval.answer_scores import score_answer
+from famjax.tasks import TASKS
+from famjax.tasks.questions.question_set import QuestionSet
+
+
+def register(name: str, files: Mapping[str, str], vocabulary: Any) -> str:
+    """Register `famjax_NAME` in seqio, and return that name.
+
+    Args:
+      name: of a set of questions in `famjax.tasks.TASKS`, such as "qasper".
+      files: by split, as `famjax eval --tasks NAME:FILES` takes them.
+      vocabulary: of seqio, of inputs and targets.
+
+    Raises:
+      UserError: no such set, a split that cannot be read, or seqio is not installed.
+    """
+    if missing := missing_modules(["seqio", "tensorflow"]):
+        raise UserError(f"seqio tasks: {missing_message(missing)}")
+    import seqio
+    import tensorflow as tf
+
+    task = TASKS.get(name)
+    if not isinstance(task, QuestionSet):
+        known = [each for each, found in TASKS.items() if isinstance(found, QuestionSet)]
+        raise UserError(f"{name}: is no set of questions{nearest(name, known)}")
+    examples = {split: list(_examples(task, where)) for split, where in files.items()}
+    one, several = tf.TensorSpec((), tf.string), tf.TensorSpec((None,), tf.string)
+    signature = {"inputs": one, "targets": one, "references": several, "options": several}
+    signature["metrics"] = several
+
+    def dataset(split: str, shuffle_files: bool, seed: int | None = None) -> Any:
+        del shuffle_files, seed  # there is one file, in its order
+        return tf.data.Dataset.from_generator(
+            lambda: iter(examples[split]), output_signature=signature
+        )
+
+    feature = seqio.Feature(vocabulary, add_eos=True)
+    seqio.TaskRegistry.add(
+        f"famjax_{name}",
+        source=seqio.FunctionDataSource(dataset, splits=tuple(files)),
+        preprocessors=[seqio.preprocessors.tokenize, seqio.preprocessors.append_eos],
+        output_features={"inputs": feature, "targets": feature},
+        postprocess_fn=_postprocess,
+        metric_fns=[_measure],
+    )
+    return f"famjax_{name}"
+
+
+def _examples(task: QuestionSet, files: str) -> Iterator[dict[str, Any]]:
+    """Yield the questions of files, of which an empty list has a string's type."""
+    documents, _ = task.load(files, skip_broken=False)
+    for document in documents:
+        for asked in document.questions:
+            metrics = [asked.metric] if asked.metric else task.metrics
+            yield {
+                "inputs": document.text + asked.prompt,
+                "targets": asked.references[0],
+                "references": np.array(asked.references, object),
+                "options": np.array(asked.options, object),
+                "metrics": np.array(["exact"] if "accuracy" in metrics else metrics, object),
+            }
+
+
+def _postprocess(output: str, example: Mapping[str, Any], is_target: bool = False) -> Any:
+    """Return an output as it is, and in place of a target what it is scored by."""
+    if not is_target:
+        return output
+    return {
+        name: [value.decode() for value in np.asarray(example[name]).tolist()]
+        for name in ("references", "options", "metrics")
+    }
+
+
+def _measure(targets: Sequence[Any], predictions: Sequence[str]) -> dict[str, float]:
+    """Return the mean of each metric over the questions that have it."""
+    scores: dict[str, list[float]] = {}
+    for target, output in zip(targets, predictions, strict=True):
+        for metric in target["metrics"]:
+            arguments = (output, target["references"], target["options"])
+            scores.setdefault(metric, []).append(score_answer(metric, *arguments))
+    return {metric: float(np.mean(values)) for metric, values in scores.items()}
