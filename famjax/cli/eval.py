@@ -56,9 +56,9 @@ class Arguments:
     facts: str = ""
     """babilong: a file of bAbI with the facts, such as qa1_single-supporting-fact_test.txt."""
     ablate: str = ""
-    """Documents with questions: answer also without a part of the memory. reset: the whole state at
-    every block; memory: FAM, or another memory, at its initial value; segments: no memory segments;
-    several separated by commas."""
+    """Documents with questions, and texts: evaluate also without a part of the memory. reset: the
+    whole state at every block (texts always are); memory: FAM, or another memory, at its initial
+    value; segments: no memory segments; several separated by commas."""
     skip_broken: bool = False
     """Files with questions: leave out lines that cannot be read, and say how many."""
     shots: int | None = None

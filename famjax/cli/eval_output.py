@@ -268,6 +268,11 @@ def text_table(text: dict[str, Any]) -> Table:
     _add_scores(table, "with memory", text)
     _add_scores(table, "reset at every block", text["without_memory"])
     _add_scores(table, "gained by memory", text["memory_gain"], sign="+")
+    for name, ablated in text.get("ablations", {}).items():
+        _add_scores(table, ABLATED[name], ablated)
+        if "gain" in ablated:
+            gain, *ends = (f"{value:+.4f}" for value in ablated["gain"])
+            table.add_row("gained, 95%", gain, " to ".join(ends), "", "")
     table.add_rule()
     _add_scores(table, "unigram", text["unigram"])
     _add_scores(table, "uniform", text["uniform"])

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from famjax.core.types import Array, Context, State
+from famjax.core.types import Array, Batch, Context, State
 from famjax.eval.ablations import ablated_leaves, restore_lanes
 from famjax.eval.streaming import CHUNK, Streamer, rechunk
 from famjax.models.language_model import LanguageModel
@@ -117,6 +117,20 @@ class LaneStream(Streamer):
             at += width
         nll, correct = jax.device_get((nll, correct))
         return np.concatenate(nll, 1), np.concatenate(correct, 1)
+
+    def lane_losses(self, batch: Batch[np.ndarray]) -> tuple[Array, ...]:
+        """As `Streamer.lane_losses`, block by block if a part of the state is taken away."""
+        if self._taken is None:
+            return super().lane_losses(batch)
+        parts = []
+        for at in range(0, self.chunk, self.block):
+            # lanes without a token here are through with their document
+            self._take_away(np.ones(self.batch, bool))
+            own = slice(at, at + self.block)
+            masks = (jnp.asarray(mask[:, own]) for mask in (batch["reset"], batch["valid"]))
+            tokens, targets = batch["tokens"][:, own], batch["targets"][:, own]
+            parts.append(self._call(tokens, targets, Context(*masks), self.block - 1))
+        return tuple(jnp.concatenate(each, 1) for each in zip(*parts, strict=True))
 
     def _pieces(
         self, tokens: np.ndarray, sizes: np.ndarray, starts: np.ndarray

@@ -19,6 +19,8 @@ from famjax.data.one_pass import DocumentPass, EndOfDocuments, one_pass, reset_b
 from famjax.data.sources import Key, Source, TextSource
 from famjax.eval.document_sums import DocumentSums
 from famjax.eval.guessing import TokenCounts
+from famjax.eval.intervals import paired_interval
+from famjax.eval.lane_stream import LaneStream
 from famjax.eval.memory import update_tokens
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK, Streamer, check_capacity
@@ -46,6 +48,7 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
         window=window,
         score=score,
         words=request.words,
+        ablate=request.ablate,
     )
     if len(scores["by_document"]) > _MANY_DOCUMENTS:
         del scores["by_document"]
@@ -61,6 +64,7 @@ def evaluate_text(
     window: int | None = None,
     score: int | None = None,
     words: int | None = None,
+    ablate: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Evaluate a run on text, with its memory and without.
 
@@ -84,20 +88,23 @@ def evaluate_text(
       words: of the texts, by which `word_perplexity` is measured; None counts them, between white
         space. Published figures have a data set's own count, whatever a tokenizer makes of it
         (PG-19: arXiv 1911.05507, 4.2).
+      ablate: read it also with these ablations (`famjax.eval.ablations`); `reset` always is.
 
     Returns:
       window, score; documents, documents_left, tokens, bytes, seconds, tokens_per_second,
       state_bytes (of one document); words, word_perplexity (e to the nats of a word); loss
       (nats per token), accuracy, perplexity, bits_per_byte; the
       same four in without_memory, and their improvement by memory in memory_gain; the same four of
+      each ablation but `reset` in ablations, and gain: by how many bits per byte the run is better,
+      and the ends of its 95% interval over documents; the same four of
       context-free baselines in unigram and uniform (`famjax.eval.guessing`); by_position: rows of
       from, to (position of the predicted token in its document or window), tokens, loss, accuracy,
       loss_without_memory; by_document, of documents that are read whole, by file and line: rows
-      of file, line, tokens, bytes, nats, nats_without_memory.
+      of file, line, tokens, bytes, nats, nats_without_memory, and ablated (nats by ablation).
 
     Raises:
-      UserError: there is no such text, a document exceeds full attention's KV cache, or the
-        window is invalid.
+      UserError: there is no such text, nothing to ablate, a document exceeds full attention's KV
+        cache, or the window is invalid.
     """
     if batch < 1 or (max_bytes is not None and max_bytes < 1):
         raise UserError(f"text: batch={batch}, max_bytes={max_bytes}: must be at least 1")
@@ -112,8 +119,11 @@ def evaluate_text(
         score = score or window
         streamer = Streamer(run.model, batch, window)
         rows = windows(documents, batch, window, score)
-    streams = (streamer, streamer.new_stream())
-    with_memory_sums, reset_sums = _MetricSums(), _MetricSums()
+    names = [name for name in ablate if name != "reset"]
+    ablated = [LaneStream(run.model, streamer.batch, streamer.chunk, name) for name in names]
+    streams = (streamer, streamer.new_stream(), *ablated)
+    sums = [_MetricSums() for _ in streams]
+    with_memory_sums, reset_sums, *ablated_sums = sums
     by_document = DocumentSums(streamer.batch)
     counts = TokenCounts(run.tokenizer.vocab_size)
     tokens = 0
@@ -126,7 +136,7 @@ def evaluate_text(
         for batch_read, positions, results in _predictions(run, rows, streams, block):
             counted = batch_read["weights"] > 0
             size = run.tokenizer.token_bytes[batch_read["targets"]] * counted
-            for totals, (nll, correct) in zip((with_memory_sums, reset_sums), results, strict=True):
+            for totals, (nll, correct) in zip(sums, results, strict=True):
                 totals.add(counted, positions, nll, correct, size)
             if window is None:
                 losses = [nll * counted for nll, _ in results]
@@ -154,7 +164,8 @@ def evaluate_text(
         "state_bytes": streamer.state_bytes() // streamer.batch,
         **_scores(with_memory_sums, reset_sums),
         **_word_scores(source, documents.keys, words, float(with_memory_sums.nll.sum())),
-        "by_document": _document_rows(by_document, documents.keys) if window is None else [],
+        "ablations": _ablation_scores(names, ablated_sums, by_document),
+        "by_document": _document_rows(by_document, documents.keys, names) if window is None else [],
         "unigram": with_memory_sums.compute_scores(*counts.unigram()),
         "uniform": with_memory_sums.compute_scores(*counts.uniform()),
     }
@@ -233,9 +244,10 @@ def _windows(reader: Reader, window: int, score: int) -> Iterator[Batch[np.ndarr
 
 
 def _predictions(
-    run: Run, rows: Iterator[Batch[np.ndarray]], streams: tuple[Streamer, Streamer], block: int
+    run: Run, rows: Iterator[Batch[np.ndarray]], streams: Sequence[Streamer], block: int
 ) -> Iterator[tuple[Batch[np.ndarray], np.ndarray, list[tuple[np.ndarray, np.ndarray]]]]:
-    """Yield each batch, its positions [b t], and (nll, correct) [b t] with memory and without.
+    """Yield each batch, its positions [b t], and (nll, correct) [b t] with memory, without, and
+    with each ablation.
 
     Results are fetched one batch late, so that the host prepares the next one meanwhile.
     """
@@ -245,7 +257,9 @@ def _predictions(
         positions, read = token_positions(batch, read)
         check_capacity(run.model.stack.capacity, int(positions[batch["valid"]].max()) + 1)
         forgetting: Batch[np.ndarray] = {**batch, "reset": reset_blocks(batch, block)}
-        results = [streams[0].lane_losses(batch), streams[1].lane_losses(forgetting)]
+        with_memory, reset, *ablated = streams
+        results = [with_memory.lane_losses(batch), reset.lane_losses(forgetting)]
+        results += [stream.lane_losses(batch) for stream in ablated]
         waiting.append((batch, positions, results))
         if len(waiting) > 1:
             batch, positions, results = waiting.popleft()
@@ -315,13 +329,35 @@ def _word_scores(
     return {"words": words, "word_perplexity": math.exp(each) if each < 700 else math.inf}
 
 
-def _document_rows(sums: DocumentSums, keys: Sequence[Key]) -> list[dict[str, Any]]:
+def _document_rows(
+    sums: DocumentSums, keys: Sequence[Key], names: Sequence[str]
+) -> list[dict[str, Any]]:
     """Return a row for each document; `keys` are the documents' in the order of their start."""
     rows = []
-    for (file, line, _), (tokens, size, nll, reset_nll) in zip(keys, sums.sums, strict=True):
+    for (file, line, _), (tokens, size, nll, reset_nll, *ablated) in zip(
+        keys, sums.sums, strict=True
+    ):
         row = {"file": file, "line": line, "tokens": int(tokens), "bytes": int(size)}
-        rows.append({**row, "nats": float(nll), "nats_without_memory": float(reset_nll)})
+        row |= {"nats": float(nll), "nats_without_memory": float(reset_nll)}
+        if names:
+            row["ablated"] = dict(zip(names, map(float, ablated), strict=True))
+        rows.append(row)
     return sorted(rows, key=lambda row: (row["file"], row["line"]))
+
+
+def _ablation_scores(
+    names: Sequence[str], sums: Sequence[_MetricSums], documents: DocumentSums
+) -> dict[str, Any]:
+    """Return the scores with each ablation, and how much better the run is by document."""
+    found: dict[str, Any] = {}
+    for i, (name, totals) in enumerate(zip(names, sums, strict=True)):
+        found[name] = totals.scores()
+        if documents.sums:
+            size, nats, ablated = (
+                np.array([row[n] for row in documents.sums]) for n in (1, 2, 4 + i)
+            )
+            found[name]["gain"] = paired_interval(ablated, nats, size)
+    return found
 
 
 def _scores(with_memory_sums: _MetricSums, reset_sums: _MetricSums) -> dict[str, Any]:

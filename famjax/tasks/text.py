@@ -16,7 +16,7 @@ from famjax.tokenizers.tokenizer import Tokenizer
 class TextTask(Task):
     switches = ("data.files", "data.seqio", "data.tfds", "data.holdout", "data.part_bytes")
     group = "text"
-    options = ("window", "score", "words")
+    options = ("window", "score", "words", "ablate")
     files = "FILES, or text:holdout"
     evaluation = "famjax.eval.text:evaluate"
     headline = "bits_per_byte"

@@ -16,6 +16,7 @@ import pytest
 import tiny
 
 from famjax.core.errors import UserError
+from famjax.eval.lane_stream import LaneStream
 from famjax.eval.passkey import evaluate_passkey
 from famjax.eval.streaming import Streamer
 from famjax.eval.text import evaluate_text
@@ -414,3 +415,28 @@ def test_the_perplexity_of_a_word_is_that_of_its_nats(tmp_path: Path) -> None:
     assert result["word_perplexity"] == pytest.approx(np.exp(nats / 6), rel=1e-5)
     published = evaluate_text(run, str(tmp_path), quiet=True, words=12)
     assert published["word_perplexity"] == pytest.approx(np.exp(nats / 12), rel=1e-5)
+
+
+def test_texts_without_a_part_of_the_memory(tmp_path: Path) -> None:
+    run = tiny.run_with("fam", seed=2, memory_segments=1)
+    texts = ["abcdefgh" * 7, "x", "hello there, " * 9, "one two " * 4]
+    files = str(write(tmp_path / "d", texts))
+    result = evaluate_text(run, files, batch=3, quiet=True, ablate=("reset", "memory", "segments"))
+    assert result["ablations"].keys() == {"memory", "segments"}
+    by_name: dict[str, list[float]] = {"memory": [], "segments": []}
+    for row in result["by_document"]:
+        tokens = np.array([256, *(Path(row["file"])).read_bytes(), 257], np.int32)
+        for name, nats in row["ablated"].items():
+            stream = LaneStream(run.model, 1, 16, name)
+            wide = np.pad(tokens, (0, -(len(tokens) - 1) % 8))
+            rows, targets = wide[None, :-1], wide[None, 1:]
+            size = np.array([len(tokens) - 1])
+            losses, _ = stream.losses_lanes(rows[:, : len(wide) // 8 * 8], targets, size)
+            assert nats == pytest.approx(losses[0, : size[0]].sum(), rel=1e-4)
+            by_name[name].append(nats)
+    for name, nats in by_name.items():
+        found = result["ablations"][name]
+        assert found["loss"] == pytest.approx(sum(nats) / result["tokens"], rel=1e-4)
+        gain = (sum(nats) / np.log(2)) / result["bytes"] - result["bits_per_byte"]
+        assert found["gain"][0] == pytest.approx(gain, rel=1e-3)
+        assert found["gain"][1] <= found["gain"][0] <= found["gain"][2]
