@@ -31,6 +31,7 @@ from famjax.tasks import TASKS
 from famjax.tasks.questions.question_set import QuestionSet
 from famjax.tasks.questions.records import Asked, AskedDocument
 from famjax.tasks.task import Request
+from famjax.tokenizers.tokenizer import Tokenizer
 from famjax.train.run import Run
 
 # documents whose questions are answered together, in batches of prompts of about equal lengths
@@ -142,6 +143,8 @@ def _prepare(
     encode, capacity = run.tokenizer.encode, run.model.stack.capacity
     work, cut = [], 0
     for number, document in enumerate(documents):
+        if _is_ranked(task):
+            _check_options(run.tokenizer, document)
         prompts = [encode(asked.prompt) for asked in document.questions]
         asks = zip(prompts, document.questions, strict=True)
         after = max(len(prompt) + _most(run, task, asked) for prompt, asked in asks)
@@ -161,6 +164,19 @@ def _prepare(
             )
         work.append(_Work(number, document, prompts, size, tokens))
     return work, cut
+
+
+def _check_options(tokenizer: Tokenizer, document: AskedDocument) -> None:
+    """Refuse options without tokens, or with unknown ones, whose likelihoods mean nothing."""
+    for asked in document.questions:
+        for option in asked.options:
+            tokens = tokenizer.encode(f" {option}")
+            # an unknown token has no bytes
+            if not option.strip() or not tokenizer.token_bytes[tokens].all():
+                raise UserError(
+                    f"{document.name}: tokenizer {tokenizer.name} cannot express the option "
+                    f"{option!r}; take a run whose tokenizer knows all characters (byte fallback)"
+                )
 
 
 def _most(run: Run, task: QuestionSet, asked: Asked) -> int:

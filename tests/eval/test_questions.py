@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sentencepiece
 import tiny
 
 from famjax.cli.main import main
@@ -22,6 +23,7 @@ from famjax.experiment.load import load_config
 from famjax.tasks import TASKS
 from famjax.tasks.questions.question_set import QuestionSet
 from famjax.tasks.task import Request
+from famjax.tokenizers.load import load_tokenizer
 
 STORIES = ["A cat sat. " * 30, "Dogs ran off. " * 9, "One. "]
 
@@ -128,6 +130,20 @@ def test_options_are_ranked_by_their_log_likelihoods(tmp_path: Path) -> None:
         assert example["scores"]["accuracy"] == (int(np.argmax(sums)) == right)
         by_byte = int(np.argmax(np.divide(sums, sizes)))
         assert example["scores"]["accuracy_per_byte"] == (by_byte == right)
+
+
+def test_an_option_that_the_tokenizer_does_not_know_is_refused(tmp_path: Path) -> None:
+    lines = ["abcdefgh ijklmnop", "qrstuvwxyz. aeiou"] * 40
+    with (tmp_path / "m.model").open("wb") as model:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines), model_writer=model, vocab_size=32, model_type="char"
+        )
+    run = replace(tiny.run_with("fam"), tokenizer=load_tokenizer(str(tmp_path / "m.model")))
+    for option in ("日本", " "):
+        asked = {"question": "who", "options": ["a cat", option], "gold_label": 1}
+        files = write(tmp_path / "q.jsonl", [{"article": "a cat sat", "questions": [asked]}])
+        with pytest.raises(UserError, match=r"q.jsonl:1: tokenizer .* cannot express"):
+            questions.evaluate(run, request("quality", files))
 
 
 def test_a_window_reads_the_last_tokens_and_says_so(short: None, tmp_path: Path) -> None:
