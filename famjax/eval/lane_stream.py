@@ -227,17 +227,18 @@ class LanePlan(NamedTuple):
     padding: float
 
 
-def plan_lanes(sizes: Sequence[int], batch: int, block: int) -> LanePlan:
+def plan_lanes(sizes: Sequence[int], batch: int, block: int, longest: int = CHUNK) -> LanePlan:
     """Return the largest plan with little padding, else that with the least.
 
     Args:
       sizes: tokens of the documents, of which whole blocks are read.
       batch: most lanes.
       block: of the model; chunks are multiples of it.
+      longest: most tokens of a chunk, about.
     """
     plans = []
     read = sum(size // block * block for size in sizes)
-    chunk = max(CHUNK // block, 1) * block
+    chunk = max(longest // block, 1) * block
     while chunk:
         calls = [-(-(size // block * block) // chunk) for size in sizes]
         for lanes in range(min(batch, len(sizes)), 0, -1):

@@ -27,6 +27,7 @@ from famjax.eval.lane_answers import answer_prompts, score_continuations
 from famjax.eval.lane_stream import LanePlan, ReadDocument, plan_lanes
 from famjax.eval.memory import memory_report, update_tokens
 from famjax.eval.progress import TokenProgress
+from famjax.eval.streaming import CHUNK
 from famjax.tasks import TASKS
 from famjax.tasks.questions.question_set import QuestionSet
 from famjax.tasks.questions.records import Asked, AskedDocument
@@ -202,7 +203,8 @@ def _group(number: int) -> tuple[int, range]:
 
 
 def _plan(run: Run, work: Sequence[_Work], batch: int) -> LanePlan:
-    return plan_lanes([each.size for each in work], batch, run.model.block_len)
+    longest = run.model.stack.call_len or CHUNK
+    return plan_lanes([each.size for each in work], batch, run.model.block_len, longest)
 
 
 # reading and answering --------------------------------------------------------------------------
