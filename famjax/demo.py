@@ -109,7 +109,7 @@ SHORT_DEMO = Demo(
 )
 FULL_DEMO = Demo(
     Path("runs/demo-full"),
-    (*(_fam(seed, 2000) for seed in range(5)), *map(_bswa, (0, 1, 2, 3, 4, 6, 8, 12))),
+    (*(_fam(seed, 3600) for seed in range(5)), *map(_bswa, (0, 1, 2, 3, 4, 6, 8, 12))),
     (*(2**k for k in range(7, 21)), 10 * 2**20),
     examples=100,
     tokens=100 * 2**20,
