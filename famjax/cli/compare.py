@@ -17,7 +17,7 @@ from famjax.cli.report import check_file, read_examples, read_results
 from famjax.cli.tables import Output, Table
 from famjax.core.errors import UserError
 from famjax.core.paths import expanded
-from famjax.eval.intervals import mean_interval, paired_interval
+from famjax.eval.intervals import mean_interval, paired_interval, ratio_interval
 
 # key of the share of right answers, by `Task.group`
 _SHARES = {"passkey": "key_accuracy", "toy": "episode_accuracy", "long": "score"}
@@ -212,10 +212,9 @@ def _paired(scores: dict[int, dict[Any, float]], other: dict[int, dict[Any, floa
     asked = [{n: set(each[n]) for n in each} for each in (scores, other)]
     if not scores or asked[0] != asked[1]:
         return "other documents"
-    means = [
-        np.array([np.mean(list(each[n].values())) for n in scores]) for each in (scores, other)
-    ]
-    mean, low, high = mean_interval(means[0] - means[1])
+    sums = [np.array([sum(each[n].values()) for n in scores]) for each in (scores, other)]
+    counts = np.array([len(scores[n]) for n in scores])
+    mean, low, high = ratio_interval(sums[0] - sums[1], counts)
     return f"{mean:+.1%} ({100 * low:+.0f} to {100 * high:+.0f})"
 
 

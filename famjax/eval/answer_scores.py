@@ -22,15 +22,23 @@ def normalize(text: str) -> str:
 
 
 def exact(output: str, reference: str) -> float:
-    """Return 1 if both are equal once normalized."""
-    return float(normalize(output) == normalize(reference))
+    """Return 1 if both are equal once normalized.
+
+    A reference of which nothing is left then, such as the letter A, is compared as it is.
+    """
+    right = normalize(reference)
+    return float(normalize(output) == right) if right else _same(output, reference)
+
+
+def _same(output: str, reference: str) -> float:
+    return float(output.strip().lower().rstrip(".") == reference.strip().lower().rstrip("."))
 
 
 def f1(output: str, reference: str) -> float:
     """Return the F1 of the words of both, normalized (SQuAD, SCROLLS)."""
     words, right = normalize(output).split(), normalize(reference).split()
-    if not words or not right:
-        return float(words == right)
+    if not right:
+        return _same(output, reference)
     shared = (Counter(words) & Counter(right)).total()
     return 2 * shared / (len(words) + len(right))
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from famjax.core.errors import UserError
 from famjax.core.json_files import RUN_AGAIN, parse_json, read_whole
-from famjax.eval.intervals import mean_interval
+from famjax.eval.intervals import ratio_interval
 
 
 @dataclass
@@ -89,12 +89,15 @@ def check_lines(file: Path, lines: list[dict[str, Any]]) -> None:
         raise UserError(f"{file}: damaged (a line that is no example); {RUN_AGAIN}")
 
 
-def document_means(examples: Sequence[Example], values: Sequence[float]) -> np.ndarray:
-    """Return the mean of the values of each document's examples, [documents]."""
+def document_interval(
+    examples: Sequence[Example], values: Sequence[float]
+) -> tuple[float, float, float]:
+    """Return the mean of the examples' values, and the ends of its 95% interval over documents."""
     groups: dict[int, list[float]] = {}
     for example, value in zip(examples, values, strict=True):
         groups.setdefault(example.document, []).append(value)
-    return np.array([np.mean(group) for group in groups.values()])
+    sums, counts = (np.array([f(group) for group in groups.values()], float) for f in (sum, len))
+    return ratio_interval(sums, counts)
 
 
 def ablation_scores(examples: Sequence[Example]) -> dict[str, dict[str, Any]]:
@@ -106,7 +109,7 @@ def ablation_scores(examples: Sequence[Example]) -> dict[str, dict[str, Any]]:
     for name in examples[0].ablated:
         scores = [float(example.ablated[name]["score"]) for example in examples]
         gains = [example.score - score for example, score in zip(examples, scores, strict=True)]
-        mean, *ends = mean_interval(document_means(examples, gains))
+        mean, *ends = document_interval(examples, gains)
         gain = [mean, *np.clip(ends, -1, 1).tolist()]
         found[name] = {"score": float(np.mean(scores)), "gain": gain}
     return found

@@ -31,10 +31,36 @@ def paired_interval(
     """
     difference = (nats - other_nats) / np.log(2)
     rng = np.random.default_rng(0)
-    drawn = rng.integers(len(size), size=(samples, len(size)))
-    means = difference[drawn].sum(1) / size[drawn].sum(1)
+    # one sample at a time, so that many documents take no more memory
+    means = []
+    for _ in range(samples):
+        drawn = rng.integers(len(size), size=len(size))
+        means.append(difference[drawn].sum() / size[drawn].sum())
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(difference.sum() / size.sum()), float(low), float(high)
+
+
+def ratio_interval(
+    sums: np.ndarray, counts: np.ndarray, samples: int = 10_000, level: float = 0.95
+) -> tuple[float, float, float]:
+    """Return the mean of all values of n documents, and the ends of its bootstrap interval.
+
+    Documents are drawn, each with all its values, so that the mean is that of the values however
+    many a document has. Equal means have the ends of `mean_interval`.
+
+    Args:
+      sums, counts: [n], of the values of each document.
+    """
+    means = sums / counts
+    if np.ptp(means) == 0 or np.ptp(counts) == 0:
+        return mean_interval(means, samples, level)
+    rng, tail = np.random.default_rng(0), (1 - level) / 2
+    drawn = []
+    for _ in range(samples):
+        rows = rng.integers(len(sums), size=len(sums))
+        drawn.append(sums[rows].sum() / counts[rows].sum())
+    low, high = np.quantile(drawn, [tail, 1 - tail])
+    return float(sums.sum() / counts.sum()), float(low), float(high)
 
 
 def mean_interval(

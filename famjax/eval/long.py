@@ -22,11 +22,10 @@ from famjax.eval.examples import (
     Examples,
     ablation_scores,
     digest,
-    document_means,
+    document_interval,
     examples_name,
     weights_version,
 )
-from famjax.eval.intervals import mean_interval
 from famjax.eval.lane_answers import answer_prompts
 from famjax.eval.lane_stream import ReadDocument
 from famjax.eval.memory import memory_report, update_tokens
@@ -322,13 +321,12 @@ def _row(
 ) -> dict[str, Any]:
     depths = np.array([_part(example.depth) for example in examples])
     scores = np.array([example.score for example in examples])
-    by_document = document_means(examples, scores.tolist())
     seconds = sum(time["read"] for time in times)
     return {
         "length": length,
         "examples": len(examples),
         "score": float(scores.mean()),
-        "interval": np.clip(mean_interval(by_document)[1:], 0, 1).tolist(),
+        "interval": np.clip(document_interval(examples, scores.tolist())[1:], 0, 1).tolist(),
         "by_depth": [
             float(scores[depths == i].mean()) if (depths == i).any() else None
             for i in range(_DEPTHS)

@@ -18,11 +18,10 @@ from famjax.eval.examples import (
     Examples,
     ablation_scores,
     digest,
-    document_means,
+    document_interval,
     examples_name,
     weights_version,
 )
-from famjax.eval.intervals import mean_interval
 from famjax.eval.lane_answers import answer_prompts, score_continuations
 from famjax.eval.lane_stream import LanePlan, ReadDocument, plan_lanes
 from famjax.eval.memory import memory_report, update_tokens
@@ -392,17 +391,17 @@ def _example(prompt: _Prompt, outputs: dict[str, _Output]) -> Example:
 
 
 def _scores(metrics: Sequence[str], examples: Sequence[Example]) -> dict[str, Any]:
-    by_document = document_means(examples, [example.score for example in examples])
+    score, *ends = document_interval(examples, [example.score for example in examples])
     scores: dict[str, float] = {}
     for metric in metrics:
         known = [e.scores[metric] for e in examples if e.scores and metric in e.scores]
         scores[metric] = float(np.mean(known))
     return {
-        "documents": len(by_document),
+        "documents": len({example.document for example in examples}),
         "questions": len(examples),
         "metric": metrics[0] if set(metrics) == set(examples[0].scores or ()) else "mean",
-        "score": float(np.mean([example.score for example in examples])),
-        "interval": np.clip(mean_interval(by_document)[1:], 0, 1).tolist(),
+        "score": score,
+        "interval": np.clip(ends, 0, 1).tolist(),
         "scores": scores,
         "cut": sum(example.cut for example in examples),
         "ablations": ablation_scores(examples),

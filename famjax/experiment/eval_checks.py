@@ -57,6 +57,8 @@ def _check_eval_tasks(config: Config) -> Iterator[str]:
     if len(set(names)) < len(names):
         yield f"eval.tasks={e.tasks}: names a task twice; leave one out"
     known = [*(["heldout_bits_per_byte"] if holds_out_text(config) else []), *names]
+    if e.best == "lm_eval":
+        yield "eval.best=lm_eval: its metrics may be better lower; name another task"
     if e.best and e.best not in known:
         yield f"eval.best={e.best}: is not measured; take one of {', '.join(known) or 'eval.tasks'}"
 

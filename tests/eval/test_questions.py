@@ -17,7 +17,7 @@ import tiny
 from famjax.cli.main import main
 from famjax.core.errors import UserError
 from famjax.eval import questions
-from famjax.eval.examples import read_lines
+from famjax.eval.examples import Example, ablation_scores, document_interval, read_lines
 from famjax.eval.memory import update_tokens
 from famjax.experiment.load import load_config
 from famjax.tasks import TASKS
@@ -139,11 +139,48 @@ def test_an_option_that_the_tokenizer_does_not_know_is_refused(tmp_path: Path) -
             sentence_iterator=iter(lines), model_writer=model, vocab_size=32, model_type="char"
         )
     run = replace(tiny.run_with("fam"), tokenizer=load_tokenizer(str(tmp_path / "m.model")))
-    for option in ("日本", " "):
+    for option, said in (("日本", r"q.jsonl:1: tokenizer .* cannot express"), (" ", "is empty")):
         asked = {"question": "who", "options": ["a cat", option], "gold_label": 1}
         files = write(tmp_path / "q.jsonl", [{"article": "a cat sat", "questions": [asked]}])
-        with pytest.raises(UserError, match=r"q.jsonl:1: tokenizer .* cannot express"):
+        with pytest.raises(UserError, match=said):
             questions.evaluate(run, request("quality", files))
+
+
+def test_equal_questions_have_the_references_of_all(tmp_path: Path) -> None:
+    rows = [{"passage": "x", "question": "Who?", "answer": [text]} for text in ("a", "b", "a")]
+    task = TASKS["narrativeqa"]
+    assert isinstance(task, QuestionSet)
+    ((document,), _) = task.load(write(tmp_path / "a.jsonl", rows), False)
+    (asked,) = document.questions
+    assert asked.references == ("a", "b")
+
+
+def test_options_in_a_question() -> None:
+    def parse(listed: str, answer: str) -> Any:
+        record = {"input": "D", "instructions": [f"q?\n{listed}"], "outputs": [answer]}
+        task = TASKS["quality"]
+        assert isinstance(task, QuestionSet)
+        (asked,) = task.parse(record).questions
+        return asked.options, asked.references[0]
+
+    # the article is no letter, spaces do not count, and an option may have lines
+    assert parse(" (A) he\n (B) A dog  ate it", "A dog ate it") == (
+        ("he", "A dog  ate it"),
+        "A dog  ate it",
+    )
+    assert parse(" (A) x\ny\n (B) z", "(A) x") == (("x\ny", "z"), "x\ny")
+    assert parse(" (A) x\n (B) y", "B")[1] == "y"
+
+
+def test_means_are_over_questions() -> None:
+    def example(document: int, question: int, score: float) -> Example:
+        ablated = {"reset": {"output": "", "score": 1 - score}}
+        return Example(0, document, question, 1, None, "", [], "", score, False, ablated=ablated)
+
+    rows = [example(0, 0, 1.0), *(example(1, n, 0.0) for n in range(3))]
+    mean, low, high = document_interval(rows, [row.score for row in rows])
+    assert (mean, low, high) == (0.25, 0, 1)
+    assert ablation_scores(rows)["reset"]["gain"][0] == pytest.approx(0.25 - 0.75)
 
 
 def test_a_window_reads_the_last_tokens_and_says_so(short: None, tmp_path: Path) -> None:
@@ -167,10 +204,20 @@ def test_a_window_reads_the_last_tokens_and_says_so(short: None, tmp_path: Path)
     ("task", "record", "said"),
     [
         ("narrativeqa", {"passage": "a"}, r"line 2: has no field 'answer'; it has 'passage'"),
-        ("narrativeqa", {"passage": "a", "question": "b", "answer": [" "]}, "no reference answers"),
+        (
+            "narrativeqa",
+            {"passage": "a", "question": "b", "answer": [" "]},
+            "a reference that answers .* is empty",
+        ),
         ("narrativeqa", {"passage": " ", "question": "b", "answer": "c"}, "document is empty"),
         ("narrativeqa", {"passage": "a", "question": "b", "answer": 3}, "a field is not what"),
         ("quality", {"article": "a", "questions": []}, "has no question"),
+        ("narrativeqa", {"passage": None, "question": "b", "answer": "c"}, "None is a NoneType"),
+        (
+            "quality",
+            {"article": "a", "questions": [{**quality()[0]["questions"][0], "gold_label": 0}]},
+            "gold_label 0 is none of 1 to 4",
+        ),
         ("leval", {"input": "a", "evaluation": "f2"}, "evaluation 'f2' has no metric here"),
         (
             "leval",

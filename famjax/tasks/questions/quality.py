@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from famjax.core.errors import UserError
 from famjax.tasks.questions.question_set import QuestionSet
 from famjax.tasks.questions.records import (
     Asked,
@@ -25,8 +26,11 @@ def _parse(record: dict[str, Any]) -> AskedDocument:
     questions = []
     for asked in record["questions"]:
         options = strings(asked["options"])
-        right = options[int(asked["gold_label"]) - 1]
-        listed = "".join(f"\n ({'ABCD'[i]}) {text}" for i, text in enumerate(options))
+        label = asked["gold_label"]
+        if not isinstance(label, int) or not 1 <= label <= len(options):
+            raise UserError(f"gold_label {label!r} is none of 1 to {len(options)}")
+        right = options[label - 1]
+        listed = "".join(f"\n ({chr(65 + i)}) {text}" for i, text in enumerate(options))
         prompt = question_prompt(f"{asked['question'].strip()}\n{listed}")
         questions.append(Asked(prompt, (right,), options))
     return AskedDocument(record["article"], tuple(questions))

@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json
-from famjax.data.files import open_text, wrap_read_errors
+from famjax.data.files import is_jsonl, open_text, wrap_read_errors
 from famjax.data.find_files import list_files
 from famjax.data.json_lines import iter_lines, wrap_line_errors
 
 # "(A) text" of the options in a question
-_OPTION = re.compile(r"^\s*\(([A-Z])\)\s*(.*?)\s*$", re.MULTILINE)
+_OPTION = re.compile(r"^[ \t]*\(([A-Z])\)(.*?)(?=^[ \t]*\([A-Z]\)|\Z)", re.MULTILINE | re.DOTALL)
+
+_ANSWER = "\nAnswer:"
 
 
 class Asked(NamedTuple):
@@ -66,7 +68,9 @@ def read_documents(
     """
     found: dict[str, AskedDocument] = {}
     errors: list[str] = []
-    for path in list_files(files, "--tasks ..:"):
+    paths = list_files(files, "--tasks ..:")
+    # a folder may have other files
+    for path in [path for path in paths if is_jsonl(path)] or paths:
         for number, line in _numbered_lines(path):
             try:
                 with wrap_line_errors(path, functools.partial(int, number)):
@@ -78,11 +82,22 @@ def read_documents(
                 continue
             name = f"{path}:{number}"
             known = found.setdefault(document.text, AskedDocument(document.text, (), name))
-            questions = (*known.questions, *document.questions)
+            questions = _join_equal([*known.questions, *document.questions])
             found[document.text] = known._replace(questions=questions)
     if not found:
         raise UserError(f"{files}: has no document with questions in {len(errors):,} lines")
     return list(found.values()), errors
+
+
+def _join_equal(questions: list[Asked]) -> tuple[Asked, ...]:
+    """Return the questions, equal ones as one with the references of all: some sets have a line
+    for each reference."""
+    joined: dict[tuple[Any, ...], Asked] = {}
+    for asked in questions:
+        known = joined.setdefault((asked.prompt, asked.options, asked.metric), asked)
+        references = tuple(dict.fromkeys((*known.references, *asked.references)))
+        joined[asked.prompt, asked.options, asked.metric] = known._replace(references=references)
+    return tuple(joined.values())
 
 
 def _numbered_lines(path: str) -> Iterator[tuple[int, bytes]]:
@@ -103,21 +118,37 @@ def _parse_line(line: bytes, parse: Callable[[dict[str, Any]], AskedDocument]) -
         raise UserError(f"has no field {error}; it has {has}") from None
     except (TypeError, AttributeError, IndexError) as error:
         raise UserError(f"a field is not what the task's records have ({error})") from None
+    _check(document)
+    return document
+
+
+def _check(document: AskedDocument) -> None:
+    """Refuse a document without text or questions, and questions without an answer."""
+    questions = document.questions
+    texts = [part for q in questions for part in (q.prompt, *q.references, *q.options)]
+    for text in (document.text, *texts):
+        if type(text) is not str:
+            raise UserError(f"{text!r:.40} is a {type(text).__name__}, not a text")
+        text.encode("utf-8")  # a lone surrogate is not text
     if not document.text.strip():
         raise UserError("the document is empty")
-    if not document.questions:
+    if not questions:
         raise UserError("has no question")
-    for asked in document.questions:
-        if not any(reference.strip() for reference in asked.references):
-            raise UserError(f"no reference answers {asked.prompt.strip()[-60:]!r}")
+    for asked in questions:
+        said = repr(asked.prompt.strip()[-60:])
+        if not asked.references or not all(reference.strip() for reference in asked.references):
+            raise UserError(f"a reference that answers {said} is empty, or there is none")
         if asked.options and not set(asked.references) & set(asked.options):
             raise UserError(f"the answer {asked.references[0][:40]!r} is none of the options")
-    return document
+        if not all(option.strip() for option in asked.options):
+            raise UserError(f"an option of {said} is empty")
+        if not asked.prompt:
+            raise UserError("nothing follows the document, so that nothing is asked")
 
 
 def question_prompt(question: str) -> str:
     """Return the prompt of a question after its document."""
-    return f"\n\nQuestion: {question.strip()}\nAnswer:"
+    return f"\n\nQuestion: {question.strip()}{_ANSWER}"
 
 
 def strings(value: Any) -> tuple[str, ...]:
@@ -153,7 +184,7 @@ def parse_longbench(record: dict[str, Any]) -> AskedDocument:
     head, found, tail = template.partition("{context}")
     if not found:
         raise UserError("prompt_template has no {context}")
-    prompt = tail.replace("{input}", record["input"])
+    head, prompt = (part.replace("{input}", record["input"]) for part in (head, tail))
     return AskedDocument(head + record["context"], (Asked(prompt, answers, options),))
 
 
@@ -176,12 +207,14 @@ def with_options(document: AskedDocument) -> AskedDocument:
     """
     questions = []
     for asked in document.questions:
-        found = _OPTION.findall(asked.prompt)
-        options = tuple(text for _, text in found)
+        listed = asked.prompt.removesuffix(_ANSWER)
+        found = {letter: text.strip() for letter, text in _OPTION.findall(listed)}
+        options = tuple(found.values())
         answer = asked.references[0].strip()
-        letter = re.match(r"\(?([A-Z])\)?(?:\s|$)", answer)
-        by_letter = dict(found).get(letter[1]) if letter else None
+        letter = re.match(r"\(([A-Z])\)|([A-Z])$", answer)
+        by_letter = found.get(letter[1] or letter[2]) if letter else None
         if len(options) > 1:
-            right = answer if answer in options else by_letter or answer
+            by_text = next((o for o in options if o.split() == answer.split()), None)
+            right = by_text or by_letter or answer
             questions.append(asked._replace(references=(right,), options=options))
     return document._replace(questions=tuple(questions))
