@@ -7,7 +7,7 @@ import pytest
 import seqio
 
 from famjax.core.errors import UserError
-from famjax.data.seqio_questions import register
+from famjax.eval.seqio_questions import register
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Sets of questions as seqio tasks, for T5X and other users of seqio. Needs the extra seqio.
 
-    from famjax.data.seqio_questions import register
+    from famjax.eval.seqio_questions import register
     register("qasper", {"test": "qasper/*.jsonl.gz"}, vocabulary)
     seqio.get_mixture_or_task("famjax_qasper")
 
