@@ -34,18 +34,23 @@ def normalized_scores(
     for label in shared:
         group = found[0][label]["group"]
         if group in _SCORES:
-            scores = np.array([_score(group, results[label]["result"]) for results in found])
+            scores = _scores(group, [results[label]["result"] for results in found])
             if scores.max() > 0:
                 normalized[label] = scores / scores.max()
     return normalized
 
 
-def _score(group: str, result: Any) -> float:
+def _scores(group: str, results: Sequence[Any]) -> np.ndarray:
+    """Return a score for each run, a mean over the lengths that all of them have."""
     name = _SCORES[group]
-    if isinstance(result, dict) and name in result:
-        return float(result[name])
-    rows = result if isinstance(result, list) else result["rows"]
-    return float(np.mean([row[name] for row in rows]))
+    if all(isinstance(result, dict) and name in result for result in results):
+        return np.array([float(result[name]) for result in results])
+    every = [
+        {row.get("length"): row[name] for row in (r if isinstance(r, list) else r["rows"])}
+        for r in results
+    ]
+    shared = set.intersection(*map(set, every))
+    return np.array([np.mean([rows[n] for n in shared]) if shared else 0.0 for rows in every])
 
 
 def draw_segments(
@@ -72,11 +77,11 @@ def draw_segments(
     figure, axes = new_figure(size=(7, 4.5))
     every = np.array(list(normalized.values()))
     for i, (mixer, places) in enumerate(mixers.items()):
-        at = sorted(places)
-        segments, numbers = [m for m, _ in at], [number for _, number in at]
-        for scores in every:
-            axes.plot(segments, scores[numbers], "o", color=f"C{i}", alpha=0.3, markersize=4)
-        means = every[:, numbers].mean(0)
+        for m, number in places:
+            axes.plot([m] * len(every), every[:, number], "o", color=f"C{i}", alpha=0.3, ms=4)
+        # runs of equal segments, such as seeds, are averaged
+        segments = sorted({m for m, _ in places})
+        means = [every[:, [n for m, n in places if m == at]].mean() for at in segments]
         axes.plot(segments, means, "o-", color=f"C{i}", label=f"{mixer}, mean of {len(every)}")
     axes.set(xlabel="memory segments", ylabel="score, of the best run's")
     axes.grid(alpha=0.3)

@@ -229,11 +229,14 @@ def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
         given = f"--{option}" if value is True else f"--{option} {value}"
         if option == "skip_broken":
             raise UserError("--skip-broken: is for files with questions; remove it")
-        if option in ("questions", "facts", "ablate"):
+        if option == "ablate":
+            raise UserError(f"{given}: is for documents with questions and for texts; remove it")
+        if option in ("questions", "facts"):
             raise UserError(f"{given}: is for tasks on long documents; remove it")
         if option in ("shots", "chat"):
             raise UserError(f"{given}: is for tasks of lm-evaluation-harness, lm_eval:NAMES")
-        raise UserError(f"{given}: is for texts; remove it or add text:FILES")
+        also = ", and for questions in files" if option == "window" else ""
+        raise UserError(f"{given}: is for texts{also}; remove it or add text:FILES")
 
 
 # plots -----------------------------------------------------------------------------------------

@@ -64,11 +64,14 @@ def list_files(files: str, option: str) -> list[str]:
       option: that they were given to, for errors.
     """
     found: dict[str, None] = {}
-    for entry in filter(None, (part.strip() for part in files.split(","))):
-        for path, *_ in _expand_entry(os.path.expanduser(entry), Counter(), MAX_FILES):
-            found.setdefault(path)
+    try:
+        for entry in filter(None, (part.strip() for part in files.split(","))):
+            for path, *_ in _expand_entry(os.path.expanduser(entry), Counter(), MAX_FILES):
+                found.setdefault(path)
+    except UserError as error:
+        raise UserError(str(error).replace("data.files", option, 1)) from None
     if not found:
-        raise UserError(f"{option}{files}: there is no such file")
+        raise UserError(f"{option} {files}: names no file")
     return list(found)
 
 

@@ -152,11 +152,11 @@ class Examples:
         length, numbers = group
         return (length, numbers.start) in self._times
 
-    def add(self, group: tuple[int, range], examples: list[Example], times: dict[str, Any]) -> None:
-        """Add a batch; the file is whole at any time."""
-        length, numbers = group
-        self._examples += examples
-        self._times[length, numbers.start] = {"length": length, "first": numbers.start, **times}
+    def add(self, *batches: tuple[tuple[int, range], list[Example], dict[str, Any]]) -> None:
+        """Add batches: their groups, examples and times. The file is whole at any time."""
+        for (length, numbers), examples, times in batches:
+            self._examples += examples
+            self._times[length, numbers.start] = {"length": length, "first": numbers.start, **times}
         if self._file is None:
             return
         lines = [self._settings, *map(asdict, self._examples), *self._times.values()]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-import jax
 import numpy as np
 
 from famjax.eval.lane_stream import LaneState, LaneStream
@@ -74,7 +73,7 @@ def score_continuations(
             size = sizes[lane]
             targets[lane, :size] = text[at + 1 : at + 1 + size]
             counted[lane, :size] = np.arange(at + 1, at + 1 + size) >= len(prompts[lane])
-        nll, _ = jax.device_get(stream.losses_lanes(rows, targets, sizes))
+        nll, _ = stream.losses_lanes(rows, targets, sizes)
         sums -= (nll * counted).sum(1)
     return sums[:lanes].tolist()
 

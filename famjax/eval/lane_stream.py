@@ -41,7 +41,9 @@ class LaneStream(Streamer):
 
     Args:
       model, batch, chunk: as in `Streamer`.
-      ablation: one of `ABLATIONS`; "" is none.
+      ablation: one of `famjax.eval.ablations.ABLATIONS`; "" is none.
+      update: tokens between resets of the ablation "reset", a multiple of the model's block, which
+        is the default.
 
     Attributes:
       positions: [b], tokens that each lane has read of its document.
@@ -87,7 +89,7 @@ class LaneStream(Streamer):
         for piece, count, begin in self._pieces(tokens, sizes, starts):
             ctx = self._begin(piece, count, begin)
             self._call(piece, None, ctx, np.maximum(count - 1, 0))
-            self.positions += count
+            self.positions = self.positions + count
             reading = jnp.asarray(count > 0)[:, None]
             found = self.logits if found is None else jnp.where(reading, self.logits, found)
         self._logits = found
@@ -101,7 +103,7 @@ class LaneStream(Streamer):
                 self._params, self._memory, jnp.asarray(piece, jnp.int32), ctx
             )
             self._in_flight.append(ready)
-            self.positions += count
+            self.positions = self.positions + count
 
     def losses_lanes(
         self, tokens: np.ndarray, targets: np.ndarray, sizes: np.ndarray
@@ -111,7 +113,7 @@ class LaneStream(Streamer):
         for piece, count, begin in self._pieces(tokens, sizes, np.zeros(self.batch, bool)):
             ctx, width = self._begin(piece, count, begin), piece.shape[1]
             scores = self._call(piece, targets[:, at : at + width], ctx, width - 1)
-            self.positions += count
+            self.positions = self.positions + count
             nll.append(scores[0])
             correct.append(scores[1])
             at += width
@@ -146,7 +148,7 @@ class LaneStream(Streamer):
         """Return the masks of a call of whole blocks."""
         if (self.positions[(sizes > 0) & ~starts] % self.block).any():
             raise ValueError("a lane is not at the beginning of a block")
-        self.positions[starts] = 0
+        self.positions = np.where(starts, 0, self.positions)
         self._take_away(sizes > 0)
         index = np.arange(tokens.shape[1])
         valid = index < sizes[:, None]
@@ -159,7 +161,7 @@ class LaneStream(Streamer):
         self._take_away(self.positions % self.block == 0)
         reset = jnp.asarray(self._lane_resets(np.zeros(1, int)))
         self._step(tokens, None, Context(reset))
-        self.positions += 1
+        self.positions = self.positions + 1
 
     def _take_away(self, lanes: np.ndarray) -> None:
         """Restore the ablated part of the state of `lanes` [b], which are at a block's start."""

@@ -158,7 +158,7 @@ def evaluate_long(
             documents = {number: document(length, number) for number in numbers}
             found, times = _ask(run, reading, documents, questions, progress)
             kept = [Example(length=length, **row) for row in found]
-            store.add((length, numbers), kept, times)
+            store.add(((length, numbers), kept, times))
     rows = [
         _row(run, length, *store.of_length(length), reading.state_bytes()) for length in lengths
     ]

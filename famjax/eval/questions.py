@@ -75,8 +75,7 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
     """
     task = TASKS[request.task]
     assert isinstance(task, QuestionSet)
-    if not request.files:
-        raise UserError(f"{task.name}: names no files; write {task.name}:{task.files}")
+    assert request.files  # `needs_files`
     documents, skipped = task.load(request.files, request.skip_broken)
     documents = _select(documents, request)
     metrics = _metrics(task, documents)
@@ -88,11 +87,14 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
         if request.folder is None
         else weights_version(request.folder.parent, run.step),
         "task": task.name,
-        "documents": digest([list(document) for document in documents]),
+        "scoring": [list(task.metrics), task.answer_tokens, task.stop],
+        "documents": digest([[d.text, [list(q) for q in d.questions]] for d in documents]),
         "ablate": list(request.ablate),
         "window": request.window,
     }
-    name = examples_name(task.name, request.files, "")
+    # each way of reading has a file of its own
+    how = f"{request.window or ''} {','.join(request.ablate)}".strip()
+    name = examples_name(task.name, request.files, how)
     store = Examples(None if request.folder is None else request.folder / name, settings)
     left = [each for each in work if not store.has(_group(each.number))]
     if left:
@@ -259,15 +261,17 @@ def _answer_all(
             ]
             outputs = {name: _answer(run, task, reading, name, prompts) for name in reading.names}
             answer = (time.perf_counter() - begin) / len(group) / len(outputs)
+            batches = []
             for each in (by_number[documents[""].number] for documents in group):
                 rows = [
                     _example(prompt, {name: outputs[name][j] for name in outputs})
                     for j, prompt in enumerate(prompts)
                     if prompt.work is each
                 ]
-                store.add(
-                    _group(each.number), rows, {"tokens": each.size, "read": read, "answer": answer}
-                )
+                times = {"tokens": each.size, "read": read, "answer": answer}
+                batches.append((_group(each.number), rows, times))
+            # one write of the file for all of them
+            store.add(*batches)
 
 
 class _Output(NamedTuple):

@@ -15,6 +15,7 @@ class HarnessTask(EvaluationTask):
     evaluation = "famjax.eval.harness:evaluate"
     headline = "value"
     files = "hellaswag"
+    needs_files = True
 
     def scores(self, results: Any) -> dict[str, float]:
         return {"": results["rows"][0][self.headline]}

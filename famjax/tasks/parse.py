@@ -24,7 +24,7 @@ def parse_tasks(text: str, option: str = "--tasks") -> list[tuple[str, str]]:
         name, colon, files = part.partition(":")
         task = TASKS.get(name)
         if task and (not colon or task.files):
-            if not files and (colon or name == "lm_eval"):
+            if not files and (colon or task.needs_files):
                 what = "tasks" if name == "lm_eval" else "files"
                 raise UserError(f"{name}: names no {what}; write {name}:{task.files}")
             tasks.append((name, files or (HOLDOUT if name == "text" else "")))

@@ -67,6 +67,7 @@ class Task(abc.ABC):
       options: of `famjax eval`, which of lengths, questions, facts, ablate, window, score, words,
         shots, chat and skip_broken it takes.
       files: what may follow its name and a colon; "" is nothing.
+      needs_files: and has to.
       evaluation: "module:function" of `Request` and a `Run` to results: a dictionary with "rows",
         one for each length, in which the scores of trivial baselines are columns. It is a name,
         not a function, since evaluations import runs, which import the tasks.
@@ -80,6 +81,7 @@ class Task(abc.ABC):
     group: str
     options: tuple[str, ...] = ("lengths",)
     files: str = ""
+    needs_files = False
     evaluation: str
     headline: str
     lower_is_better = False

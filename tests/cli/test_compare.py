@@ -115,7 +115,9 @@ def test_scores_are_drawn_by_memory_segments(
 
 def test_a_score_is_normalized_to_the_best_runs() -> None:
     def results(accuracy: float, score: float) -> dict[str, Any]:
-        rows = [{"score": score}, {"score": 0.0}]
+        # a length that only one of the runs has does not count
+        longer = {"length": 2048, "score": 0.0}
+        rows = [{"length": 1024, "score": score}, *([longer] if score == 1 else [])]
         return {
             "text:a": {"group": "text", "result": {"accuracy": accuracy}},
             "vt": {"group": "long", "result": {"rows": rows}},

@@ -35,6 +35,7 @@ class QuestionSet(EvaluationTask):
     group = "questions"
     options = ("questions", "ablate", "window", "skip_broken")
     files = "FILES.jsonl"
+    needs_files = True
     evaluation = "famjax.eval.questions:evaluate"
     headline = "score"
     instead = (

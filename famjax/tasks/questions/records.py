@@ -68,7 +68,7 @@ def read_documents(
     """
     found: dict[str, AskedDocument] = {}
     errors: list[str] = []
-    paths = list_files(files, "--tasks ..:")
+    paths = list_files(files, "--tasks")
     # a folder may have other files
     for path in [path for path in paths if is_jsonl(path)] or paths:
         for number, line in _numbered_lines(path):
