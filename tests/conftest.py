@@ -107,6 +107,27 @@ def _forget_programs() -> Iterator[None]:
         jax.clear_caches()
 
 
+@pytest.fixture(scope="module")
+def remote_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Import the code of exported folders from a folder of this module's, then forget it.
+
+    transformers imports it as the package `transformers_modules`. That package would stay in its
+    first folder, where the next test module's code is not, or be the user's own.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        cache = str(tmp_path_factory.mktemp("modules"))
+        patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", cache)
+        patch.setattr(sys, "path", list(sys.path))
+        _forget_remote_code()
+        yield
+        _forget_remote_code()
+
+
+def _forget_remote_code() -> None:
+    for name in [n for n in sys.modules if n.split(".")[0] == "transformers_modules"]:
+        del sys.modules[name]
+
+
 def _resident_bytes() -> float:
     """Return the resident memory of this process; infinity without /proc."""
     status = Path("/proc/self/statm")

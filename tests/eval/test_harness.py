@@ -29,6 +29,7 @@ PAIRS = [
     ("a", "b"),
 ]
 TEXTS = ["The quick brown fox", "def f(x):\n    return x\n" * 8, "x"]
+pytestmark = pytest.mark.usefixtures("remote_code")
 ASKED = {"until": ["\n"], "do_sample": False, "max_gen_toks": 12}
 
 

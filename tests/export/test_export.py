@@ -28,14 +28,7 @@ from famjax.tokenizers.words import WordTokenizer
 
 TEXT = "  Pure thought, 12345  — très bien —\n\tin\r\n  lines 猫 \U0001f600 "
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _modules_of_exported_folders(tmp_path_factory):
-    """Keep remote code out of the user's cache of transformers."""
-    with pytest.MonkeyPatch.context() as patch:
-        cache = str(tmp_path_factory.mktemp("modules"))
-        patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", cache)
-        yield
+pytestmark = pytest.mark.usefixtures("remote_code")
 
 
 @pytest.fixture(scope="module")
