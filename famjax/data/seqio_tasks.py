@@ -185,16 +185,7 @@ class _Tfds:
         self.name = f"data.tfds={data.tfds}"
         self._feature = data.feature
         self._tokenizer = tokenizer
-        try:
-            self._builder = tfds.builder(data.tfds)
-            self._builder.download_and_prepare()
-        except tfds.core.DatasetNotFoundError:
-            # the list of community sets is in the cloud: without a network, that took 20 s
-            near = nearest(data.tfds, tfds.list_builders(with_community_datasets=False))
-            raise UserError(f"{self.name}: TFDS knows no such set{near}") from None
-        except Exception as error:
-            reason = str(error).strip().split("\n")[0]
-            raise UserError(f"{self.name}: could not be prepared: {reason}") from None
+        self._builder = _prepare(self.name, data.tfds)
         features = list(self._builder.info.features)
         if self._feature not in features:
             raise UserError(
@@ -228,6 +219,65 @@ class _Tfds:
         return Piece(tokens, np.ones(len(tokens)))
 
 
+def read_records(name: str) -> Iterator[dict[str, Any]]:
+    """Yield the examples of a TFDS data set, in their order, as JSON would have them.
+
+    Args:
+      name: "tfds:SET:SPLIT", such as "tfds:scrolls/qasper:validation".
+
+    Raises:
+      UserError: the set is unknown, has no such split or cannot be prepared; or an example's text
+        is not UTF-8.
+    """
+    _import_tensorflow()
+    import tensorflow_datasets as tfds
+
+    wanted, _, split = name.removeprefix("tfds:").partition(":")
+    builder = _prepare(name, wanted)
+    if split not in builder.info.splits:
+        known = ", ".join(builder.info.splits)
+        raise UserError(
+            f"{name}: has no split {split!r}; write tfds:{wanted}:SPLIT, one of {known}"
+        )
+    dataset = builder.as_dataset(split=split, shuffle_files=False)
+    for number, example in enumerate(tfds.as_numpy(dataset), 1):
+        try:
+            yield {key: _as_json(value) for key, value in example.items()}
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{name}: example {number} is not UTF-8 at byte {error.start}; use a data set "
+                "whose text is"
+            ) from None
+
+
+def _as_json(value: Any) -> Any:
+    """Return text, numbers and lists of a NumPy value, or of a ragged one of TFDS."""
+    if hasattr(value, "to_list"):
+        value = value.to_list()
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.tolist()
+    if isinstance(value, bytes):
+        return value.decode("utf-8")
+    return [_as_json(each) for each in value] if isinstance(value, list) else value
+
+
+def _prepare(label: str, name: str) -> Any:
+    """Return the builder of a TFDS data set that is on this machine, downloaded if need be."""
+    import tensorflow_datasets as tfds
+
+    try:
+        builder = tfds.builder(name)
+        builder.download_and_prepare()
+    except tfds.core.DatasetNotFoundError:
+        # the list of community sets is in the cloud: without a network, that took 20 s
+        near = nearest(name, tfds.list_builders(with_community_datasets=False))
+        raise UserError(f"{label}: TFDS knows no such set{near}") from None
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0]
+        raise UserError(f"{label}: could not be prepared: {reason}") from None
+    return builder
+
+
 def _split_name(name: str, split: Split, known: list[str]) -> str:
     """Return the data set's name of a split."""
     wanted = ["train"] if split == "train" else ["validation", "test"]
@@ -253,7 +303,7 @@ def _import_tensorflow() -> None:
         except ImportError as error:
             missing = (error.name or str(error)).partition(".")[0]
             raise UserError(
-                f"data.seqio and data.tfds need {missing}; {install_command(('seqio',))}"
+                f"seqio and TFDS data sets need {missing}; {install_command(('seqio',))}"
             ) from None
         logging.set_verbosity(logging.ERROR)
         # fails if TensorFlow was initialised earlier: then the caller has configured it

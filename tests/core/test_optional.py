@@ -103,7 +103,7 @@ def test_training_without_the_library_of_a_data_set_is_an_error(
     monkeypatch.chdir(tmp_path)
     assert main(["train", "text_fam", given]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
-    assert said == f"famjax: data.seqio and data.tfds need {name}; pip install -e '.[seqio]'"
+    assert said == f"famjax: seqio and TFDS data sets need {name}; pip install -e '.[seqio]'"
 
 
 def test_a_new_dependency_is_reported(

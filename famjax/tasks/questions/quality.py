@@ -18,13 +18,16 @@ from famjax.tasks.questions.records import (
 
 
 def _parse(record: dict[str, Any]) -> AskedDocument:
-    """Parse QuALITY's {article, questions: [{question, options, gold_label}]}, or as Qasper's."""
+    """Parse QuALITY's {article, questions: [{question, options, gold_label}]}, or as Qasper's.
+
+    TFDS has {article, questions: [question], options: [options], gold_labels: [label]}.
+    """
     if "instructions" in record:
         return with_options(parse_leval(record))
     if "output" in record:
         return with_options(parse_scrolls(record))
     questions = []
-    for asked in record["questions"]:
+    for asked in _from_columns(record) if "gold_labels" in record else record["questions"]:
         options = strings(asked["options"])
         label = asked["gold_label"]
         if not isinstance(label, int) or not 1 <= label <= len(options):
@@ -34,6 +37,16 @@ def _parse(record: dict[str, Any]) -> AskedDocument:
         prompt = question_prompt(f"{asked['question'].strip()}\n{listed}")
         questions.append(Asked(prompt, (right,), options))
     return AskedDocument(record["article"], tuple(questions))
+
+
+def _from_columns(record: dict[str, Any]) -> list[dict[str, Any]]:
+    columns = [record[name] for name in ("questions", "options", "gold_labels")]
+    if len({*map(len, columns)}) != 1:
+        raise UserError(
+            f"{len(columns[0])} questions have {len(columns[2])} gold_labels; take another split"
+        )
+    names = ("question", "options", "gold_label")
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
 
 QUALITY = QuestionSet(

@@ -17,6 +17,8 @@ from famjax.data.json_lines import iter_lines, wrap_line_errors
 _OPTION = re.compile(r"^[ \t]*\(([A-Z])\)(.*?)(?=^[ \t]*\([A-Z]\)|\Z)", re.MULTILINE | re.DOTALL)
 
 _ANSWER = "\nAnswer:"
+# begins the name of a data set instead of files'
+TFDS = "tfds:"
 
 
 class Asked(NamedTuple):
@@ -51,8 +53,12 @@ class AskedDocument(NamedTuple):
     name: str = ""
 
 
+# returns the document of a record
+Parse = Callable[[dict[str, Any]], AskedDocument]
+
+
 def read_documents(
-    files: str, parse: Callable[[dict[str, Any]], AskedDocument], skip_broken: bool = False
+    files: str, parse: Parse, skip_broken: bool = False
 ) -> tuple[list[AskedDocument], list[str]]:
     """Return the documents of files of JSON lines, and the errors of lines that were skipped.
 
@@ -60,6 +66,7 @@ def read_documents(
 
     Args:
       files: file, folder or glob of .jsonl, .jsonl.gz or .jsonl.xz; several separated by commas.
+        Or "tfds:SET:SPLIT", a data set of TFDS.
       parse: returns the document of a record; a missing field is a KeyError.
       skip_broken: lines that cannot be read are left out.
 
@@ -68,22 +75,17 @@ def read_documents(
     """
     found: dict[str, AskedDocument] = {}
     errors: list[str] = []
-    paths = list_files(files, "--tasks")
-    # a folder may have other files
-    for path in [path for path in paths if is_jsonl(path)] or paths:
-        for number, line in _numbered_lines(path):
-            try:
-                with wrap_line_errors(path, functools.partial(int, number)):
-                    document = _parse_line(line, parse)
-            except UserError as error:
-                if not skip_broken:
-                    raise UserError(f"{error}; --skip-broken leaves such lines out") from None
-                errors.append(str(error))
-                continue
-            name = f"{path}:{number}"
-            known = found.setdefault(document.text, AskedDocument(document.text, (), name))
-            questions = _join_equal([*known.questions, *document.questions])
-            found[document.text] = known._replace(questions=questions)
+    for name, read in _named_documents(files, parse):
+        try:
+            document = read()
+        except UserError as error:
+            if not skip_broken:
+                raise UserError(f"{error}; --skip-broken leaves such lines out") from None
+            errors.append(str(error))
+            continue
+        known = found.setdefault(document.text, AskedDocument(document.text, (), name))
+        questions = _join_equal([*known.questions, *document.questions])
+        found[document.text] = known._replace(questions=questions)
     if not found:
         raise UserError(f"{files}: has no document with questions in {len(errors):,} lines")
     return list(found.values()), errors
@@ -100,6 +102,23 @@ def _join_equal(questions: list[Asked]) -> tuple[Asked, ...]:
     return tuple(joined.values())
 
 
+def _named_documents(files: str, parse: Parse) -> Iterator[tuple[str, Callable[[], AskedDocument]]]:
+    """Yield for each record where it is, and what parses it or raises a UserError that says so."""
+    if files.startswith(TFDS):
+        # TensorFlow is imported where it is needed only
+        from famjax.data.seqio_tasks import read_records
+
+        for number, record in enumerate(read_records(files), 1):
+            name = f"{files}:{number}"
+            yield name, functools.partial(_parse_named, name, record, parse)
+        return
+    paths = list_files(files, "--tasks")
+    # a folder may have other files
+    for path in [path for path in paths if is_jsonl(path)] or paths:
+        for number, line in _numbered_lines(path):
+            yield f"{path}:{number}", functools.partial(_parse_line, path, number, line, parse)
+
+
 def _numbered_lines(path: str) -> Iterator[tuple[int, bytes]]:
     with open_text(path) as stream, wrap_read_errors(path):
         for number, line in enumerate(iter_lines(stream), 1):
@@ -107,8 +126,19 @@ def _numbered_lines(path: str) -> Iterator[tuple[int, bytes]]:
                 yield number, line
 
 
-def _parse_line(line: bytes, parse: Callable[[dict[str, Any]], AskedDocument]) -> AskedDocument:
-    record = parse_json(line)
+def _parse_line(path: str, number: int, line: bytes, parse: Parse) -> AskedDocument:
+    with wrap_line_errors(path, functools.partial(int, number)):
+        return _parse(parse_json(line), parse)
+
+
+def _parse_named(name: str, record: Any, parse: Parse) -> AskedDocument:
+    try:
+        return _parse(record, parse)
+    except UserError as error:
+        raise UserError(f"{name}: {error}") from None
+
+
+def _parse(record: Any, parse: Parse) -> AskedDocument:
     if not isinstance(record, dict):
         raise UserError(f"a {type(record).__name__} instead of an object")
     try:
