@@ -41,9 +41,9 @@ from famjax.config.schema import (
 from famjax.convert.folder import convert
 from famjax.core.errors import UserError
 from famjax.core.json_files import RUN_AGAIN, read_json, write_json
+from famjax.data.standard_library import standard_library
 from famjax.data.train_tokenizer import train_sentencepiece
-from famjax.demo import LOG, claim_folder, format_count, read_result, train_and_time
-from famjax.demo_text import standard_library
+from famjax.demo import LOG, format_count, read_result
 from famjax.eval.passkey import evaluate_passkey
 from famjax.eval.text import evaluate_text
 from famjax.experiment.load import load_config, override
@@ -54,6 +54,7 @@ from famjax.tasks.passkey import Passkey
 from famjax.tokenizers.load import load_tokenizer
 from famjax.train.loop import train
 from famjax.train.partition import partition_trainable
+from famjax.train.recipe import claim_folder, train_and_time
 from famjax.train.run import Run, open_run
 
 _LIBRARY = Path(sysconfig.get_paths()["stdlib"])

@@ -15,9 +15,7 @@ from __future__ import annotations
 import argparse
 import functools
 import re
-import shutil
 import sys
-import sysconfig
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,33 +31,19 @@ from famjax.cli.tables import Output, Table
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json, write_json
+from famjax.data.standard_library import Texts, standard_library
 from famjax.data.train_tokenizer import train_sentencepiece
-from famjax.demo import LOG, claim_folder, read_result, train_and_time
+from famjax.demo import LOG, read_result
 from famjax.eval.intervals import paired_interval
 from famjax.eval.text import evaluate_text
 from famjax.experiment.load import load_config
 from famjax.processes import runtime
 from famjax.processes.half_cores import run_in_halves
+from famjax.train.recipe import claim_folder, train_and_time
 
 _VOCABULARY = 1024
-# modules of at least this size, in bytes, of which one in so many is held out
-_MODULE_BYTES, _HELD_OUT = 30_000, 16
 # the mixers with a memory that outlives the window, in all layers or in the upper one
 _MEMORIES = ("fam", "delta", "bswa,delta")
-
-
-@dataclass(frozen=True)
-class Texts:
-    """Texts of one kind.
-
-    Attributes:
-      name: of its folder, and in the table.
-      training, held_out: as `data.files`.
-    """
-
-    name: str
-    training: str
-    held_out: str
 
 
 @dataclass(frozen=True)
@@ -151,28 +135,6 @@ def _read_arguments(arguments: argparse.Namespace) -> TextDemo:
         arguments.steps,
         tuple(arguments.overrides),
     )
-
-
-def standard_library(folder: Path) -> Texts:
-    """Return the long modules of Python's standard library; they are copied, once."""
-    library = Path(sysconfig.get_paths()["stdlib"])
-    texts = Texts("code", str(folder / "training"), str(folder / "held_out"))
-    if not folder.exists():
-        modules = sorted(
-            path.relative_to(library)
-            for path in library.rglob("*.py")
-            if not {"site-packages", "dist-packages"} & set(path.parts)
-            and path.stat().st_size >= _MODULE_BYTES
-        )
-        # a name appears when all files are there
-        partial = folder.with_name(folder.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        for number, module in enumerate(modules):
-            target = partial / ("training" if (number + 1) % _HELD_OUT else "held_out")
-            target.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(library / module, target / ".".join(module.parts))
-        partial.rename(folder)
-    return texts
 
 
 def demonstrate(demo: TextDemo) -> int:

@@ -6,8 +6,9 @@ import pytest
 
 from famjax import replace_values
 from famjax.core.errors import UserError
-from famjax.demo import Demo, DemoModel, claim_folder, demonstrate, make_config, train_and_time
+from famjax.demo import Demo, DemoModel, demonstrate, make_config
 from famjax.train.loop import train
+from famjax.train.recipe import claim_folder, train_and_time
 
 
 def test_the_demo_writes_its_results(tmp_path, capsys):

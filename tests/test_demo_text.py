@@ -10,7 +10,8 @@ import tiny
 
 from famjax import demo_text
 from famjax.core.errors import UserError
-from famjax.demo_text import TextDemo, TextModel, Texts, standard_library
+from famjax.data.standard_library import Texts, standard_library
+from famjax.demo_text import TextDemo, TextModel
 
 SMALL = ("model.width=16", "model.mlp_width=16", "model.layers=2", "data.length=64", "data.batch=2")
 

@@ -40,6 +40,7 @@ VERBS = {
     "export": "export a run for Hugging Face's transformers, Orbax or StableHLO",
     "tokenizer": "train a SentencePiece model, or make a word list, from text files",
     "plan": "estimate memory and time of a job on TPUs or GPUs without having them",
+    "reproduce": "run experiments of the papers, and print them beside the papers' figures",
     "bench": "measure time and memory of the layers",
     "doctor": "show versions, devices, memory and missing packages",
 }

@@ -28,6 +28,7 @@ ORDER = (
     {"export"},
     {"plan"},
     {"bench"},
+    {"reproduce"},
     {"cli"},
     {"demo"},
     {"demo_finetune", "demo_text"},

@@ -22,7 +22,7 @@ PROJECT = tomllib.loads((HOME.parent / "pyproject.toml").read_text())["project"]
 # module -> its distribution, where their names differ
 DISTRIBUTIONS = {"orbax": "orbax-checkpoint"}
 # dependencies of imported libraries, or imported only if installed
-BROUGHT = {"absl", "triton", "jaxlib"}
+BROUGHT = {"absl", "triton", "jaxlib", "scipy"}
 
 
 def required() -> set[str]:

@@ -1,0 +1,131 @@
+"""`famjax reproduce list|ID ... [KEY=VALUE ...]`: tables and figures of the papers, made here."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import tyro
+
+from famjax.cli.main import parse
+from famjax.cli.tables import Output
+from famjax.core.errors import UserError, nearest
+from famjax.core.paths import expanded
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Run experiments of the papers: train and evaluate what is not done yet, print a table beside
+    the paper's figures, and say of each ordering that the paper claims whether it holds.
+
+    famjax reproduce list shows all tables and figures of the three papers."""
+
+    experiments: tyro.conf.Positional[tuple[str, ...]]
+    """list, all, or ids such as fam-table-3; and KEY=VALUE overrides of all configs."""
+    size: str = "here"
+    """here: for two cores; paper: the paper's config, whose data is given by overrides."""
+    seeds: int = 3
+    """Trainings of each model."""
+    only: str = ""
+    """Only these models, several separated by commas."""
+    jobs: int | None = None
+    """Processes at a time, each on its part of the cores. Default: as many as cores; 1 on an
+    accelerator."""
+    hours: float | None = None
+    """Begin no training that would not end within so many hours, and say what is left."""
+    mixed: bool = False
+    """Show results of different versions of the code in one table."""
+    folder: str = "runs/reproduce"
+    """Of the trainings, which a later call goes on with."""
+    pages: str = "docs/reproduced"
+    """Folder of the pages, a figure beside each."""
+
+
+def run(argv: list[str]) -> int:
+    arguments = parse(Arguments, argv, "famjax reproduce")
+    names = [name for name in arguments.experiments if "=" not in name]
+    given = tuple(name for name in arguments.experiments if "=" in name)
+    from famjax.cli.reproduce_output import list_table, show
+    from famjax.reproduce import EXPERIMENTS
+
+    out, progress = Output(), Output(stderr=True)
+    root, pages = expanded(arguments.folder), expanded(arguments.pages)
+    if names == ["list"]:
+        for table in list_table(root, pages):
+            out.print(table)
+        return 0
+    experiments = [EXPERIMENTS[name] for name in _known(names, list(EXPERIMENTS))]
+    _check(arguments)
+    from famjax.reproduce.experiment import Size
+    from famjax.reproduce.runner import Runner, format_time, make_cells, prepare
+
+    size: Size = "paper" if arguments.size == "paper" else "here"
+    only = tuple(filter(None, (part.strip() for part in arguments.only.split(","))))
+    for experiment in experiments:
+        known = [variant.name for variant in experiment.variants]
+        for name in only:
+            if name not in known and len(experiments) == 1:
+                raise UserError(f"--only {name}: {experiment.id} has {', '.join(known)}")
+        if size == "paper" and not experiment.paper_config:
+            raise UserError(f"{experiment.id}: has no config at the paper's size; leave out --size")
+    if size == "here":
+        prepare(experiments, root)
+    cells = [
+        cell
+        for experiment in experiments
+        for cell in make_cells(experiment, root, arguments.seeds, only, size, given)
+    ]
+    by_id = {experiment.id: experiment for experiment in experiments}
+    for cell in cells:
+        if cell.seed == 0:
+            cell.check(by_id[cell.experiment])
+    deadline = None
+    if arguments.hours is not None:
+        deadline = time.monotonic() + 3600 * arguments.hours
+    runner = Runner(by_id, _jobs(arguments), progress.print, deadline)
+    left = runner.run(cells)
+    for experiment in experiments:
+        show(experiment, root, cells, pages, arguments.mixed, out)
+    if left:
+        rest = format_time(sum(map(runner.estimate, left)) / _jobs(arguments))
+        progress.print(
+            f"{len(left)} trainings are left, about {rest}: there was no time for them; run the "
+            "command again, with more --hours"
+        )
+    return 0
+
+
+def _known(names: Sequence[str], known: Sequence[str]) -> list[str]:
+    if not names:
+        raise UserError(f"reproduce: name experiments, list or all (known: {', '.join(known)})")
+    if names == ["all"]:
+        return list(known)
+    for name in names:
+        if name not in known:
+            near = nearest(name, known)
+            raise UserError(f"{name}: no such experiment{near}; famjax reproduce list shows all")
+    return list(dict.fromkeys(names))
+
+
+def _check(arguments: Arguments) -> None:
+    if arguments.size not in ("here", "paper"):
+        raise UserError(f"--size {arguments.size}: here or paper")
+    if arguments.seeds < 1:
+        raise UserError(f"--seeds {arguments.seeds}: must be at least 1")
+    if arguments.jobs is not None and arguments.jobs < 1:
+        raise UserError(f"--jobs {arguments.jobs}: must be at least 1")
+    if arguments.hours is not None and arguments.hours <= 0:
+        raise UserError(f"--hours {arguments.hours}: must be more than 0")
+
+
+def _jobs(arguments: Arguments) -> int:
+    if arguments.jobs is not None:
+        return arguments.jobs
+    # asking JAX would take the accelerator from the processes that train
+    devices = ("/dev/nvidia0", "/dev/accel0", "/dev/vfio/0", "/dev/kfd")
+    if os.environ.get("JAX_PLATFORMS") != "cpu" and any(map(os.path.exists, devices)):
+        return 1
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return cores or 1

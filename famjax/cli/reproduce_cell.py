@@ -1,0 +1,36 @@
+"""A process of `famjax reproduce`: one training and its measurement.
+
+    python -m famjax.cli.reproduce_cell CELL CORES
+
+CELL is a JSON object with the fields of `famjax.reproduce.cell.Cell`, CORES a list such as "0,1",
+or "" for all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+
+from famjax.cli.main import run_guarded
+from famjax.processes import runtime
+
+
+def main() -> int:
+    spec, cores = sys.argv[1:]
+    if cores:
+        # before JAX starts its threads
+        os.sched_setaffinity(0, set(map(int, cores.split(","))))
+    from famjax.reproduce import EXPERIMENTS
+    from famjax.reproduce.cell import Cell, run_cell
+
+    runtime.setup()
+    fields = json.loads(spec)
+    cell = Cell(**{**fields, "given": tuple(fields["given"])})
+    run_cell(cell, EXPERIMENTS[cell.experiment])
+    return 0
+
+
+if __name__ == "__main__":
+    runtime.use_huge_pages()
+    sys.exit(run_guarded(main))

@@ -1,0 +1,294 @@
+"""What `famjax reproduce` prints and writes: tables, verdicts, figures, pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from famjax.cli.figures import new_figure, save_figure
+from famjax.cli.tables import Output, Table
+from famjax.core.errors import UserError
+from famjax.reproduce import EXPERIMENTS
+from famjax.reproduce.cell import Cell
+from famjax.reproduce.experiment import Experiment, Ordering, Score, Variant
+from famjax.reproduce.judge import Judgement, judge, mean_and_interval
+from famjax.reproduce.papers import PAPERS
+from famjax.reproduce.runner import format_time, make_cells, read_result
+
+# of scores that a table in a terminal shows
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Results:
+    """What the trainings of an experiment came to.
+
+    Attributes:
+      experiment: of which.
+      by_variant: results by variant and seed, of those that are done.
+      trainings: how many were asked for.
+    """
+
+    experiment: Experiment
+    by_variant: Mapping[str, Mapping[int, dict[str, Any]]]
+    trainings: int
+
+    def values(self, variant: str, score: str) -> list[float]:
+        return [result["scores"][score] for result in self.by_variant.get(variant, {}).values()]
+
+    def each(self) -> list[dict[str, Any]]:
+        return [result for seeds in self.by_variant.values() for result in seeds.values()]
+
+    def baselines(self) -> dict[str, dict[str, float]]:
+        """Return what predicts without a model, as the first result has it."""
+        return next((result["baselines"] for result in self.each()), {})
+
+    def judge(self, ordering: Ordering) -> Judgement | None:
+        """Judge an ordering by the seeds that both models have; None if there are none."""
+        score = self.experiment.score(ordering.score)
+        pair = [self.by_variant.get(name, {}) for name in (ordering.better, ordering.worse)]
+        seeds = sorted(set(pair[0]) & set(pair[1]))
+        if not seeds:
+            return None
+        better, worse = ([each[seed]["scores"][score.name] for seed in seeds] for each in pair)
+        return judge(better, worse, score.higher_is_better, ordering.margin)
+
+
+def collect(experiment: Experiment, cells: Sequence[Cell], mixed: bool) -> Results:
+    """Return the results of cells.
+
+    Raises:
+      UserError: they are of several versions of the code, unless `mixed`.
+    """
+    own = [cell for cell in cells if cell.experiment == experiment.id and cell.variant]
+    found: dict[str, dict[int, dict[str, Any]]] = {}
+    for cell in own:
+        if (result := read_result(cell, experiment)) is not None:
+            found.setdefault(cell.variant, {})[cell.seed] = result
+    results = Results(experiment, found, len(own))
+    versions = sorted({result["code"] for result in results.each()})
+    if len(versions) > 1 and not mixed:
+        raise UserError(
+            f"{experiment.id}: its results are of {', '.join(versions)} of the code; --mixed shows "
+            f"them together, and without {own[0].folder(experiment).parents[1]} all are made anew"
+        )
+    return results
+
+
+def show(
+    experiment: Experiment,
+    root: Path,
+    cells: Sequence[Cell],
+    pages: Path,
+    mixed: bool,
+    out: Output,
+) -> None:
+    """Print an experiment's results, and write its page."""
+    results = collect(experiment, cells, mixed)
+    if not results.by_variant:
+        out.print(f"{experiment.id}: nothing is done yet")
+        return
+    out.print(score_table(results))
+    if experiment.orderings:
+        out.print(ordering_table(results))
+    figure = draw(results, pages / f"{experiment.id}.png")
+    page = pages / f"{experiment.id}.md"
+    page.write_text(make_page(results, figure.name))
+    write_index(root, pages)
+    out.print(f"page: {page}   figure: {figure}")
+
+
+def _shown_scores(results: Results) -> Sequence[Score]:
+    return results.experiment.measure.scores[:_SHOWN]
+
+
+def _format(score: Score, values: Sequence[float]) -> str:
+    """Return "12.3% ± 1.2", with half of the 95% interval over seeds."""
+    if not values:
+        return "-"
+    mean, half = mean_and_interval(values)
+    if np.isnan(half):
+        return score.format(mean)
+    return f"{score.format(mean)} ± {score.format(half).rstrip('%')}"
+
+
+def _paper(variant: Variant) -> str:
+    """Return the paper's figures, "XLSum 15.9%"."""
+    return ", ".join(
+        f"{name} {100 * value:.1f}%" if 0 <= value <= 1 else f"{name} {value:g}"
+        for name, value in variant.paper.items()
+    )
+
+
+def _rows(results: Results, scores: Sequence[Score]) -> list[list[str]]:
+    rows = []
+    for variant in results.experiment.variants:
+        values = [results.values(variant.name, score.name) for score in scores]
+        seeds = str(len(values[0]))
+        cells = [_format(score, each) for score, each in zip(scores, values, strict=True)]
+        rows.append([variant.name, seeds, *cells, _paper(variant)])
+    for name, row in results.baselines().items():
+        cells = [score.format(row[score.name]) if score.name in row else "" for score in scores]
+        rows.append([name, "", *cells, ""])
+    return rows
+
+
+def score_table(results: Results) -> Table:
+    """Return the table of scores: mean over seeds, half of a 95% interval, the paper's."""
+    scores = _shown_scores(results)
+    columns = ("model", "seeds", *(score.name for score in scores), "the paper")
+    title = f"{results.experiment.source}: {results.experiment.title}"
+    table = Table(title, columns, words=(0, len(columns) - 1))
+    for row in _rows(results, scores):
+        table.add_row(*row)
+    return table
+
+
+def _claim(ordering: Ordering) -> str:
+    if ordering.margin:
+        return f"{ordering.better} is as good as {ordering.worse}"
+    return f"{ordering.better} is better than {ordering.worse}"
+
+
+def _verdict(results: Results, ordering: Ordering) -> list[str]:
+    """Return the claim, the score, the verdict, and the difference with its interval."""
+    score = results.experiment.score(ordering.score)
+    judgement = results.judge(ordering)
+    if judgement is None:
+        return [_claim(ordering), score.name, "not run", ""]
+    by = f"{judgement.difference:+.4f}"
+    if not np.isnan(judgement.low):
+        by += f" ({judgement.low:+.4f} to {judgement.high:+.4f})"
+    if ordering.margin:
+        by += f", margin {ordering.margin:g}"
+    return [_claim(ordering), score.name, judgement.verdict, by]
+
+
+def ordering_table(results: Results) -> Table:
+    """Return the table of what the paper claims, and whether it holds here."""
+    columns = ("the paper claims", "by", "here it", "better by (95%)")
+    table = Table("", columns, words=(0, 1, 2, 3))
+    for ordering in results.experiment.orderings:
+        table.add_row(*_verdict(results, ordering))
+    return table
+
+
+def draw(results: Results, path: Path) -> Path:
+    """Plot the first score by the variants' x, or as bars, with the intervals over seeds."""
+    experiment = results.experiment
+    score = experiment.measure.scores[0]
+    figure, axes = new_figure(size=(7, 4))
+    factor = 100 if score.unit else 1
+    done = [variant for variant in experiment.variants if results.values(variant.name, score.name)]
+    points = [
+        np.multiply(factor, mean_and_interval(results.values(v.name, score.name))) for v in done
+    ]
+    if experiment.axis:
+        lines = dict.fromkeys(variant.line for variant in done)
+        for line in lines:
+            at = [i for i, variant in enumerate(done) if variant.line == line]
+            axes.errorbar(
+                [done[i].x for i in at],
+                [points[i][0] for i in at],
+                yerr=[np.nan_to_num(points[i][1]) for i in at],
+                marker="o",
+                capsize=3,
+                label=line or None,
+            )
+        axes.set_xlabel(experiment.axis)
+        if len(lines) > 1:
+            axes.legend()
+    else:
+        axes.bar(
+            [variant.name for variant in done],
+            [point[0] for point in points],
+            yerr=[np.nan_to_num(point[1]) for point in points],
+            capsize=3,
+        )
+    axes.set_ylabel(f"{score.name}, %" if score.unit else score.name)
+    axes.set_title(f"{experiment.source}, here: {experiment.title}", fontsize="medium")
+    axes.grid(alpha=0.3, axis="y")
+    return save_figure(figure, path)
+
+
+def make_page(results: Results, figure: str) -> str:
+    """Return an experiment's page, in Markdown."""
+    experiment, each = results.experiment, results.each()
+    scores = experiment.measure.scores
+    seconds = sum(result["train_seconds"] + result["evaluation_seconds"] for result in each)
+    first = each[0]
+    seeds = max(map(len, results.by_variant.values()))
+    lines = [
+        f"# {experiment.source}: {experiment.title}",
+        "",
+        f"    famjax reproduce {experiment.id} --seeds {seeds}",
+        "",
+        experiment.note,
+        "",
+        f"{len(each)} of {results.trainings} trainings, {first['parameters']:,} parameters and "
+        f"{first['tokens']:,} tokens each (the first model's), {format_time(seconds)} of one "
+        f"process's time in all, on {first['device']}, code {_versions(each)}. "
+        "Means over seeds, ± half of the 95% interval (Student's).",
+        "",
+        _markdown(
+            ["model", "seeds", *(score.name for score in scores), "the paper"],
+            _rows(results, scores),
+        ),
+        "",
+    ]
+    if experiment.orderings:
+        verdicts = [_verdict(results, ordering) for ordering in experiment.orderings]
+        columns = ["the paper claims", "by", "here it", "better by (95%)"]
+        lines += [_markdown(columns, verdicts), ""]
+    lines += [f"![{experiment.title}]({figure})", ""]
+    return "\n".join(lines)
+
+
+def _versions(each: Sequence[dict[str, Any]]) -> str:
+    return ", ".join(sorted({result["code"] for result in each}))
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def write_index(root: Path, pages: Path) -> None:
+    """Write the page that links the others."""
+    lines = ["# Reproduced", "", "What `famjax reproduce` made here, a page for each.", ""]
+    for experiment in EXPERIMENTS.values():
+        if (pages / f"{experiment.id}.md").exists():
+            lines.append(f"- [{experiment.source}]({experiment.id}.md): {experiment.title}")
+    (pages / "index.md").write_text("\n".join([*lines, ""]))
+
+
+def list_table(root: Path, pages: Path) -> list[Table]:
+    """Return a table for each paper: its tables and figures, and the state of each here."""
+    tables = []
+    for paper, entries in PAPERS.items():
+        table = Table(paper, ("", "shows", "state", "command"), words=(0, 1, 2, 3))
+        for entry in entries:
+            state, command = entry.state, entry.command
+            if entry.experiment:
+                state = _state(EXPERIMENTS[entry.experiment], root, pages)
+                command = f"famjax reproduce {entry.experiment}"
+            table.add_row(entry.name, entry.shows, state, command)
+        tables.append(table)
+    return tables
+
+
+def _state(experiment: Experiment, root: Path, pages: Path) -> str:
+    """Return what of an experiment is done, or what it would cost."""
+    cells = make_cells(experiment, root, 3, (), "here", ())
+    cells = [cell for cell in cells if cell.variant]
+    done = sum(read_result(cell, experiment) is not None for cell in cells)
+    if done:
+        return f"{done} of {len(cells)} trainings done"
+    cost = format_time(60 * experiment.minutes * len(cells))
+    if (pages / f"{experiment.id}.md").exists():
+        return f"{pages / experiment.id}.md; again: {cost} of a core"
+    return f"not run: {cost} of a core"

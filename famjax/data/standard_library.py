@@ -1,0 +1,47 @@
+"""The long modules of Python's standard library: code that is on every machine, split in two."""
+
+from __future__ import annotations
+
+import shutil
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+# modules of at least this size, in bytes, of which one in so many is held out
+_MODULE_BYTES, _HELD_OUT = 30_000, 16
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Texts of one kind.
+
+    Attributes:
+      name: of its folder, and in the table.
+      training, held_out: as `data.files`.
+    """
+
+    name: str
+    training: str
+    held_out: str
+
+
+def standard_library(folder: Path) -> Texts:
+    """Return the long modules of Python's standard library; they are copied, once."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    texts = Texts("code", str(folder / "training"), str(folder / "held_out"))
+    if not folder.exists():
+        modules = sorted(
+            path.relative_to(library)
+            for path in library.rglob("*.py")
+            if not {"site-packages", "dist-packages"} & set(path.parts)
+            and path.stat().st_size >= _MODULE_BYTES
+        )
+        # a name appears when all files are there
+        partial = folder.with_name(folder.name + ".partial")
+        shutil.rmtree(partial, ignore_errors=True)
+        for number, module in enumerate(modules):
+            target = partial / ("training" if (number + 1) % _HELD_OUT else "held_out")
+            target.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(library / module, target / ".".join(module.parts))
+        partial.rename(folder)
+    return texts

@@ -1,0 +1,170 @@
+"""What an experiment is: the models of a table or a figure, how they are measured, what it claims.
+
+A new experiment is a file in this package with an `Experiment`, and a line in
+`famjax.reproduce.EXPERIMENTS`.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from famjax.config.schema import Config
+from famjax.experiment.load import load_config
+from famjax.train.run import Run
+
+Size = Literal["here", "paper"]
+SIZES: tuple[Size, ...] = ("here", "paper")
+
+
+class Score(NamedTuple):
+    """A number by which a run is judged.
+
+    Attributes:
+      name: in tables and results.
+      higher_is_better: else lower.
+      unit: "%" of a share, "" of others.
+      digits: after the point, of others.
+    """
+
+    name: str
+    higher_is_better: bool = True
+    unit: Literal["%", ""] = "%"
+    digits: int = 3
+
+    def format(self, value: float) -> str:
+        return f"{100 * value:.1f}%" if self.unit else f"{value:.{self.digits}f}"
+
+
+class Measured(NamedTuple):
+    """What was measured of a run.
+
+    Attributes:
+      scores: by name.
+      baselines: of what predicts without a model, by its name, the same scores.
+    """
+
+    scores: Mapping[str, float]
+    baselines: Mapping[str, Mapping[str, float]]
+
+
+class Measure(abc.ABC):
+    """The data of an experiment, and how its runs are scored."""
+
+    @property
+    @abc.abstractmethod
+    def scores(self) -> tuple[Score, ...]:
+        """What is measured, the most important first."""
+
+    def prepare(self, folder: Path) -> tuple[str, ...]:
+        """Make the data, once, in a folder that experiments share; return overrides with it."""
+        return ()
+
+    @abc.abstractmethod
+    def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
+        """Evaluate a run; `folder` is that of `prepare`."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A model of an experiment: a row of a table, or a point of a figure.
+
+    Attributes:
+      name: as the paper has it.
+      overrides: of the experiment's config.
+      paper: the paper's figures, by score; shares are from 0 to 1.
+      x: its place in the figure.
+      line: of the figure, that it is on.
+      at_paper: overrides in place of `overrides` at the paper's size; None is the same.
+    """
+
+    name: str
+    overrides: tuple[str, ...] = ()
+    paper: Mapping[str, float] = field(default_factory=dict)
+    x: float | None = None
+    line: str = ""
+    at_paper: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Ordering:
+    """What the paper claims: one model is better than another, or as good.
+
+    Attributes:
+      better, worse: names of variants.
+      score: by which; "" is the first one of the measure.
+      margin: differences below it are none, and the claim is that there is none; 0 claims one.
+    """
+
+    better: str
+    worse: str
+    score: str = ""
+    margin: float = 0.0
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A table or figure of a paper.
+
+    Attributes:
+      id: `famjax reproduce ID`.
+      title: what it compares.
+      source: paper, and table or figure.
+      config: name of the config, in `configs/`.
+      variants: the models.
+      measure: data and scores.
+      orderings: what the paper claims.
+      overrides: of the config, for all variants.
+      base: overrides of a training that all variants of a seed continue, in place of theirs; None
+        is from scratch.
+      paper_config: name of the config at the paper's size; "" is none.
+      axis: label of x; "" draws bars.
+      note: what differs from the paper.
+      minutes: that a variant with one seed takes on one core, roughly.
+    """
+
+    id: str
+    title: str
+    source: str
+    config: str
+    variants: tuple[Variant, ...]
+    measure: Measure
+    orderings: tuple[Ordering, ...] = ()
+    overrides: tuple[str, ...] = ()
+    base: tuple[str, ...] | None = None
+    paper_config: str = ""
+    axis: str = ""
+    note: str = ""
+    minutes: float = 2.0
+
+    def variant(self, name: str) -> Variant:
+        return next(variant for variant in self.variants if variant.name == name)
+
+    def score(self, name: str) -> Score:
+        scores = self.measure.scores
+        return next((score for score in scores if score.name == name), scores[0])
+
+    def make_config(
+        self, variant: Variant, seed: int, size: Size, given: tuple[str, ...] = ()
+    ) -> Config:
+        """Return the training config of a variant.
+
+        Args:
+          variant: of this experiment.
+          seed: of the training.
+          size: whose.
+          given: overrides of the data, and the user's.
+        """
+        if size == "paper":
+            own = variant.overrides if variant.at_paper is None else variant.at_paper
+            return load_config(self.paper_config, [f"seed={seed}", *own, *given])
+        overrides = [f"seed={seed}", *self.overrides, *variant.overrides, *given]
+        return load_config(self.config, overrides)
+
+    def make_base_config(self, seed: int, given: tuple[str, ...] = ()) -> Config:
+        """Return the config of the training that all variants of a seed continue."""
+        assert self.base is not None
+        return load_config(self.config, [f"seed={seed}", *self.overrides, *self.base, *given])

@@ -1,0 +1,44 @@
+"""TransformerFAM, Table 3: how long the memory is (3.4.1)."""
+
+from __future__ import annotations
+
+from famjax.reproduce import _text
+from famjax.reproduce.experiment import Experiment, Ordering, Variant
+
+_BLOCK, _PAPER_BLOCK = 64, 1024
+# ScrollsQasper (ROUGE-L), ScrollsQuality (accuracy), XLSum (ROUGE-L)
+_PAPER = {
+    4: (0.050, 0.271, 0.151),
+    16: (0.060, 0.252, 0.152),
+    64: (0.072, 0.279, 0.159),
+    256: (0.051, 0.265, 0.160),
+    1024: (0.053, 0.263, 0.160),
+}
+
+
+def _variant(length: int, of_paper: int) -> Variant:
+    return Variant(
+        f"FAM {length}",
+        (*_text.CONTINUED, *_text.FAM, f"model.fam_len={length}"),
+        dict(zip(("Qasper", "QuALITY", "XLSum"), _PAPER[of_paper], strict=True)),
+        x=length / _BLOCK,
+        at_paper=(f"model.fam_len={of_paper}",),
+    )
+
+
+FAM_TABLE_3 = Experiment(
+    id="fam-table-3",
+    title="Length of the feedback memory",
+    source="TransformerFAM, Table 3",
+    config="text_bswa",
+    # the paper's part of a block; its shortest is a quarter of a token here
+    variants=tuple(_variant(n, n * _PAPER_BLOCK // _BLOCK) for n in (1, 4, 16, 64)),
+    measure=_text.CODE,
+    orderings=(Ordering("FAM 4", "FAM 1"), Ordering("FAM 4", "FAM 64")),
+    overrides=_text.SHAPE,
+    base=_text.BASE,
+    paper_config="fam_1b",
+    axis="memory tokens, as a part of the block",
+    note=_text.NOTE + " Lengths are the same parts of a block: 4 here are the paper's 64.",
+    minutes=2.0,
+)

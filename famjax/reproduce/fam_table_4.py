@@ -1,0 +1,40 @@
+"""TransformerFAM, Table 4: how many previous memories a block attends to (3.4.2)."""
+
+from __future__ import annotations
+
+from famjax.reproduce import _text
+from famjax.reproduce.experiment import Experiment, Ordering, Variant
+
+_PAPER = {1: 0.159, 2: 0.158, 3: 0.157, 4: 0.151, 6: 0.162}
+# in bits per byte: what `make demo-text` can tell apart
+_MARGIN = 0.01
+
+
+def _name(previous: int) -> str:
+    return f"{previous} previous"
+
+
+FAM_TABLE_4 = Experiment(
+    id="fam-table-4",
+    title="Number of previous feedback memories",
+    source="TransformerFAM, Table 4",
+    config="text_bswa",
+    variants=tuple(
+        Variant(
+            _name(previous),
+            (*_text.CONTINUED, *_text.FAM, "model.fam_len=8", f"model.fam_previous={previous}"),
+            {"XLSum": score},
+            x=previous,
+            at_paper=(f"model.fam_previous={previous}",),
+        )
+        for previous, score in _PAPER.items()
+    ),
+    measure=_text.CODE,
+    orderings=tuple(Ordering(_name(n), _name(1), margin=_MARGIN) for n in (2, 4, 6)),
+    overrides=_text.SHAPE,
+    base=_text.BASE,
+    paper_config="fam_1b",
+    axis="previous memories",
+    note=_text.NOTE,
+    minutes=2.0,
+)

@@ -1,0 +1,90 @@
+"""Feedback Transformer v3, Table 1: toy tasks (4.1)."""
+
+from __future__ import annotations
+
+from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.measures import ToyMeasure
+
+_FEEDBACK, _TRANSFORMER = "Feedback", "Transformer"
+_AS_TRANSFORMER = ("model.stack=transformer", "model.feedback.shared_kv=false")
+
+
+def _experiment(
+    task: str,
+    what: str,
+    paper: tuple[dict[str, float], dict[str, float]],
+    config: str,
+    overrides: tuple[str, ...],
+    note: str,
+    minutes: float,
+    score: str = "answers",
+) -> Experiment:
+    """Return the experiment of a task; `paper` has the Transformer's scores, then Feedback's."""
+    return Experiment(
+        id=f"ft-table-1-{config.removesuffix('_feedback').replace('_', '-')}",
+        title=what,
+        source=f"Feedback Transformer {'v1' if task == 'blocked_walk' else 'v3'}, Table 1",
+        config=config,
+        variants=(
+            Variant(_TRANSFORMER, _AS_TRANSFORMER, paper[0]),
+            Variant(_FEEDBACK, (), paper[1]),
+        ),
+        measure=ToyMeasure(task),
+        orderings=(Ordering(_FEEDBACK, _TRANSFORMER, score),),
+        overrides=overrides,
+        paper_config=config.replace("_feedback", "_paper"),
+        note=note,
+        minutes=minutes,
+    )
+
+
+_FRESH = "Each episode has a fresh memory, where the paper joins them into one stream."
+_SHORT = f"Tested on 40 digits, the paper on 400. {_FRESH}"
+
+FT_TABLE_1 = (
+    _experiment(
+        "copy",
+        "Copy digits",
+        ({"Char": 0.591, "Seq": 0.062}, {"Char": 0.762, "Seq": 0.236}),
+        "copy_feedback",
+        ("train.steps=1000",),
+        _SHORT,
+        4.0,
+    ),
+    _experiment(
+        "reverse",
+        "Reverse digits",
+        ({"Char": 0.502, "Seq": 0.059}, {"Char": 0.748, "Seq": 0.292}),
+        "reverse_feedback",
+        (),
+        _SHORT,
+        6.0,
+    ),
+    _experiment(
+        "counting",
+        "Count to 50",
+        ({"Len 50": 0.996, "Len 1K": 0.824}, {"Len 50": 0.997, "Len 1K": 0.953}),
+        "counting_feedback",
+        ("train.steps=1000",),
+        _FRESH,
+        4.0,
+    ),
+    _experiment(
+        "random_walk",
+        "Random walk",
+        ({"answers": 0.68}, {"answers": 1.0}),
+        "random_walk_feedback",
+        (),
+        f"100,000 episodes, ten times the paper's, which grow from 25 actions. {_FRESH}",
+        10.0,
+    ),
+    _experiment(
+        "blocked_walk",
+        "Random walk without turns, blocked by walls",
+        ({"Train 10k": 0.881}, {"Train 10k": 1.0}),
+        "blocked_walk_feedback",
+        (),
+        f"The task of v1's Table 1, with its 10,000 episodes. {_FRESH}",
+        3.0,
+    ),
+)

@@ -1,0 +1,140 @@
+"""How experiments are measured: passkeys, text, toy tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from famjax.data.standard_library import Texts, standard_library
+from famjax.data.train_tokenizer import train_sentencepiece
+from famjax.eval.passkey import evaluate_passkey
+from famjax.eval.text import evaluate_text
+from famjax.eval.toy import evaluate_toy
+from famjax.reproduce.experiment import Measure, Measured, Score
+from famjax.tasks.passkey import sample_text
+from famjax.train.run import Run
+
+
+@dataclass(frozen=True)
+class PasskeyMeasure(Measure):
+    """The share of passkeys that are retrieved whole.
+
+    Attributes:
+      lengths: tokens of the documents.
+      examples: documents of each length.
+    """
+
+    lengths: tuple[int, ...]
+    examples: int = 100
+    vocabulary: int = 600
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        """The mean over the lengths, and each of them."""
+        return (Score("mean"), *(Score(f"{length:,}") for length in self.lengths))
+
+    def prepare(self, folder: Path) -> tuple[str, ...]:
+        tokenizer = folder / "passkey.model"
+        if not tokenizer.exists():
+            text = folder / "passkey.txt"
+            text.write_text(sample_text())
+            train_sentencepiece(str(text), self.vocabulary, tokenizer)
+        return (f"data.tokenizer={tokenizer}",)
+
+    def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
+        rows = evaluate_passkey(
+            run, self.lengths, self.examples, quiet=quiet, whole=False, anywhere=True
+        )
+        return Measured(
+            self._means({row["length"]: row["key_accuracy"] for row in rows}),
+            {"guessing digits": self._means({row["length"]: row["key_chance"] for row in rows})},
+        )
+
+    def _means(self, by_length: Mapping[int, float]) -> dict[str, float]:
+        mean = float(np.mean(list(by_length.values())))
+        return {"mean": mean, **{f"{length:,}": value for length, value in by_length.items()}}
+
+
+@dataclass(frozen=True)
+class CodeMeasure(Measure):
+    """Bits per byte and token accuracy on held-out modules of Python's standard library."""
+
+    vocabulary: int = 1024
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        return (
+            Score("bits per byte", higher_is_better=False, unit="", digits=4),
+            Score("token accuracy"),
+        )
+
+    def prepare(self, folder: Path) -> tuple[str, ...]:
+        texts = self._texts(folder)
+        tokenizer = folder / "code.model"
+        if not tokenizer.exists():
+            train_sentencepiece(texts.training, self.vocabulary, tokenizer)
+        return (
+            f"data.files={texts.training}",
+            f"data.tokenizer={tokenizer}",
+            "data.holdout=0",
+        )
+
+    def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
+        result = evaluate_text(run, self._texts(folder).held_out, batch=16, quiet=quiet)
+        return Measured(
+            _text_scores(result),
+            {
+                "uniform": _text_scores(result["uniform"]),
+                "frequencies": _text_scores(result["unigram"]),
+            },
+        )
+
+    def _texts(self, folder: Path) -> Texts:
+        return standard_library(folder / "code")
+
+
+def _text_scores(result: Mapping[str, float]) -> dict[str, float]:
+    return {"bits per byte": result["bits_per_byte"], "token accuracy": result["accuracy"]}
+
+
+@dataclass(frozen=True)
+class ToyMeasure(Measure):
+    """The share of right answers, and of episodes without a wrong one, of a toy task.
+
+    Attributes:
+      task: of `data.task`.
+      lengths: steps of the test episodes; none are those of the config.
+      examples: episodes of each length.
+    """
+
+    task: str
+    lengths: tuple[int, ...] = ()
+    examples: int = 1000
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        if not self.lengths:
+            return (Score("answers"), Score("episodes"))
+        kinds = ("answers", "episodes")
+        return tuple(Score(f"{kind}, {n:,}") for n in self.lengths for kind in kinds)
+
+    def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
+        lengths = self.lengths or None
+        rows = evaluate_toy(run, self.task, lengths, self.examples, 32, quiet)["rows"]
+        scores: dict[str, float] = {}
+        guesses: dict[str, dict[str, float]] = {}
+        for row in rows:
+            of_length = f", {row['length']:,}" if self.lengths else ""
+            scores[f"answers{of_length}"] = row["accuracy"]
+            scores[f"episodes{of_length}"] = row["episode_accuracy"]
+            for name, key in (
+                ("guessing", "chance"),
+                ("the commonest answer", "commonest_accuracy"),
+                ("the last answer", "last_accuracy"),
+            ):
+                if row[key] is not None:
+                    guesses.setdefault(name, {})[f"answers{of_length}"] = row[key]
+        return Measured(scores, guesses)

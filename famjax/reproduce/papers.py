@@ -1,0 +1,99 @@
+"""All tables and figures of the three papers, and how each is made here."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Entry(NamedTuple):
+    """A table or a figure.
+
+    Attributes:
+      name: in the paper.
+      shows: what it compares.
+      experiment: id of `famjax.reproduce.EXPERIMENTS`; "" is none.
+      command: that makes it, of one without an experiment.
+      state: of one without an experiment.
+    """
+
+    name: str
+    shows: str
+    experiment: str = ""
+    command: str = ""
+    state: str = "by another command"
+
+
+def _missing(name: str, shows: str, why: str) -> Entry:
+    return Entry(name, shows, state=f"not there yet: {why}")
+
+
+_LONG_TASKS = "famjax eval RUN --tasks text:FILES,narrativeqa:FILES,qasper:FILES,quality:FILES"
+_TRANSLATION = "an encoder-decoder"
+_GAMES = "reinforcement learning"
+_FEEDBACK_TABLE_1 = (
+    Entry("Table 1: copy", "copy digits", "ft-table-1-copy"),
+    Entry("Table 1: reverse", "reverse digits", "ft-table-1-reverse"),
+    Entry("Table 1: counting", "count to 50", "ft-table-1-counting"),
+    Entry("Table 1: random walk", "a walk with turns", "ft-table-1-random-walk"),
+)
+
+PAPERS: dict[str, tuple[Entry, ...]] = {
+    "TransformerFAM (arXiv 2404.09173)": (
+        Entry("Figure 3", "passkey to 260k tokens: FAM, M0 to M12", "fam-figure-3"),
+        Entry("Figure 4, Table 11", "long-context tasks by memory segments", command=_LONG_TASKS),
+        Entry("Table 1", "the same, 8B and 24B", command=_LONG_TASKS),
+        Entry("Tables 2, 12", "GPT-3 tasks", command="famjax eval RUN --tasks lm_eval:NAMES"),
+        Entry("Table 3", "length of the memory", "fam-table-3"),
+        Entry("Table 4", "previous memories", "fam-table-4"),
+        Entry("Table 5", "Flan-PaLM 1B, 8B, 24B", command="famjax plan fam_1b"),
+        Entry("Table 6", "settings", command="famjax plan fam_8b"),
+        _missing("Figure 6", "RPO, prefix, RoPE base", "the learned prefix"),
+        Entry("Figure 7", "probability of state passing", "fam-figure-7"),
+        _missing("Table 7", "position of the memory", "positions between blocks, and zero"),
+        Entry("Table 8", "BSWA and Transformer-XL", "fam-table-8"),
+        _missing("Figure 8", "passkey: RMT, AutoCompressors", "an experiment"),
+        _missing("Figures 9, 10, Table 9", "feedback memory segments", "the mixer"),
+        Entry("Figure 11", "the passkey document", command="famjax train passkey"),
+        Entry("Figure 12", "attention maps", command="famjax analyze RUN --attention"),
+        Entry("Table 10", "the long-context sets", command=_LONG_TASKS),
+        Entry("Tables 13, 14", "memory and seconds", command="famjax bench fam"),
+    ),
+    "Feedback Transformer (arXiv 2002.09402, v3)": (
+        *_FEEDBACK_TABLE_1,
+        Entry("Table 1: programs", "3 variables", command="famjax train algorithmic_3_feedback"),
+        Entry("Table 1: programs", "5 variables", command="famjax train algorithmic_5_feedback"),
+        _missing("Table 2", "WMT14 En-De, test", _TRANSLATION),
+        Entry("Table 3", "WikiText-103", command="famjax train wikitext103_large_paper"),
+        Entry("Table 4", "enwik8", command="famjax train enwik8_paper"),
+        Entry("Table 5", "speed", command="famjax bench feedback"),
+        Entry("Table 6", "norms, span, BPTT", command="famjax train wikitext103_small_paper"),
+        Entry("Table 7", "a program", command="famjax train algorithmic_3_feedback"),
+        _missing("Table 8", "sizes of translation models", _TRANSLATION),
+        Entry("Table 9", "sizes of language models", command="famjax plan wikitext103_large_paper"),
+        _missing("Figure 3", "corridor", _GAMES),
+        _missing("Figure 4", "WMT14 by depth, maze", f"{_TRANSLATION}; {_GAMES}"),
+        Entry("Figure 5", "what the memory is made of", command="famjax train char_ptb_feedback"),
+        _missing("Figure 6", "easy maze", _GAMES),
+        _missing("Figure 7", "IWSLT14, CNN-DM by depth", _TRANSLATION),
+        Entry("Figure 8", "one layer as the memory", command="famjax train char_ptb_feedback"),
+        Entry("Figure 9", "depth", command="famjax train char_ptb_feedback model.layers=2"),
+        _missing("Figure 10", "images of mazes", _GAMES),
+    ),
+    "Feedback Transformer (arXiv 2002.09402, v1)": (
+        Entry("Table 1: blocked walk", "10,000 episodes", "ft-table-1-blocked-walk"),
+        Entry("Table 2", "char-PTB", command="famjax train char_ptb_paper"),
+        Entry("Table 6", "days of training", command="famjax train char_ptb_feedback"),
+        Entry("Figure 7", "learning curve", command="famjax train blocked_walk_paper"),
+        Entry("Figure 9", "time by BPTT length", command="famjax train char_ptb_feedback"),
+    ),
+    "Transformers into RNNs (arXiv 2103.13076)": (
+        Entry("Table 1", "WikiText-103", command="famjax train t2r_finetune"),
+        _missing("Table 2", "translation", _TRANSLATION),
+        Entry("Tables 3, 4", "settings of WikiText-103", command="famjax plan t2r_lm_paper"),
+        _missing("Tables 5, 6", "settings of translation", _TRANSLATION),
+        Entry("Figures 2, 3", "speed and memory", command="famjax bench linear"),
+        Entry("Figure 4", "features", command="famjax train t2r_finetune"),
+        Entry("Figure 5", "distance of attention", command="famjax analyze RUN --teacher RUN"),
+        Entry("Figure 6", "entropy of attention", command="famjax analyze RUN"),
+    ),
+}

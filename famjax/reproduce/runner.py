@@ -1,0 +1,195 @@
+"""The trainings of experiments that are not done yet, side by side in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from famjax.core.errors import UserError
+from famjax.core.json_files import RUN_AGAIN, read_json
+from famjax.reproduce.cell import DATA, RESULT, Cell
+from famjax.reproduce.experiment import Experiment
+
+# of a process that is told to stop
+_SECONDS_TO_SAVE = 60
+_POLL_SECONDS = 0.1
+_PROCESS = "famjax.cli.reproduce_cell"
+
+
+class Runner:
+    """Runs cells side by side, each on its part of the cores.
+
+    Args:
+      experiments: by id.
+      jobs: processes at a time.
+      say: shows a line of progress.
+      deadline: on `time.monotonic`'s clock, after which no cell should end; None is never.
+    """
+
+    def __init__(
+        self,
+        experiments: dict[str, Experiment],
+        jobs: int,
+        say: Callable[[str], None],
+        deadline: float | None = None,
+    ):
+        self._experiments, self._say, self._deadline = experiments, say, deadline
+        self._cores = split_cores(jobs)
+        self._took: dict[str, list[float]] = {}
+        self._done = 0
+
+    def run(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Run the cells without a result, in order; return those for which there is no time.
+
+        Raises:
+          UserError: one failed; the others that run are stopped, and go on when called again.
+        """
+        # experiments share bases
+        by_folder = {cell.folder(self._experiment(cell)): cell for cell in cells}
+        waiting = [cell for cell in by_folder.values() if not self._is_done(cell)]
+        total = len(waiting)
+        left: list[Cell] = []
+        free, running = list(self._cores), list[_Process]()
+        try:
+            while waiting or running:
+                late = [cell for cell in waiting if self._is_late(cell)]
+                left += late
+                waiting = [cell for cell in waiting if cell not in late]
+                while free and (cell := self._next(waiting)) is not None:
+                    waiting.remove(cell)
+                    running.append(_Process(cell, self._experiment(cell), free.pop(0)))
+                if not running:
+                    return left + waiting  # whose bases were left
+                time.sleep(_POLL_SECONDS)
+                for process in [process for process in running if process.has_ended()]:
+                    running.remove(process)
+                    free.append(process.cores)
+                    self._report(process, waiting, total)
+        finally:
+            for process in running:
+                process.stop()
+        return left
+
+    def _next(self, waiting: Sequence[Cell]) -> Cell | None:
+        """Return the first cell whose base is trained."""
+        for cell in waiting:
+            base = cell.base(self._experiment(cell))
+            if base is None or self._is_done(base):
+                return cell
+        return None
+
+    def _is_done(self, cell: Cell) -> bool:
+        return read_result(cell, self._experiment(cell)) is not None
+
+    def _experiment(self, cell: Cell) -> Experiment:
+        return self._experiments[cell.experiment]
+
+    def estimate(self, cell: Cell) -> float:
+        """Return the seconds that a cell takes: of its experiment's, or what that expects."""
+        took = self._took.get(cell.experiment)
+        return sum(took) / len(took) if took else 60 * self._experiment(cell).minutes
+
+    def _is_late(self, cell: Cell) -> bool:
+        return self._deadline is not None and (
+            time.monotonic() + self.estimate(cell) > self._deadline
+        )
+
+    def _report(self, process: _Process, waiting: Sequence[Cell], total: int) -> None:
+        process.check()
+        self._done += 1
+        cell, seconds = process.cell, process.seconds()
+        self._took.setdefault(cell.experiment, []).append(seconds)
+        rest = sum(map(self.estimate, waiting)) / len(self._cores)
+        what = cell.variant or "base"
+        shown = f"{self._done}/{total} {cell.experiment}: {what}, seed {cell.seed}: {seconds:.0f} s"
+        self._say(f"{shown}, about {format_time(rest)} left" if waiting else shown)
+
+
+class _Process:
+    """A process that runs a cell."""
+
+    def __init__(self, cell: Cell, experiment: Experiment, cores: str):
+        self.cell, self.cores = cell, cores
+        folder = cell.folder(experiment)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.log, self._begin = folder / "log.txt", time.monotonic()
+        arguments = [sys.executable, "-m", _PROCESS, json.dumps(asdict(cell)), cores]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(arguments, stdout=log, stderr=log)
+
+    def has_ended(self) -> bool:
+        return self._process.poll() is not None
+
+    def seconds(self) -> float:
+        return time.monotonic() - self._begin
+
+    def check(self) -> None:
+        """Raise a `UserError` with the reason if it failed."""
+        if not self._process.returncode:
+            return
+        lines = self.log.read_text(errors="replace").strip().splitlines() or ["no output"]
+        what = f"{self.cell.experiment}, {self.cell.variant or 'base'}, seed {self.cell.seed}"
+        raise UserError(f"{what}: {lines[-1].removeprefix('famjax: ')}; see {self.log}")
+
+    def stop(self) -> None:
+        """Have it save and end; Ctrl-C has told it already."""
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_SECONDS_TO_SAVE)
+        self._process.kill()
+
+
+def split_cores(jobs: int) -> list[str]:
+    """Return for each of several processes its cores, "0,1"; "" where they cannot be chosen."""
+    if not hasattr(os, "sched_getaffinity"):
+        return [""] * jobs
+    cores = sorted(os.sched_getaffinity(0))
+    size = max(1, len(cores) // jobs)
+    parts = [cores[i * size % len(cores) :][:size] for i in range(jobs)]
+    return [",".join(map(str, part)) for part in parts]
+
+
+def make_cells(
+    experiment: Experiment,
+    root: Path,
+    seeds: int,
+    only: Sequence[str],
+    size: Any,
+    given: tuple[str, ...],
+) -> list[Cell]:
+    """Return an experiment's trainings, all variants of a seed before the next: bases first."""
+    names = [variant.name for variant in experiment.variants if not only or variant.name in only]
+    cells = [
+        Cell(str(root), experiment.id, name, seed, size, given)
+        for seed in range(seeds)
+        for name in names
+    ]
+    bases = dict.fromkeys(base for cell in cells if (base := cell.base(experiment)) is not None)
+    return [*bases, *cells]
+
+
+def prepare(experiments: Sequence[Experiment], root: Path) -> None:
+    """Make the data of experiments, before several processes would."""
+    (root / DATA).mkdir(parents=True, exist_ok=True)
+    for experiment in experiments:
+        experiment.measure.prepare(root / DATA)
+
+
+def read_result(cell: Cell, experiment: Experiment) -> dict[str, Any] | None:
+    """Return what a cell came to, if it is done."""
+    file = cell.folder(experiment) / RESULT
+    return dict(read_json(file, RUN_AGAIN)) if file.exists() else None
+
+
+def format_time(seconds: float) -> str:
+    """Return hours and minutes: "1:05 hours", "12 minutes"."""
+    minutes = max(1, round(seconds / 60))
+    return f"{minutes // 60}:{minutes % 60:02d} hours" if minutes >= 60 else f"{minutes} minutes"

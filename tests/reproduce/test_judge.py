@@ -1,0 +1,41 @@
+"""Verdicts on orderings, against intervals worked out by hand."""
+
+import math
+
+import pytest
+
+from famjax.reproduce.judge import judge, mean_and_interval
+
+
+def test_the_interval_is_students():
+    mean, half = mean_and_interval([1.0, 2.0, 3.0])
+    assert mean == 2
+    # t(0.975, 2) = 4.30265, the standard error is 1 / sqrt(3)
+    assert half == pytest.approx(4.30265 / math.sqrt(3), rel=1e-5)
+    assert math.isnan(mean_and_interval([1.0])[1])
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "higher", "margin", "verdict"),
+    [
+        ([0.9, 0.8, 0.85], [0.5, 0.4, 0.46], True, 0, "holds"),
+        ([0.5, 0.4, 0.46], [0.9, 0.8, 0.85], True, 0, "does not hold"),
+        # bits per byte: lower is better
+        ([0.5, 0.4, 0.46], [0.9, 0.8, 0.85], False, 0, "holds"),
+        ([0.9, 0.1, 0.5], [0.5, 0.4, 0.46], True, 0, "cannot be told"),
+        # one seed tells nothing, however large the difference
+        ([0.9], [0.1], True, 0, "cannot be told"),
+        ([0.5, 0.401, 0.46], [0.501, 0.4, 0.46], True, 0.01, "holds"),
+        ([0.9, 0.8, 0.85], [0.5, 0.4, 0.46], True, 0.01, "does not hold"),
+        ([0.9, 0.1, 0.5], [0.5, 0.4, 0.46], True, 0.01, "cannot be told"),
+    ],
+)
+def test_verdicts(better, worse, higher, margin, verdict):
+    assert judge(better, worse, higher, margin).verdict == verdict
+
+
+def test_seeds_are_paired():
+    """The seeds differ by more than the models do, but each seed's difference has one sign."""
+    found = judge([0.11, 0.52, 0.93], [0.10, 0.51, 0.92], True)
+    assert found.verdict == "holds"
+    assert found.difference == pytest.approx(0.01)

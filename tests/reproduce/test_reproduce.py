@@ -1,0 +1,170 @@
+"""Experiments: all can be run, they are run once, and their results are judged and shown."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from famjax.cli.main import VERBS, main
+from famjax.reproduce import EXPERIMENTS
+from famjax.reproduce.cell import RESULT, Cell, run_cell
+from famjax.reproduce.experiment import Experiment, Variant
+from famjax.reproduce.measures import ToyMeasure
+from famjax.reproduce.papers import PAPERS
+from famjax.reproduce.runner import Runner, make_cells, split_cores
+
+COPY = "ft-table-1-copy"
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=lambda e: e.id)
+def test_every_experiment_can_be_run(experiment):
+    names = [variant.name for variant in experiment.variants]
+    assert len({re.sub("[^a-z0-9]", "", name.lower()) for name in names}) == len(names)
+    scores = {score.name for score in experiment.measure.scores}
+    for ordering in experiment.orderings:
+        assert {ordering.better, ordering.worse} <= set(names)
+        assert ordering.score in scores | {""}
+    for variant in experiment.variants:
+        config = experiment.make_config(variant, 3, "here")
+        assert config.seed == 3
+        assert experiment.make_config(variant, 0, "paper").train.steps > config.train.steps
+    if experiment.base is not None:
+        assert experiment.make_base_config(0).train.steps > 0
+
+
+def test_every_experiment_is_listed_and_every_command_exists():
+    entries = [entry for paper in PAPERS.values() for entry in paper]
+    assert {entry.experiment for entry in entries if entry.experiment} == set(EXPERIMENTS)
+    for entry in entries:
+        assert entry.experiment or entry.command or "not there yet" in entry.state
+        if entry.command:
+            assert entry.command.split()[1] in VERBS
+            if entry.command.split()[1] in ("train", "plan"):
+                assert Path(f"configs/{entry.command.split()[2]}.py").exists()
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Have processes write results without a training."""
+    home = os.path.dirname(__file__)
+    monkeypatch.setattr("famjax.reproduce.runner._PROCESS", "fake_cell")
+    monkeypatch.setattr("famjax.reproduce.runner._POLL_SECONDS", 0.01)
+    path = os.pathsep.join(filter(None, [home, os.environ.get("PYTHONPATH")]))
+    monkeypatch.setenv("PYTHONPATH", path)
+
+
+def reproduce(folder, *arguments):
+    where = ["--folder", str(folder / "runs"), "--pages", str(folder / "pages")]
+    return main(["reproduce", *arguments, *where])
+
+
+def test_results_are_shown_judged_and_kept(fake, tmp_path, monkeypatch, capsys):
+    assert reproduce(tmp_path, COPY, "--seeds", "2") == 0
+    out, err = capsys.readouterr()
+    assert "4/4" in err
+    shown = " ".join(out.split())
+    assert "Feedback 2 80.5% ± 6.4" in shown
+    assert "guessing 10.0%" in shown
+    assert "Feedback is better than Transformer answers holds +0.3000 (+0.3000 to +0.3000)" in shown
+    page = (tmp_path / "pages" / f"{COPY}.md").read_text()
+    assert "| Transformer | 2 | 50.5% ± 6.4 | 50.5% ± 6.4 | Char 59.1%, Seq 6.2% |" in page
+    assert "4 of 4 trainings, 10 parameters" in page
+    assert (tmp_path / "pages" / f"{COPY}.png").exists()
+    assert f"]({COPY}.md)" in (tmp_path / "pages" / "index.md").read_text()
+    # what is done is not done again
+    files = sorted((tmp_path / "runs").rglob(RESULT))
+    before = [json.loads(file.read_text())["at"] for file in files]
+    monkeypatch.setenv("FAKE_CODE", "2")
+    assert reproduce(tmp_path, COPY, "--seeds", "2") == 0
+    assert [json.loads(file.read_text())["at"] for file in files] == before
+    capsys.readouterr()
+    # a third seed is of other code
+    assert reproduce(tmp_path, COPY) == 2
+    assert "its results are of 1, 2 of the code; --mixed shows" in capsys.readouterr().err
+    assert reproduce(tmp_path, COPY, "--mixed") == 0
+    capsys.readouterr()
+    monkeypatch.chdir(tmp_path)
+    assert main(["reproduce", "list", "--folder", str(tmp_path / "runs")]) == 0
+    assert "6 of 6 trainings done" in capsys.readouterr().out
+
+
+def test_a_failure_is_told_and_the_rest_is_done_later(fake, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FAKE_FAILS", "Feedback")
+    assert reproduce(tmp_path, COPY, "--seeds", "1", "--jobs", "1") == 2
+    error = capsys.readouterr().err
+    assert "Feedback, seed 0: out of memory; take less; see" in error
+    monkeypatch.delenv("FAKE_FAILS")
+    assert reproduce(tmp_path, COPY, "--seeds", "1", "--jobs", "1") == 0
+    assert "1/1" in capsys.readouterr().err
+
+
+def test_what_does_not_fit_into_the_time_is_said(fake, tmp_path, capsys):
+    assert reproduce(tmp_path, COPY, "--hours", "0.01") == 0
+    out, err = capsys.readouterr()
+    assert "nothing is done yet" in out
+    assert "6 trainings are left" in err
+
+
+def test_bases_come_first_and_are_shared(fake, tmp_path, monkeypatch):
+    monkeypatch.setattr("famjax.reproduce.measures.CodeMeasure.prepare", lambda *_: ())
+    chosen = {"fam-table-3": "FAM 1", "fam-table-4": "1 previous"}
+    experiments = {name: EXPERIMENTS[name] for name in chosen}
+    cells = [
+        cell
+        for name, variant in chosen.items()
+        for cell in make_cells(experiments[name], tmp_path, 1, (variant,), "here", ())
+    ]
+    assert len(cells) == 4
+    said = []
+    # as many processes as cells: the fake asserts that its base is there
+    assert Runner(experiments, 4, said.append).run(cells) == []
+    assert sum("base" in line for line in said) == 1
+    assert len(said) == 3
+
+
+def test_a_training_is_measured(tmp_path):
+    small = ("train.steps=2", "model.width=16", "model.heads=2", "model.head_dim=8")
+    small += ("model.mlp_width=16", "data.batch=2", "model.layers=1", "data.toy.steps=4")
+    small += ("data.toy.start_steps=0", "data.length=16", "data.toy.episodes=8")
+    experiment = Experiment(
+        "tiny", "", "", "copy_feedback", (Variant("one"),), ToyMeasure("copy", (4,), 8), (), small
+    )
+    cell = Cell(str(tmp_path), "tiny", "one", 1)
+    run_cell(cell, experiment)
+    result = json.loads((tmp_path / "tiny" / "one" / "seed-1" / RESULT).read_text())
+    assert 0 <= result["scores"]["answers, 4"] <= 1
+    assert result["baselines"]["guessing"] == {"answers, 4": 0.1}
+    assert (result["steps"], result["tokens"]) == (2, 2 * 2 * 16)
+    assert result["parameters"] > 0
+
+
+def test_cores_are_split():
+    parts = [set(part.split(",")) for part in split_cores(2)]
+    assert len(split_cores(5)) == 5
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
+    if cores >= 2:
+        assert not parts[0] & parts[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["fam-table3"], "no such experiment; did you mean 'fam-table-3'"),
+        ([], "name experiments, list or all"),
+        ([COPY, "--size", "big"], "--size big: here or paper"),
+        ([COPY, "--only", "LSTM"], "--only LSTM: ft-table-1-copy has Transformer, Feedback"),
+        ([COPY, "--hours", "0"], "must be more than 0"),
+        ([COPY, "--seeds", "0"], "must be at least 1"),
+    ],
+)
+def test_mistakes_are_told(arguments, says, tmp_path, capsys):
+    assert reproduce(tmp_path, *arguments) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_an_unknown_override_is_told_before_anything_runs(tmp_path, capsys):
+    assert reproduce(tmp_path, COPY, "model.widht=3") == 2
+    assert "model.widht" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("log.txt"))
