@@ -46,7 +46,7 @@ def test_the_demo_writes_its_results(tmp_path, capsys):
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("famjax.demo.train", interrupt)
+        patch.setattr("famjax.train.recipe.train", interrupt)
         with pytest.raises(KeyboardInterrupt):
             train_and_time(make_config(plan, demo_model), folder, quiet=True)
     assert float((folder / "train_seconds.json").read_text()) > seconds
