@@ -5,6 +5,7 @@ from __future__ import annotations
 from famjax.reproduce.experiment import Experiment
 from famjax.reproduce.fam_figure_3 import FAM_FIGURE_3
 from famjax.reproduce.fam_figure_7 import FAM_FIGURE_7
+from famjax.reproduce.fam_recipe import FAM_RECIPE
 from famjax.reproduce.fam_table_3 import FAM_TABLE_3
 from famjax.reproduce.fam_table_4 import FAM_TABLE_4
 from famjax.reproduce.fam_table_8 import FAM_TABLE_8
@@ -13,7 +14,7 @@ from famjax.reproduce.ft_table_1 import FT_TABLE_1
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.id: experiment
     for experiment in (
-        *(FAM_FIGURE_3, FAM_TABLE_3, FAM_TABLE_4, FAM_FIGURE_7, FAM_TABLE_8),
+        *(FAM_FIGURE_3, FAM_TABLE_3, FAM_TABLE_4, FAM_FIGURE_7, FAM_TABLE_8, FAM_RECIPE),
         *FT_TABLE_1,
     )
 }

@@ -43,6 +43,7 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry("Figure 4, Table 11", "long-context tasks by memory segments", command=_LONG_TASKS),
         Entry("Table 1", "the same, 8B and 24B", command=_LONG_TASKS),
         Entry("Tables 2, 12", "GPT-3 tasks", command="famjax eval RUN --tasks lm_eval:NAMES"),
+        Entry("3.1", "the recipe's parts, against lanes", "fam-recipe"),
         Entry("Table 3", "length of the memory", "fam-table-3"),
         Entry("Table 4", "previous memories", "fam-table-4"),
         Entry("Table 5", "Flan-PaLM 1B, 8B, 24B", command="famjax plan fam_1b"),

@@ -1,0 +1,44 @@
+"""TransformerFAM, 3.1 and 3.1.1: the parts of its finetuning recipe, against lanes."""
+
+from __future__ import annotations
+
+from famjax.reproduce import _text
+from famjax.reproduce.experiment import Experiment, Ordering, Variant
+
+_PACKED = ("data.layout=packed",)
+_PASSED = (*_PACKED, "train.rsp=0.8", "train.rsp_ramp=100")
+
+
+def _variant(name: str, *overrides: str) -> Variant:
+    return Variant(name, (*_text.CONTINUED, *_text.FAM, "model.fam_len=8", *overrides))
+
+
+def _adafactor(rate: float) -> Variant:
+    overrides = ("optimizer.name=adafactor", f"optimizer.learning_rate={rate}")
+    return _variant(f"Adafactor, rate {rate:g}", *overrides)
+
+
+FAM_RECIPE = Experiment(
+    id="fam-recipe",
+    title="The parts of the finetuning recipe",
+    source="TransformerFAM, 3.1",
+    config="text_bswa",
+    variants=(
+        _variant("lanes"),
+        _variant("packed rows", *_PACKED),
+        _variant("packed, RSP 0.8", *_PASSED),
+        _variant("packed, RSP 0.8, RPO", *_PASSED, "train.rpo=true"),
+        _variant("packed, repeated segment", *_PACKED, "data.repeat_len=64"),
+        _adafactor(1e-3),
+        _adafactor(3e-3),
+        _adafactor(1e-2),
+        _variant("LoRA, rank 16", "model.lora.rank=16"),
+    ),
+    measure=_text.CODE,
+    orderings=(Ordering("packed, RSP 0.8", "packed rows"),),
+    overrides=_text.SHAPE,
+    base=_text.BASE,
+    note=_text.NOTE + " Lanes, AdamW and full finetuning unless named; the paper has packed rows, "
+    "RSP, RPO, a repeated segment, Adafactor and LoRA of rank 64 at once.",
+    minutes=2.0,
+)
