@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,9 @@ from famjax.reproduce.experiment import Experiment, Ordering, Score, Variant
 from famjax.reproduce.judge import Judgement, judge, mean_and_interval
 from famjax.reproduce.papers import PAPERS
 from famjax.reproduce.runner import format_time, make_cells, read_result
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # of scores that a table in a terminal shows
 _SHOWN = 4
@@ -95,7 +98,7 @@ def show(
     out.print(score_table(results))
     if experiment.orderings:
         out.print(ordering_table(results))
-    figure = draw(results, pages / f"{experiment.id}.png")
+    figure = save_figure(plot(results), pages / f"{experiment.id}.png")
     page = pages / f"{experiment.id}.md"
     page.write_text(make_page(results, figure.name))
     write_index(root, pages)
@@ -177,7 +180,7 @@ def ordering_table(results: Results) -> Table:
     return table
 
 
-def draw(results: Results, path: Path) -> Path:
+def plot(results: Results) -> Figure:
     """Plot the first score by the variants' x, or as bars, with the intervals over seeds."""
     experiment = results.experiment
     score = experiment.measure.scores[0]
@@ -188,20 +191,8 @@ def draw(results: Results, path: Path) -> Path:
         np.multiply(factor, mean_and_interval(results.values(v.name, score.name))) for v in done
     ]
     if experiment.axis:
-        lines = dict.fromkeys(variant.line for variant in done)
-        for line in lines:
-            at = [i for i, variant in enumerate(done) if variant.line == line]
-            axes.errorbar(
-                [done[i].x for i in at],
-                [points[i][0] for i in at],
-                yerr=[np.nan_to_num(points[i][1]) for i in at],
-                marker="o",
-                capsize=3,
-                label=line or None,
-            )
+        _draw_lines(axes, done, points)
         axes.set_xlabel(experiment.axis)
-        if len(lines) > 1:
-            axes.legend()
     else:
         axes.bar(
             [variant.name for variant in done],
@@ -212,7 +203,26 @@ def draw(results: Results, path: Path) -> Path:
     axes.set_ylabel(f"{score.name}, %" if score.unit else score.name)
     axes.set_title(f"{experiment.source}, here: {experiment.title}", fontsize="medium")
     axes.grid(alpha=0.3, axis="y")
-    return save_figure(figure, path)
+    return figure
+
+
+def _draw_lines(axes: Any, variants: Sequence[Variant], points: Sequence[np.ndarray]) -> None:
+    """Draw a line for each `line` of the variants; those without x are level."""
+    lines = list(dict.fromkeys(variant.line for variant in variants if variant.x is not None))
+    for line in lines:
+        own = [
+            (variant.x, *point)
+            for variant, point in zip(variants, points, strict=True)
+            if variant.x is not None and variant.line == line
+        ]
+        x, mean, half = np.array(own).T
+        half = np.nan_to_num(half)
+        axes.errorbar(x, mean, yerr=half, marker="o", capsize=3, label=line or None)
+    level = [pair for pair in zip(variants, points, strict=True) if pair[0].x is None]
+    for number, (variant, point) in enumerate(level, len(lines)):
+        axes.axhline(point[0], linestyle=":", color=f"C{number}", label=variant.name)
+    if len(lines) + len(level) > 1:
+        axes.legend()
 
 
 def make_page(results: Results, figure: str) -> str:

@@ -9,12 +9,19 @@ from famjax.reproduce.fam_recipe import FAM_RECIPE
 from famjax.reproduce.fam_table_3 import FAM_TABLE_3
 from famjax.reproduce.fam_table_4 import FAM_TABLE_4
 from famjax.reproduce.fam_table_8 import FAM_TABLE_8
+from famjax.reproduce.ft_figure_5 import FT_FIGURE_5
+from famjax.reproduce.ft_figure_8 import FT_FIGURE_8
+from famjax.reproduce.ft_figure_9 import FT_FIGURE_9
 from famjax.reproduce.ft_table_1 import FT_TABLE_1
+from famjax.reproduce.t2r_figure_4 import T2R_FIGURE_4
+from famjax.reproduce.t2r_table_1 import T2R_TABLE_1
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.id: experiment
     for experiment in (
         *(FAM_FIGURE_3, FAM_TABLE_3, FAM_TABLE_4, FAM_FIGURE_7, FAM_TABLE_8, FAM_RECIPE),
         *FT_TABLE_1,
+        *(FT_FIGURE_5, FT_FIGURE_8, FT_FIGURE_9),
+        *(T2R_TABLE_1, T2R_FIGURE_4),
     )
 }

@@ -49,7 +49,8 @@ class Cell:
         if not self.variant:
             recipe = repr(self.config(experiment))
             digest = hashlib.sha256(recipe.encode()).hexdigest()[:12]
-            return root / BASES / f"{experiment.config}-{digest}-{self.seed}"
+            name = experiment.base_config or experiment.config
+            return root / BASES / f"{name}-{digest}-{self.seed}"
         name = "-".join(re.findall("[a-z0-9]+", self.variant.lower()))
         parts = [self.experiment, *(["paper"] if self.size == "paper" else [])]
         return root.joinpath(*parts, name, f"seed-{self.seed}")
@@ -76,6 +77,8 @@ class Cell:
     def base(self, experiment: Experiment) -> Cell | None:
         """Return the training that this one continues, if any."""
         if not self.variant or experiment.base is None or self.size == "paper":
+            return None
+        if not experiment.variant(self.variant).continues:
             return None
         return replace(self, variant="")
 

@@ -78,6 +78,7 @@ class Variant:
       paper: the paper's figures, by score; shares are from 0 to 1.
       x: its place in the figure.
       line: of the figure, that it is on.
+      continues: the experiment's base; else it is trained from scratch.
       at_paper: overrides in place of `overrides` at the paper's size; None is the same.
     """
 
@@ -86,6 +87,7 @@ class Variant:
     paper: Mapping[str, float] = field(default_factory=dict)
     x: float | None = None
     line: str = ""
+    continues: bool = True
     at_paper: tuple[str, ...] | None = None
 
 
@@ -120,6 +122,7 @@ class Experiment:
       overrides: of the config, for all variants.
       base: overrides of a training that all variants of a seed continue, in place of theirs; None
         is from scratch.
+      base_config: name of the base's config; "" is `config`.
       paper_config: name of the config at the paper's size; "" is none.
       axis: label of x; "" draws bars.
       note: what differs from the paper.
@@ -135,6 +138,7 @@ class Experiment:
     orderings: tuple[Ordering, ...] = ()
     overrides: tuple[str, ...] = ()
     base: tuple[str, ...] | None = None
+    base_config: str = ""
     paper_config: str = ""
     axis: str = ""
     note: str = ""
@@ -161,10 +165,14 @@ class Experiment:
         if size == "paper":
             own = variant.overrides if variant.at_paper is None else variant.at_paper
             return load_config(self.paper_config, [f"seed={seed}", *own, *given])
-        overrides = [f"seed={seed}", *self.overrides, *variant.overrides, *given]
-        return load_config(self.config, overrides)
+        # from scratch the model's shape is the base's
+        name = self.config if variant.continues else self.base_config or self.config
+        own = () if variant.continues or self.base is None else self.base
+        overrides = [f"seed={seed}", *self.overrides, *own, *variant.overrides, *given]
+        return load_config(name, overrides)
 
     def make_base_config(self, seed: int, given: tuple[str, ...] = ()) -> Config:
         """Return the config of the training that all variants of a seed continue."""
         assert self.base is not None
-        return load_config(self.config, [f"seed={seed}", *self.overrides, *self.base, *given])
+        overrides = [f"seed={seed}", *self.overrides, *self.base, *given]
+        return load_config(self.base_config or self.config, overrides)

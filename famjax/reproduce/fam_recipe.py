@@ -15,7 +15,7 @@ def _variant(name: str, *overrides: str) -> Variant:
 
 def _adafactor(rate: float) -> Variant:
     overrides = ("optimizer.name=adafactor", f"optimizer.learning_rate={rate}")
-    return _variant(f"Adafactor, rate {rate:g}", *overrides)
+    return _variant(f"Adafactor rate {rate:g}", *overrides)
 
 
 FAM_RECIPE = Experiment(
@@ -26,16 +26,16 @@ FAM_RECIPE = Experiment(
     variants=(
         _variant("lanes"),
         _variant("packed rows", *_PACKED),
-        _variant("packed, RSP 0.8", *_PASSED),
-        _variant("packed, RSP 0.8, RPO", *_PASSED, "train.rpo=true"),
-        _variant("packed, repeated segment", *_PACKED, "data.repeat_len=64"),
+        _variant("packed RSP 0.8", *_PASSED),
+        _variant("packed RSP 0.8 RPO", *_PASSED, "train.rpo=true"),
+        _variant("packed repeated segment", *_PACKED, "data.repeat_len=64"),
         _adafactor(1e-3),
         _adafactor(3e-3),
         _adafactor(1e-2),
-        _variant("LoRA, rank 16", "model.lora.rank=16"),
+        _variant("LoRA rank 16", "model.lora.rank=16"),
     ),
     measure=_text.CODE,
-    orderings=(Ordering("packed, RSP 0.8", "packed rows"),),
+    orderings=(Ordering("packed RSP 0.8", "packed rows"),),
     overrides=_text.SHAPE,
     base=_text.BASE,
     note=_text.NOTE + " Lanes, AdamW and full finetuning unless named; the paper has packed rows, "

@@ -60,9 +60,18 @@ class PasskeyMeasure(Measure):
 
 @dataclass(frozen=True)
 class CodeMeasure(Measure):
-    """Bits per byte and token accuracy on held-out modules of Python's standard library."""
+    """Bits per byte and token accuracy on held-out modules of Python's standard library.
+
+    Attributes:
+      vocabulary: SentencePiece tokens; 0 reads bytes.
+      max_bytes: of the held-out text that is read, whole modules.
+      window: tokens of a window with an empty memory, of which the last half are scored; None reads
+        documents whole.
+    """
 
     vocabulary: int = 1024
+    max_bytes: int | None = None
+    window: int | None = None
 
     @property
     def scores(self) -> tuple[Score, ...]:
@@ -73,8 +82,10 @@ class CodeMeasure(Measure):
 
     def prepare(self, folder: Path) -> tuple[str, ...]:
         texts = self._texts(folder)
-        tokenizer = folder / "code.model"
-        if not tokenizer.exists():
+        tokenizer: Path | str = (
+            folder / f"code-{self.vocabulary}.model" if self.vocabulary else "bytes"
+        )
+        if isinstance(tokenizer, Path) and not tokenizer.exists():
             train_sentencepiece(texts.training, self.vocabulary, tokenizer)
         return (
             f"data.files={texts.training}",
@@ -83,7 +94,9 @@ class CodeMeasure(Measure):
         )
 
     def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
-        result = evaluate_text(run, self._texts(folder).held_out, batch=16, quiet=quiet)
+        score = self.window and self.window // 2
+        files = self._texts(folder).held_out
+        result = evaluate_text(run, files, self.max_bytes, 16, quiet, self.window, score)
         return Measured(
             _text_scores(result),
             {

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from famjax.cli.main import VERBS, main
+from famjax.cli.reproduce_output import Results, plot
 from famjax.reproduce import EXPERIMENTS
 from famjax.reproduce.cell import RESULT, Cell, run_cell
 from famjax.reproduce.experiment import Experiment, Variant
@@ -22,6 +23,8 @@ COPY = "ft-table-1-copy"
 def test_every_experiment_can_be_run(experiment):
     names = [variant.name for variant in experiment.variants]
     assert len({re.sub("[^a-z0-9]", "", name.lower()) for name in names}) == len(names)
+    # --only separates them by commas
+    assert not any("," in name for name in names)
     scores = {score.name for score in experiment.measure.scores}
     for ordering in experiment.orderings:
         assert {ordering.better, ordering.worse} <= set(names)
@@ -169,3 +172,15 @@ def test_an_unknown_override_is_told_before_anything_runs(tmp_path, capsys):
     assert reproduce(tmp_path, COPY, "model.widht=3") == 2
     assert "model.widht" in capsys.readouterr().err
     assert not list(tmp_path.rglob("log.txt"))
+
+
+def test_figures_have_lines_bars_and_levels(tmp_path):
+    for name, lines in (("ft-figure-8", 3), ("ft-figure-9", 2), (COPY, 0)):
+        experiment = EXPERIMENTS[name]
+        scores = {score.name: 0.5 for score in experiment.measure.scores}
+        found = {v.name: {0: {"scores": scores}} for v in experiment.variants}
+        results = Results(experiment, found, len(found))
+        figure = plot(results)
+        labels = figure.axes[0].get_legend_handles_labels()[1]
+        assert len(labels) == lines
+        assert bool(figure.axes[0].patches) == (name == COPY)

@@ -1,0 +1,34 @@
+"""Feedback Transformer v3, Figure 9: depth at equal parameters."""
+
+from __future__ import annotations
+
+from famjax.reproduce import _bytes
+from famjax.reproduce.experiment import Experiment, Ordering, Variant
+
+_DEPTHS = (1, 2, 4)
+
+
+def _variant(line: str, layers: int) -> Variant:
+    own = _bytes.TRANSFORMER if line == "Transformer" else ()
+    return Variant(f"{line} {layers}", (*own, *_bytes.at_depth(layers)), x=layers, line=line)
+
+
+FT_FIGURE_9 = Experiment(
+    id="ft-figure-9",
+    title="Depth at equal parameters",
+    source="Feedback Transformer v3, Figure 9",
+    config="char_ptb_feedback",
+    variants=tuple(
+        _variant(line, layers) for layers in _DEPTHS for line in ("Transformer", "Feedback")
+    ),
+    measure=_bytes.BYTES,
+    orderings=(
+        Ordering("Transformer 4", "Transformer 1"),
+        Ordering("Feedback 1", "Transformer 1"),
+        Ordering("Feedback 2", "Transformer 2"),
+        Ordering("Feedback 2", "Feedback 4"),
+    ),
+    axis="layers",
+    note=_bytes.NOTE + " Fewer layers have wider heads and feed-forwards.",
+    minutes=_bytes.MINUTES,
+)
