@@ -38,12 +38,12 @@ class Arguments:
     """Folder of the run, or of a Hugging Face model."""
     tasks: str = ""
     """passkey; RULER's niah_single_1 to 3, niah_multikey_1 to 3, niah_multivalue, niah_multiquery,
-    vt, cwe and fwe, and babilong (niah_single_2:FILES, babilong:FILES: with that text as filler);
-    text:FILES (file, folder or glob, several separated by commas), text:holdout (the documents that
-    training held out); questions in files of JSON lines (narrativeqa:FILES, qasper, quality,
-    squality, xlsum, longbench, leval); a toy task (random_walk, blocked_walk, copy, reverse,
-    counting, algorithmic); lm_eval:NAMES (tasks of lm-evaluation-harness, or YAML files of such
-    tasks); several separated by commas. Default: what the run was trained on."""
+    vt, cwe, fwe, qa_1 and qa_2, and babilong (niah_single_2:FILES, babilong:FILES: with that text
+    as filler); text:FILES (file, folder or glob, several separated by commas), text:holdout (the
+    documents that training held out); questions in files of JSON lines (narrativeqa:FILES, qasper,
+    quality, squality, xlsum, longbench, leval); a toy task (random_walk, blocked_walk, copy,
+    reverse, counting, algorithmic); lm_eval:NAMES (tasks of lm-evaluation-harness, or YAML files of
+    such tasks); several separated by commas. Default: what the run was trained on."""
     lengths: str = ""
     """Tokens of the documents, default 256,1024,4096,16384 for passkey and 1024,4096,16384 for
     RULER's. Toy tasks: steps of the episodes (digits, A's, actions, statements), default
@@ -54,7 +54,8 @@ class Arguments:
     questions: int | None = None
     """Questions about each document, which is read once: default 1, and all of those in files."""
     facts: str = ""
-    """babilong: a file of bAbI with the facts, such as qa1_single-supporting-fact_test.txt."""
+    """babilong: a file of bAbI with the facts, such as qa1_single-supporting-fact_test.txt; qa_1: a
+    JSON file of SQuAD; qa_2: of HotpotQA."""
     ablate: str = ""
     """Documents with questions, and texts: evaluate also without a part of the memory. reset: the
     whole state at every block (texts always are); memory: FAM, or another memory, at its initial

@@ -263,7 +263,8 @@ class PasskeyConfig:
 class LongConfig:
     """Training documents of the long tasks (niah_single_1, vt, ...): docs/evaluation.md."""
 
-    # babilong: a task of bAbI, such as qa1_single-supporting-fact_train.txt
+    # babilong: a task of bAbI, such as qa1_single-supporting-fact_train.txt; qa_1: a JSON file of
+    # SQuAD; qa_2: of HotpotQA
     facts: str = ""
     # tokens of a document, bos, question and answer included; each octave has as many tokens
     min_length: int = 512
@@ -303,7 +304,7 @@ class DataConfig:
     # source of documents: text, generated passkey retrieval, or a toy task (data.toy): random_walk,
     # blocked_walk, copy, reverse, counting, algorithmic; RULER's niah_single_1, niah_single_2,
     # niah_single_3, niah_multikey_1, niah_multikey_2, niah_multikey_3, niah_multivalue,
-    # niah_multiquery, vt, cwe, fwe; babilong
+    # niah_multiquery, vt, cwe, fwe, qa_1, qa_2; babilong
     task: str = "text"
     # text: file, folder or glob, several separated by commas; empty: Python's standard library.
     # .jsonl: a document on each line, {"text": ...}, {"inputs": ..., "targets": ...},

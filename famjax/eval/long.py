@@ -193,13 +193,15 @@ def effective_lengths(rows: Sequence[dict[str, Any]]) -> dict[str, int | None]:
 def score(output: str, question: Question) -> float:
     """Return the share of the references that an output contains, whatever the case (RULER).
 
+    Of a question of which any reference suffices, 1 if there is one.
+
     Of a question with `wrong` answers (BABILong) only the first sentence counts, it has to have all
     references, as whole words, and none of the wrong ones.
     """
     if question.wrong is None:
         lowered = output.lower()
         found = sum(reference.lower() in lowered for reference in question.references)
-        return found / len(question.references)
+        return float(found > 0) if question.any_of else found / len(question.references)
     first = _first_sentence(output)
     has_all = all(_has_word(first, reference) for reference in question.references)
     return float(has_all and not any(_has_word(first, wrong) for wrong in question.wrong))

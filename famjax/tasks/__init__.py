@@ -9,6 +9,7 @@ from famjax.tasks.harness import HarnessTask
 from famjax.tasks.long.babilong import BabiLong
 from famjax.tasks.long.frequencies import CommonWords, FrequentWords
 from famjax.tasks.long.needles import NEEDLES
+from famjax.tasks.long.questions import QUESTIONS
 from famjax.tasks.long.variables import VariableTracking
 from famjax.tasks.passkey import PasskeyTask
 from famjax.tasks.questions.longbench import L_EVAL, LONG_BENCH
@@ -28,6 +29,7 @@ TASKS: dict[str, Task] = {
     "vt": VariableTracking(),
     "cwe": CommonWords(),
     "fwe": FrequentWords(),
+    **QUESTIONS,
     "babilong": BabiLong(),
     "narrativeqa": NARRATIVE_QA,
     "qasper": QASPER,

@@ -211,6 +211,12 @@ def asks(*references: str, wrong: tuple[str, ...] | None = None) -> Question:
     return Question("", references, (), wrong)
 
 
+def test_one_of_several_references_suffices() -> None:
+    question = Question("?", ("Rome", "the city"), (0,), any_of=True)
+    assert score(" in rome.", question) == 1
+    assert score(" in Paris", question) == 0
+
+
 def test_the_score_is_the_share_of_references_whatever_the_case() -> None:
     assert score("they are 12 and Ab-Cd", asks("12", "ab-cd", "99", "98")) == 0.5
     assert score("", asks("12")) == 0
@@ -270,6 +276,8 @@ def test_a_story_is_evaluated(run: Run) -> None:
     (row,) = result["rows"]
     assert row["examples"] == 3
     assert 0 <= row["score"] <= 1
+    asked = evaluate_long(run, "qa_1", [900], 2, 2, facts=facts("qa_1"), quiet=True)
+    assert asked["rows"][0]["examples"] == 2
     row = long._row(
         run,
         64,

@@ -53,16 +53,19 @@ def test_a_document_tells_what_its_questions_ask(name: str, length: int, files: 
         assert text.startswith(content.head)
         assert "".join(read(task, length, number, files)[1]) == text
         for fact in content.facts:
-            assert pieces.count(fact + " ") == 1
+            assert sum(piece.endswith(fact + content.separator) for piece in pieces) == 1
         for question in content.questions:
             for reference in question.references if content.facts else ():
-                assert any(reference in content.facts[i] for i in question.facts)
-                assert reference in question.answer
+                if not question.any_of:
+                    assert any(reference in content.facts[i] for i in question.facts)
+                    assert reference in question.answer
         # the question and the answer fit, and little is left
         question = max(map(len, document.questions))
         used = len(text.encode()) + 1 + question + document.most_written
         # lists of words are as long as an estimate of their tokens
         left = length // 10 if name in ("cwe", "fwe") else max(map(len, pieces[1:]))
+        # numbers of many digits are reserved for the facts' labels
+        left += 7 * len(content.facts) * bool(content.label)
         assert length - left <= used <= length
 
 
@@ -221,6 +224,60 @@ def test_a_story_of_babi_is_read(tmp_path: Path) -> None:
         LONG["babilong"].load("", "", TOKENIZER)
     with pytest.raises(UserError, match="vt has its own facts; remove it"):
         LONG["vt"].load("", facts(), TOKENIZER)
+
+
+def test_questions_of_squad_are_about_numbered_documents() -> None:
+    task = LONG["qa_1"]
+    contents = task.read_facts(facts("qa_1"))
+    assert [len(content.questions) for content in contents] == [1, 1, 1, 1]
+    question = contents[1].questions[0]
+    # any of them is right, the first is trained; what has no answer is left out
+    assert question.references == ("3", "3 paws")
+    assert question.answer == " 3."
+    assert question.text == (
+        "Answer the question based on the given documents. Only give me the answer and do not "
+        "output any other words.\n\nQuestion: How many paws has cat 1? Answer:"
+    )
+    text, _ = read(task, 900, 0, "")
+    document = task.evaluated_document(TOKENIZER, 900, 0, 5, load(task, ""))
+    head, _, listed = text.partition("The following are given documents.\n\n")
+    assert head.startswith("Answer the question based")
+    parts = re.split(r"Document (\d+):\n", listed)[1:]
+    assert [int(number) for number in parts[::2]] == list(range(1, len(parts) // 2 + 1))
+    assert all(part.endswith("\n\n") for part in parts[1::2])
+    documents = [part.strip() for part in parts[1::2]]
+    (fact,) = document.content.facts
+    assert documents.count(fact) == 1
+    # others come again; the first are of the same article
+    others = [each for each in documents if each != fact]
+    near = [each for each in document.content.near if each != fact]
+    assert set(others[: len(near)]) == set(near)
+    assert len(others) > len(set(others)) == 4
+    assert "Nobody is asked of this." in others
+
+
+def test_questions_of_hotpot_need_several_documents() -> None:
+    contents = LONG["qa_2"].read_facts(facts("qa_2"))
+    assert contents[0].facts[0] == "A\nA is a book. B wrote it."
+    assert [content.questions[0].facts for content in contents] == [(0, 2), (0, 1)]
+    assert contents[1].questions[0].references == ("yes",)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("qa_1", "{", r"f\.json: .*give a JSON file of SQuAD"),
+        ("qa_1", "[]", r"f\.json: .*give a JSON file of SQuAD"),
+        ("qa_1", '{"data": [{"paragraphs": [{"qas": []}]}]}', "no field 'context'; give a JSON"),
+        ("qa_1", '{"data": []}', "has no question with an answer"),
+        ("qa_2", '{"data": []}', r"f\.json: .*give a JSON file of HotpotQA"),
+        ("qa_2", '[{"context": []}]', "no field 'supporting_facts'; give a JSON file of HotpotQA"),
+    ],
+)
+def test_other_files_are_told(name: str, text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / "f.json").write_text(text)
+    with pytest.raises(UserError, match=says):
+        LONG[name].read_facts(str(tmp_path / "f.json"))
 
 
 def test_a_document_is_streamed() -> None:

@@ -28,6 +28,8 @@ from famjax.tokenizers.tokenizer import Tokenizer
 # the third number of a document's seed; a fourth is what it decides
 _TRAINING, _EVALUATION = 0, 1
 _CONTENT, _DEPTHS, _FILLER = 0, 1, 2
+# of a piece: its label takes the most tokens
+_LARGEST_NUMBER = 9_999_999
 
 
 class Question(NamedTuple):
@@ -39,17 +41,19 @@ class Question(NamedTuple):
       facts: indices of the facts that tell them.
       wrong: the other answers of a question with few possible ones; see `famjax.eval.long.score`.
         None: the references may be anywhere in the answer.
+      any_of: one of the references suffices.
     """
 
     text: str
     references: tuple[str, ...]
     facts: tuple[int, ...]
     wrong: tuple[str, ...] | None = None
+    any_of: bool = False
 
     @property
     def answer(self) -> str:
         """The answer that is trained."""
-        return " " + ", ".join(self.references) + "."
+        return " " + ", ".join(self.references[:1] if self.any_of else self.references) + "."
 
 
 class Content(NamedTuple):
@@ -60,12 +64,18 @@ class Content(NamedTuple):
       facts: sentences that are put into the filler.
       questions: any of which may be asked.
       in_order: the facts are in the context in their order.
+      separator: after each fact and sentence.
+      label: before each of them, with its number, from 1, in place of "{}"; "" is none.
+      near: sentences that come first in the filler.
     """
 
     head: str
     facts: tuple[str, ...]
     questions: tuple[Question, ...]
     in_order: bool = False
+    separator: str = " "
+    label: str = ""
+    near: tuple[str, ...] = ()
 
 
 class Material(NamedTuple):
@@ -117,7 +127,16 @@ class Document:
 
     @functools.cached_property
     def _facts(self) -> list[np.ndarray]:
-        return [self.tokenizer.encode(fact + " ") for fact in self.content.facts]
+        return [self._encode(fact) for fact in self.content.facts]
+
+    def _encode(self, sentence: str) -> np.ndarray:
+        return encode_sentence(self.tokenizer, sentence + self.content.separator)
+
+    def _label(self, number: int) -> np.ndarray:
+        """Return the tokens before the n-th piece, [n]."""
+        if not self.content.label:
+            return np.zeros(0, np.int32)
+        return self.tokenizer.encode(self.content.label.format(number))
 
     @functools.cached_property
     def _head(self) -> np.ndarray:
@@ -138,30 +157,34 @@ class Document:
     @functools.cached_property
     def room(self) -> int:
         """Tokens of filler that fit."""
+        labels = len(self._facts) * len(self._label(_LARGEST_NUMBER))
         fixed = len(self._head) + sum(map(len, self._facts)) + max(map(len, self.questions))
+        fixed += labels
         return self.length - fixed - self.most_written
 
     def tokens(self) -> Iterator[np.ndarray]:
         """Yield the tokens before the question, in pieces [n] of a sentence."""
         yield self._head
         waiting = sorted(range(len(self._facts)), key=lambda i: self.depths[i])
-        written = 0
+        written, number = 0, 1
         for sentence in self.filler(self.room):
-            tokens = encode_sentence(self.tokenizer, sentence)
+            tokens = self._encode(sentence)
             while waiting and self.depths[waiting[0]] * self.room <= written:
-                yield self._facts[waiting.pop(0)]
-            if written + len(tokens) > self.room:
+                yield np.concatenate([self._label(number), self._facts[waiting.pop(0)]])
+                number += 1
+            label = self._label(number)
+            if written + len(label) + len(tokens) > self.room:
                 break
-            written += len(tokens)
-            yield tokens
-        for i in waiting:
-            yield self._facts[i]
+            written, number = written + len(label) + len(tokens), number + 1
+            yield np.concatenate([label, tokens])
+        for later, i in enumerate(waiting):
+            yield np.concatenate([self._label(number + later), self._facts[i]])
 
 
 @functools.lru_cache(maxsize=1024)
 def encode_sentence(tokenizer: Tokenizer, sentence: str) -> np.ndarray:
-    """Return the tokens of a sentence and the space after it, [n]; noise repeats its sentences."""
-    return tokenizer.encode(sentence + " ")
+    """Return the tokens of a sentence, [n]; noise repeats its sentences."""
+    return tokenizer.encode(sentence)
 
 
 class LongTask(Task):
@@ -200,16 +223,21 @@ class LongTask(Task):
         """Return the content of a document."""
 
     def make_filler(
-        self, rng: np.random.Generator, content: Content, count: Callable[[Sequence[str]], int]
+        self,
+        rng: np.random.Generator,
+        content: Content,
+        material: Material,
+        count: Callable[[Sequence[str]], int],
     ) -> Iterator[str]:
-        """Yield the sentences of a task without files.
+        """Yield the sentences of a document, those of files if the task has some.
 
         Args:
           rng: equal ones give equal sentences.
           content: of the document.
+          material: of `load`.
           count: how many sentences of the mean size of these fit in the document.
         """
-        return repeat_noise()
+        return material.texts(rng) if material.texts else repeat_noise()
 
     def document(
         self,
@@ -240,11 +268,11 @@ class LongTask(Task):
 
         def filler(room: int) -> Iterator[str]:
             def count(sentences: Sequence[str]) -> int:
-                sizes = [len(encode_sentence(tokenizer, sentence)) for sentence in sentences]
+                sizes = [len(encode_sentence(tokenizer, f"{each} ")) for each in sentences]
                 return int(room / np.mean(sizes))
 
             rng = np.random.default_rng([*seed, _FILLER])
-            return material.texts(rng) if material.texts else self.make_filler(rng, content, count)
+            return self.make_filler(rng, content, material, count)
 
         return self.place(content, tokenizer, length, filler, tuple(depths.tolist()))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count, repeat
 
 import numpy as np
@@ -42,6 +42,17 @@ def cycle_sentences(source: TextSource) -> Filler:
             empty = 0
             yield sentence
             yield from sentences
+
+    return filler
+
+
+def shuffle_forever(texts: Sequence[str]) -> Filler:
+    """Return texts in random order, again and again, each time in another one."""
+
+    def filler(rng: np.random.Generator) -> Iterator[str]:
+        while True:
+            for i in rng.permutation(len(texts)):
+                yield texts[i]
 
     return filler
 

@@ -43,7 +43,11 @@ class CommonWords(LongTask):
         return Content(head, (), (Question(text, words, ()),))
 
     def make_filler(
-        self, rng: np.random.Generator, content: Content, count: Callable[[Sequence[str]], int]
+        self,
+        rng: np.random.Generator,
+        content: Content,
+        material: Material,
+        count: Callable[[Sequence[str]], int],
     ) -> Iterator[str]:
         words = content.questions[0].references
         first, shift = _index(words[0]), int(rng.integers(_PAIRS))
@@ -98,7 +102,11 @@ class FrequentWords(LongTask):
         return Content(head, (), (Question(text, tuple(words), ()),))
 
     def make_filler(
-        self, rng: np.random.Generator, content: Content, count: Callable[[Sequence[str]], int]
+        self,
+        rng: np.random.Generator,
+        content: Content,
+        material: Material,
+        count: Callable[[Sequence[str]], int],
     ) -> Iterator[str]:
         words = ["....", *content.questions[0].references]
         total = count(["...."] * 61 + [_coded(rng) for _ in range(39)])

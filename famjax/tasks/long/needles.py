@@ -122,10 +122,14 @@ class Needles(LongTask):
         return Question(text, references, facts)
 
     def make_filler(
-        self, rng: np.random.Generator, content: Content, count: Callable[[Sequence[str]], int]
+        self,
+        rng: np.random.Generator,
+        content: Content,
+        material: Material,
+        count: Callable[[Sequence[str]], int],
     ) -> Iterator[str]:
-        if self.haystack == "noise":
-            yield from super().make_filler(rng, content, count)
+        if self.haystack != "needles":
+            yield from super().make_filler(rng, content, material, count)
         asked = " ".join(question.text for question in content.questions)
         while True:
             key = _DRAW[self.key_kind](rng)

@@ -1,0 +1,143 @@
+"""RULER's questions about documents: SQuAD's (`qa_1`) and HotpotQA's (`qa_2`) (arXiv 2404.06654).
+
+The context is a numbered list: the documents that a question is about, among others of the same
+file. RULER ends where all of a file's documents are in the list; here they come again, in another
+order and with other numbers, so that a context has any length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from famjax.core.errors import UserError
+from famjax.core.json_files import parse_json
+from famjax.data.files import read_text_pieces
+from famjax.tasks.long.document import Content, LongTask, Material, Question
+from famjax.tasks.long.filler import shuffle_forever
+from famjax.tokenizers.tokenizer import Tokenizer
+
+_TASK = (
+    "Answer the question based on the given documents. Only give me the answer and do not output "
+    "any other words."
+)
+_HEAD = f"{_TASK}\n\nThe following are given documents.\n\n"
+_LABEL = "Document {}:\n"
+
+
+class DocumentQuestions(LongTask):
+    """A question about one or several documents of a list.
+
+    Args:
+      name: of the task.
+      file: what it reads, for errors.
+      parse: returns the contents of the JSON of a file; a missing field is a KeyError.
+    """
+
+    source = "RULER, arXiv 2404.06654"
+    answer_tokens = 32
+    switches = ("data.long.facts",)
+    options = ("lengths", "questions", "facts", "ablate")
+
+    def __init__(self, name: str, file: str, parse: Callable[[Any], list[Content]]):
+        self.name, self._file, self._parse = name, file, parse
+        self.facts_hint = f"--facts FILE or data.long.facts=FILE: {file}"
+
+    @property
+    def has_facts(self) -> bool:
+        return True
+
+    def make_content(self, rng: np.random.Generator, material: Material) -> Content:
+        return material.contents[rng.integers(len(material.contents))]
+
+    def load(self, files: str, facts: str, tokenizer: Tokenizer) -> Material:
+        material = super().load(files, facts, tokenizer)
+        every = dict.fromkeys(
+            text for content in material.contents for text in (*content.facts, *content.near)
+        )
+        return material._replace(texts=shuffle_forever(list(every)))
+
+    def read_facts(self, facts: str) -> tuple[Content, ...]:
+        """Return a content for each document, or group of documents, with questions.
+
+        Raises:
+          UserError: the file is not of that set, or has no question with an answer.
+        """
+        try:
+            contents = self._parse(parse_json("".join(read_text_pieces(facts))))
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
+            said = f"no field {error}" if isinstance(error, KeyError) else str(error)
+            raise UserError(f"{facts}: {said}; give {self._file}") from None
+        if not contents:
+            raise UserError(f"{facts}: has no question with an answer; give {self._file}")
+        return tuple(contents)
+
+    def make_filler(
+        self,
+        rng: np.random.Generator,
+        content: Content,
+        material: Material,
+        count: Callable[[Sequence[str]], int],
+    ) -> Iterator[str]:
+        assert material.texts is not None
+        own = set(content.facts)
+        near = [text for text in content.near if text not in own]
+        yield from (near[i] for i in rng.permutation(len(near)))
+        yield from (text for text in material.texts(rng) if text not in own)
+
+
+def parse_squad(file: Any) -> list[Content]:
+    """Return a content for each paragraph of SQuAD 1.1 or 2.0, with its answerable questions.
+
+    Other paragraphs of its article come first among the distractors, as in RULER.
+    """
+    contents = []
+    for article in file["data"]:
+        paragraphs = [paragraph["context"] for paragraph in article["paragraphs"]]
+        for paragraph in article["paragraphs"]:
+            asked = [
+                _question(each["question"], [answer["text"] for answer in each["answers"]], (0,))
+                for each in paragraph["qas"]
+                if not each.get("is_impossible") and each["answers"]
+            ]
+            if asked:
+                contents.append(_content((paragraph["context"],), asked, tuple(paragraphs)))
+    return contents
+
+
+def parse_hotpot(file: Any) -> list[Content]:
+    """Return a content for each question of HotpotQA, with all documents that it comes with."""
+    contents = []
+    for row in file:
+        titles = [title for title, _ in row["context"]]
+        documents = tuple(f"{title}\n{''.join(lines)}" for title, lines in row["context"])
+        told = {title for title, _ in row["supporting_facts"]}
+        facts = tuple(i for i, title in enumerate(titles) if title in told)
+        if row["answer"].strip() and facts:
+            asked = _question(row["question"], [row["answer"]], facts)
+            contents.append(_content(documents, [asked]))
+    return contents
+
+
+def _question(text: str, answers: Sequence[str], facts: tuple[int, ...]) -> Question:
+    references = tuple(dict.fromkeys(answer for answer in answers if answer.strip()))
+    return Question(f"{_TASK}\n\nQuestion: {text.strip()} Answer:", references, facts, any_of=True)
+
+
+def _content(
+    documents: tuple[str, ...], asked: Sequence[Question], near: tuple[str, ...] = ()
+) -> Content:
+    return Content(_HEAD, documents, tuple(asked), separator="\n\n", label=_LABEL, near=near)
+
+
+QUESTIONS = {
+    task.name: task
+    for task in (
+        DocumentQuestions("qa_1", "a JSON file of SQuAD, such as dev-v2.0.json", parse_squad),
+        DocumentQuestions(
+            "qa_2", "a JSON file of HotpotQA, such as hotpot_dev_distractor_v1.json", parse_hotpot
+        ),
+    )
+}
