@@ -61,7 +61,8 @@ def result_tables(group: str, result: Any) -> list[Table | str]:
         words = [_words(result)] if "words" in result else []
         return [text_table(result), *words, _UNIGRAM, position_table(result), *negative]
     if group == "questions":
-        return [questions_table(result), questions_note(result), octaves_table(result)]
+        subsets = [subsets_table(result)] if len(result.get("subsets", ())) > 1 else []
+        return [questions_table(result), *subsets, questions_note(result), octaves_table(result)]
     if group == "lm_eval":
         return [harness_table(result)]
     return [rows_table(group, result["rows"])]
@@ -91,6 +92,22 @@ def questions_table(result: dict[str, Any]) -> Table:
         table.add_row("", "", "", f"{ABLATED[name]}", f"{ablated['score']:.1%}", "", "")
         ends = f"{100 * low:+.1f} to {100 * high:+.1f}"
         table.add_row("", "", "", "gained", f"{gain:+.1%}", ends, "")
+    return table
+
+
+def subsets_table(result: dict[str, Any]) -> Table:
+    """Return the table of the data sets of a collection, whose mean is the score."""
+    columns = ("data set", "documents", "questions", "metric", "score", "cut")
+    table = Table("by data set, whose mean is the score", columns, words=(0, 3))
+    for row in result["subsets"]:
+        table.add_row(
+            row["name"],
+            f"{row['documents']:,}",
+            f"{row['questions']:,}",
+            row["metric"],
+            f"{row['score']:.1%}",
+            f"{row['cut']:,}",
+        )
     return table
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 import re
 import string
@@ -66,6 +67,27 @@ def numbers(output: str, reference: str) -> float:
     return found.count(right[0]) / len(found) if found else 0.0
 
 
+def letters(output: str, reference: str) -> float:
+    """Return 1 if an output chooses the letters that a reference begins with (L-Eval's exams).
+
+    Of one letter the first of A to D in the output counts; of several all words of such letters.
+    """
+    right = set(re.findall("[A-D]", reference.split()[0]))
+    if len(right) == 1:
+        return float(set(re.findall("[A-D]", output)[:1]) == right)
+    return float(set("".join(re.findall(r"\b[A-D]+\b", output))) == right)
+
+
+def code(output: str, reference: str) -> float:
+    """Return the similarity of a reference and the first line of code in an output (LongBench).
+
+    That is difflib's ratio, in whole percent. A line with a comment or a backquote is none.
+    """
+    lines = (line for line in output.split("\n") if line.strip())
+    first = next((line for line in lines if not re.search("`|#|//", line)), "")
+    return round(100 * difflib.SequenceMatcher(None, first, reference).ratio()) / 100
+
+
 def classes(output: str, reference: str, options: Sequence[str]) -> float:
     """Return 1 / n if the right class is among the n classes in an output (LongBench's trec).
 
@@ -83,7 +105,11 @@ _METRICS: dict[str, Callable[[str, str], float]] = {
     "rouge_2": functools.partial(rouge, "rouge2"),
     "rouge_l": functools.partial(rouge, "rougeL"),
     "numbers": numbers,
+    "letters": letters,
+    "code": code,
 }
+# of which leading spaces are a part
+_UNSTRIPPED = ("code",)
 
 
 def score_answer(
@@ -92,7 +118,8 @@ def score_answer(
     """Return the score of an output by a metric: the best over the references."""
     if metric == "classes":
         return max(classes(output, reference, options) for reference in references)
-    return max(_METRICS[metric](output.strip(), reference) for reference in references)
+    output = output if metric in _UNSTRIPPED else output.strip()
+    return max(_METRICS[metric](output, reference) for reference in references)
 
 
 def check_metrics(metrics: Sequence[str]) -> None:

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from famjax.core.errors import UserError
 from famjax.core.json_files import RUN_AGAIN, parse_json, read_whole
-from famjax.eval.intervals import ratio_interval
+from famjax.eval.intervals import mean_of_ratios
 
 
 @dataclass
@@ -32,6 +32,7 @@ class Example:
       score: the share of references in it.
       cut: the output has its most tokens, and not the full score.
       scores: by metric, of questions in files.
+      subset: data set that the question is from, of a collection of several.
       ablated: by the name of the ablation (`famjax.eval.ablations`), its output and score.
     """
 
@@ -47,6 +48,7 @@ class Example:
     cut: bool
     scores: dict[str, float] = field(default_factory=dict)
     ablated: dict[str, dict[str, Any]] = field(default_factory=dict)
+    subset: str = ""
 
 
 def examples_name(task: str, files: str, facts: str) -> str:
@@ -84,20 +86,35 @@ def read_lines(file: Path) -> tuple[Any, list[dict[str, Any]]]:
 def check_lines(file: Path, lines: list[dict[str, Any]]) -> None:
     """Raise a `UserError` if a line is neither an example nor the times of a batch."""
     example = {field.name for field in fields(Example)}
+    # files from before they were there lack those with a default
+    needed = {
+        each.name
+        for each in fields(Example)
+        if each.default is MISSING and each.default_factory is MISSING
+    }
     times = {"length", "first", "tokens", "read", "answer"}
-    if any(set(line) not in (example, times) for line in lines):
+    if any(set(line) != times and not needed <= set(line) <= example for line in lines):
         raise UserError(f"{file}: damaged (a line that is no example); {RUN_AGAIN}")
 
 
 def document_interval(
     examples: Sequence[Example], values: Sequence[float]
 ) -> tuple[float, float, float]:
-    """Return the mean of the examples' values, and the ends of its 95% interval over documents."""
-    groups: dict[int, list[float]] = {}
+    """Return the mean of the examples' values, and the ends of its 95% interval over documents.
+
+    Of a collection it is the mean over its data sets, whose documents are drawn apart.
+    """
+    subsets: dict[str, dict[int, list[float]]] = {}
     for example, value in zip(examples, values, strict=True):
-        groups.setdefault(example.document, []).append(value)
-    sums, counts = (np.array([f(group) for group in groups.values()], float) for f in (sum, len))
-    return ratio_interval(sums, counts)
+        subsets.setdefault(example.subset, {}).setdefault(example.document, []).append(value)
+    sets = [
+        (
+            np.array([sum(group) for group in groups.values()], float),
+            np.array([len(group) for group in groups.values()], float),
+        )
+        for groups in subsets.values()
+    ]
+    return mean_of_ratios(sets)
 
 
 def ablation_scores(examples: Sequence[Example]) -> dict[str, dict[str, Any]]:
@@ -111,7 +128,7 @@ def ablation_scores(examples: Sequence[Example]) -> dict[str, dict[str, Any]]:
         gains = [example.score - score for example, score in zip(examples, scores, strict=True)]
         mean, *ends = document_interval(examples, gains)
         gain = [mean, *np.clip(ends, -1, 1).tolist()]
-        found[name] = {"score": float(np.mean(scores)), "gain": gain}
+        found[name] = {"score": document_interval(examples, scores)[0], "gain": gain}
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 
@@ -61,6 +63,29 @@ def ratio_interval(
         drawn.append(sums[rows].sum() / counts[rows].sum())
     low, high = np.quantile(drawn, [tail, 1 - tail])
     return float(sums.sum() / counts.sum()), float(low), float(high)
+
+
+def mean_of_ratios(
+    sets: Sequence[tuple[np.ndarray, np.ndarray]], samples: int = 10_000, level: float = 0.95
+) -> tuple[float, float, float]:
+    """Return the mean over sets of `ratio_interval`'s means, and the ends of its interval.
+
+    Documents are drawn within each set.
+
+    Args:
+      sets: sums and counts [n] of the n documents of each.
+    """
+    if len(sets) == 1:
+        return ratio_interval(*sets[0], samples, level)
+    rng, tail = np.random.default_rng(0), (1 - level) / 2
+    drawn = np.zeros(samples)
+    for sums, counts in sets:
+        for i in range(samples):
+            rows = rng.integers(len(sums), size=len(sums))
+            drawn[i] += sums[rows].sum() / counts[rows].sum() / len(sets)
+    low, high = np.quantile(drawn, [tail, 1 - tail])
+    mean = np.mean([sums.sum() / counts.sum() for sums, counts in sets])
+    return float(mean), float(low), float(high)
 
 
 def mean_interval(

@@ -63,7 +63,9 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
       task, source, files, examples (the name of the file of examples), settings (what identifies
       them), window; documents, questions, skipped (errors of lines that were left out), cut
       (answers at their most tokens), cut_documents (to the window); metric (the first), score (its
-      mean), interval (95%, a bootstrap over documents), scores (the mean of each metric),
+      mean; of a collection that over its data sets), interval (95%, a bootstrap over documents),
+      scores (the mean of each metric), subsets (of a collection: name, documents, questions,
+      metric, score, cut),
       ablations (by name: score, gain, as `famjax.eval.examples.ablation_scores`); rows,
       one for each octave of document lengths: from, to, documents, questions, score; longest
       (tokens of a document), lanes, chunk, padding (share of the computed tokens of documents),
@@ -184,7 +186,7 @@ def _check_options(tokenizer: Tokenizer, document: AskedDocument) -> None:
 def _most(run: Run, task: QuestionSet, asked: Asked) -> int:
     """Return the most tokens that follow a question."""
     if not asked.options or not _is_ranked(task):
-        return task.answer_tokens
+        return task.answer_tokens if asked.answer_tokens is None else asked.answer_tokens
     return max(len(run.tokenizer.encode(f" {option}")) for option in asked.options)
 
 
@@ -308,18 +310,18 @@ def _answer(
             run.tokenizer,
             [prompt.documents[name].state for prompt in together],
             [prompt.tokens for prompt in together],
-            [task.answer_tokens] * len(together),
+            [_most(run, task, prompt.asked) for prompt in together],
             is_done,
         )
         for i, (text, cut) in zip(numbers, outputs, strict=True):
-            found[i] = _score(task, prompts[i].asked, text.lstrip("\n "), cut)
+            found[i] = _score(task, prompts[i].asked, text, cut)
     return [found[i] for i in range(len(prompts))]
 
 
 def _score(task: QuestionSet, asked: Asked, text: str, cut: bool) -> _Output:
     """Return an answer up to its stop string, and its scores."""
     stop = _stop(task, asked)
-    text = text.split(stop)[0] if stop else text
+    text = text.lstrip("\n ").split(stop)[0] if stop else text
     metrics = [asked.metric] if asked.metric else task.metrics
     scores = {
         metric: score_answer(metric, text, asked.references, asked.options) for metric in metrics
@@ -384,6 +386,7 @@ def _example(prompt: _Prompt, outputs: dict[str, _Output]) -> Example:
         score=next(iter(output.scores.values())),
         cut=output.cut,
         scores=output.scores,
+        subset=asked.subset,
         ablated={
             name: {"output": each.text, "score": next(iter(each.scores.values()))}
             for name, each in outputs.items()
@@ -395,6 +398,9 @@ def _example(prompt: _Prompt, outputs: dict[str, _Output]) -> Example:
 
 
 def _scores(metrics: Sequence[str], examples: Sequence[Example]) -> dict[str, Any]:
+    subsets: dict[str, list[Example]] = {}
+    for example in examples:
+        subsets.setdefault(example.subset, []).append(example)
     score, *ends = document_interval(examples, [example.score for example in examples])
     scores: dict[str, float] = {}
     for metric in metrics:
@@ -407,6 +413,18 @@ def _scores(metrics: Sequence[str], examples: Sequence[Example]) -> dict[str, An
         "score": score,
         "interval": np.clip(ends, 0, 1).tolist(),
         "scores": scores,
+        "subsets": [
+            {
+                "name": name,
+                "documents": len({example.document for example in found}),
+                "questions": len(found),
+                "metric": next(iter(found[0].scores), ""),
+                "score": float(np.mean([example.score for example in found])),
+                "cut": sum(example.cut for example in found),
+            }
+            for name, found in sorted(subsets.items())
+            if name
+        ],
         "cut": sum(example.cut for example in examples),
         "ablations": ablation_scores(examples),
     }

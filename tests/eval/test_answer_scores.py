@@ -89,3 +89,28 @@ def test_nothing_is_no_answer() -> None:
 def test_a_reference_without_a_number_is_an_error() -> None:
     with pytest.raises(UserError, match="has no number"):
         score_answer("numbers", "1", ["one"])
+
+
+def test_code_is_the_similarity_of_its_first_line() -> None:
+    # 4 letters of 6 and 7 are equal, in order: 2 * 4 / 13
+    assert score_answer("code", "kitten", ["sitting"]) == 0.62
+    said = "\n# a comment\n```python\n    return x\n    y = 1"
+    assert score_answer("code", said, ["    return x"]) == 1
+    assert score_answer("code", "# only", ["x"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("output", "reference", "right"),
+    [
+        ("B", "B", 1),
+        ("The answer is (B), not A", "(B) a text", 1),
+        ("A or B", "B", 0),
+        ("none", "C", 0),
+        ("AC", "CA", 1),
+        ("A, C", "AC", 1),
+        ("A and B", "AC", 0),
+        ("AC, or Apples", "AC", 1),
+    ],
+)
+def test_letters_are_those_that_are_chosen(output: str, reference: str, right: float) -> None:
+    assert score_answer("letters", output, [reference]) == right

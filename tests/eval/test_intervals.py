@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from famjax.eval.intervals import paired_interval
+from famjax.eval.intervals import mean_of_ratios, paired_interval, ratio_interval
 
 
 def test_what_makes_a_document_hard_cancels() -> None:
@@ -26,3 +26,11 @@ def test_the_interval_covers_the_true_difference_as_often_as_it_says() -> None:
         assert low < difference < high
         covered += low < 0.02 < high
     assert 0.88 < covered / 200 < 0.99
+
+
+def test_sets_count_alike_however_many_documents_they_have() -> None:
+    one, many = (np.array([1.0, 0.0]), np.ones(2)), (np.zeros(50), np.ones(50))
+    mean, low, high = mean_of_ratios([one, many])
+    assert mean == 0.25
+    assert (low, high) == (0, 0.5)
+    assert mean_of_ratios([one]) == ratio_interval(*one)

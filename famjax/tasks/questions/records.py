@@ -30,6 +30,8 @@ class Asked(NamedTuple):
       options: answers to choose from; none of an open question.
       metric: that scores it; "" is the task's.
       stop: an answer ends before this string, "" is none; None is the task's.
+      answer_tokens: most tokens of an answer; None is the task's.
+      subset: data set that it is from, of a collection of several.
     """
 
     prompt: str
@@ -37,6 +39,8 @@ class Asked(NamedTuple):
     options: tuple[str, ...] = ()
     metric: str = ""
     stop: str | None = None
+    answer_tokens: int | None = None
+    subset: str = ""
 
 
 class AskedDocument(NamedTuple):
