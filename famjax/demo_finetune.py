@@ -1,13 +1,12 @@
 """The finetuning demo: a pretrained model is converted to one with memory, and learns to use it.
 
 `make demo-finetune` pretrains a tiny Llama on Python's standard library; exports it as a Hugging
-Face folder; converts that to FAM and to BSWA; finetunes both with the same LoRA on passkey
-retrieval, with a row of text in each batch; evaluates them before and after at lengths beyond
-training; and exports FAM, with adapters merged, with streaming PyTorch code.
-`make demo-finetune-full` adds two seeds of FAM, the paper's sum with two, and three of a memory
-written by the delta rule. `make demo-finetune-large` does it with a Llama of a million parameters
-that is pretrained for an hour on the standard library, and on books if there are some, and a delta
-memory that keeps the window's segment and weighs text more:
+Face folder; converts that to a window with a memory written by the delta rule, and to the window
+alone (BSWA); finetunes both with the same LoRA on passkey retrieval, with a row of text in each
+batch; evaluates them before and after at lengths beyond training; and exports the first, with
+adapters merged, with streaming PyTorch code. `make demo-finetune-full` adds two seeds of it, FAM
+with three, and the paper's sum. `make demo-finetune-large` does it with a Llama of a million
+parameters that is pretrained for an hour on the standard library, and on books if there are some:
 
     python -m famjax.demo_finetune --large --books TRAINING:HELD_OUT
 """
@@ -116,9 +115,8 @@ class TunedModel:
 _FAM = TunedModel("FAM", "fam", ("model.memory_segments=0", "model.fam_len=16"))
 _SUM = replace(_FAM, name="sum", settings=(*_FAM.settings, "model.fam_update=sum"))
 _BSWA = TunedModel("BSWA", "bswa", ("model.memory_segments=1",))
-_DELTA = TunedModel("DELTA", "delta", ("model.memory_segments=0",))
-# which finds all keys beside a window, and keeps its text with it
-_DELTA_M1 = replace(_DELTA, settings=("model.memory_segments=1",))
+# finds all keys beside a window, and keeps its text with it
+_DELTA = TunedModel("DELTA", "delta", ("model.memory_segments=1",))
 
 
 def _seeds(model: TunedModel, *seeds: int) -> list[TunedModel]:
@@ -150,7 +148,7 @@ class FinetuneDemo:
     block: int = 192
     row: int = 15
     tokens: int = 400_000
-    models: tuple[TunedModel, ...] = (_FAM, _BSWA)
+    models: tuple[TunedModel, ...] = (_DELTA, _BSWA)
     pretraining: tuple[str, ...] = ()
     finetuning: tuple[str, ...] = ()
 
@@ -169,8 +167,8 @@ FULL_DEMO = FinetuneDemo(
     examples=32,
     tokens=3_200_000,
     models=(
-        *(_FAM, _SUM, *_seeds(_FAM, 1, 2), _BSWA, *_seeds(_SUM, 1)),
-        *(_DELTA, *_seeds(_DELTA, 1, 2)),
+        *(_DELTA, *_seeds(_DELTA, 1, 2), _BSWA),
+        *(_FAM, *_seeds(_FAM, 1, 2), _SUM),
     ),
 )
 
@@ -208,8 +206,8 @@ def make_large_demo(books: str | None) -> FinetuneDemo:
         base=base,
         block=128,
         tokens=3_200_000,
-        models=(_DELTA_M1, _FAM, *_seeds(_DELTA_M1, 1), _BSWA, *_seeds(_DELTA_M1, 2)),
-        finetuning=("train.steps=400", "data.text_weight=0.2"),
+        models=(_DELTA, _FAM, *_seeds(_DELTA, 1), _BSWA, *_seeds(_DELTA, 2)),
+        finetuning=("train.steps=400",),
     )
 
 
@@ -217,7 +215,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m famjax.demo_finetune", description=__doc__)
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument(
-        "--full", action="store_true", help="FAM and delta with three seeds, the sum with two"
+        "--full", action="store_true", help="delta and FAM with three seeds, and the sum"
     )
     sizes.add_argument(
         "--large", action="store_true", help="a base of a million parameters; three seeds"
@@ -244,10 +242,11 @@ def demonstrate(demo: FinetuneDemo) -> int:
     runtime.setup()
     run_in_halves(functools.partial(tune, demo), demo.models, demo.folder / LOG, console)
     results = [read_result(demo.folder / model.name) for model in demo.models]
-    console.print("Merging FAM's adapters and exporting it.")
-    exported = demo.folder / "FAM" / "exported"
+    first = demo.models[0].name
+    console.print(f"Merging {first}'s adapters and exporting it.")
+    exported = demo.folder / first / "exported"
     if not exported.exists():
-        for line in export(demo.folder / "FAM", exported, "hf", "float32", report=console.print):
+        for line in export(demo.folder / first, exported, "hf", "float32", report=console.print):
             console.print(line)
     picture = draw(demo, results)
     Output().print(table(demo, results))
@@ -360,7 +359,7 @@ def make_config(demo: FinetuneDemo, model: TunedModel) -> Config:
         "data.passkey.other_weight=0.002",
         f"data.batch={_ROWS}",
         "data.text_rows=1",
-        "data.text_weight=0.04",
+        "data.text_weight=0.2",
         # a text in every step: of whole books it would read few, and forget the others
         f"data.part_bytes={4 * row}",
         f"data.files={demo.base.texts}",

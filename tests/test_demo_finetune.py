@@ -63,7 +63,7 @@ def test_the_finetuning_demo_writes_its_results(tmp_path, capfd):
     assert "logits with the source's attention equal Hugging Face's to" in shown
     assert "compared with transformers" in shown
     report = json.loads((plan.folder / "report.json").read_text())
-    assert [model["name"] for model in report["models"]] == ["FAM", "BSWA"]
+    assert [model["name"] for model in report["models"]] == ["DELTA", "BSWA"]
     for model in report["models"]:
         assert 0 < model["trained"] < model["frozen"]
         assert model["pretrained"]["code"] > 1
@@ -72,8 +72,8 @@ def test_the_finetuning_demo_writes_its_results(tmp_path, capfd):
             assert model[when]["bits_per_byte"]["code"] > 1
         run = open_run(plan.folder / model["name"])
         assert run.config.model.lora.rank == 16
-    config, _ = load_pretrained(plan.folder / "FAM" / "exported")
-    assert (config.mixer, config.lora.rank) == ("fam", 0)
+    config, _ = load_pretrained(plan.folder / "DELTA" / "exported")
+    assert (config.mixer, config.lora.rank) == ("delta", 0)
     assert (plan.folder / "plots" / "finetune.png").read_bytes().startswith(b"\x89PNG")
     # repeated, nothing is recomputed
     demonstrate(plan)
