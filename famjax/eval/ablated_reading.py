@@ -53,6 +53,11 @@ class AblatedReading:
         self._skips_reset = update == run.model.block_len
         self.chunk = self._reading[""].chunk
 
+    @property
+    def passes(self) -> int:
+        """How often each document is read."""
+        return len(self.names) - ("reset" in self.names and self._skips_reset)
+
     def warm_up(self) -> None:
         """Compile what reads, so that it is not timed."""
         for stream in self._reading.values():
@@ -77,7 +82,7 @@ class AblatedReading:
         streams = {
             name: stream.new_stream()
             for name, stream in self._reading.items()
-            if name != "reset" or not self._skips_reset
+            if not (name == "reset" and self._skips_reset)
         }
         empty = streams[""].lane(0)
         passes = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
@@ -93,7 +94,9 @@ def check_lines(file: Path, lines: list[dict[str, Any]]) -> None:
         if each.default is MISSING and each.default_factory is MISSING
     }
     times = {"length", "first", "tokens", "read", "answer"}
-    if any(set(line) != times and not needed <= set(line) <= example for line in lines):
+    if any(
+        set(line) - {"version"} != times and not needed <= set(line) <= example for line in lines
+    ):
         raise UserError(f"{file}: damaged (a line that is no example); {RUN_AGAIN}")
 
 
@@ -136,7 +139,7 @@ class Examples:
     """The examples of an evaluation by batch, kept in a file of JSON lines if there is one.
 
     The first line is the evaluation's settings; each other line an example, or the times of a
-    batch.
+    batch, with the version of its documents where they are not of the settings.
 
     Args:
       file: None keeps them in memory only.
@@ -164,15 +167,20 @@ class Examples:
             else:
                 self._examples.append(Example(**line))
 
-    def has(self, group: tuple[int, range]) -> bool:
-        """Return whether the batch of documents of a length is there."""
+    def has(self, group: tuple[int, range], version: str = "") -> bool:
+        """Return whether the batch of documents of a length is there, in this version."""
         length, numbers = group
-        return (length, numbers.start) in self._times
+        times = self._times.get((length, numbers.start))
+        return times is not None and times.get("version", "") == version
 
     def add(self, *batches: tuple[tuple[int, range], list[Example], dict[str, Any]]) -> None:
-        """Add batches: their groups, examples and times. The file is whole at any time."""
+        """Add batches, in place of earlier versions: their groups, examples and times.
+
+        The file is whole at any time.
+        """
         for (length, numbers), examples, times in batches:
-            self._examples += examples
+            others = (e for e in self._examples if e.length != length or e.document not in numbers)
+            self._examples = [*others, *examples]
             self._times[length, numbers.start] = {"length": length, "first": numbers.start, **times}
         if self._file is None:
             return
@@ -182,7 +190,12 @@ class Examples:
         new.write_text("".join(json.dumps(line) + "\n" for line in lines))
         os.replace(new, self._file)
 
-    def of_length(self, length: int) -> tuple[list[Example], list[dict[str, Any]]]:
-        """Return the examples of a length, and the times of its batches."""
-        times = [time for (n, _), time in self._times.items() if n == length]
-        return [example for example in self._examples if example.length == length], times
+    def of_length(
+        self, length: int, documents: int | None = None
+    ) -> tuple[list[Example], list[dict[str, Any]]]:
+        """Return the examples of a length, of its first documents only if so many are given, and
+        the times of their batches."""
+        most = math.inf if documents is None else documents
+        times = [t for (n, first), t in self._times.items() if n == length and first < most]
+        examples = [e for e in self._examples if e.length == length and e.document < most]
+        return examples, times

@@ -149,7 +149,7 @@ def evaluate_long(
         for first in range(0, examples, batch)
     ]
     left = [group for group in groups if not store.has(group)]
-    total = sum(n * len(numbers) for n, numbers in left) * len(reading.names)
+    total = sum(n * len(numbers) for n, numbers in left) * reading.passes
     with TokenProgress(name, total, quiet) as progress:
         if left:
             with progress.compiling():
@@ -261,6 +261,7 @@ def _ask(
         outputs = {
             name: _answer(run, reading, name, found, documents, question) for name in reading.names
         }
+        progress.answer(len(found) * len(outputs))
         for i, each in enumerate(found):
             document = documents[each[""].number]
             (text, cut), *others = (outputs[name][i] for name in reading.names)

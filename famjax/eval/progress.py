@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -36,7 +37,7 @@ class TokenProgress:
         self._console = console
         live = console.is_terminal and not console.is_dumb_terminal
         self._live = Live(console=console, auto_refresh=False, transient=True) if live else None
-        self._tokens = self._part = 0
+        self._tokens = self._part = self._answers = 0
         self._due = time.monotonic() + patience
         # time, tokens and part at the first advance, which excludes compilation
         self._first: tuple[float, int, int] | None = None
@@ -47,15 +48,24 @@ class TokenProgress:
         self._part += tokens if part is None else part
         now = time.monotonic()
         self._first = self._first or (now, self._tokens, self._part)
+        self._show(now, *self._first)
+
+    def answer(self, count: int) -> None:
+        """Count answers, whose time is a part of what is left."""
+        self._answers += count
+        if self._first is not None:
+            self._show(time.monotonic(), *self._first)
+
+    def _show(self, now: float, *first: Any) -> None:
         if self._quiet or now < self._due:
             return
         if self._live is None:
             self._due = now + _PLAIN_INTERVAL
-            self._console.print(self._line(now, *self._first), markup=False)
+            self._console.print(self._line(now, *first), markup=False)
         else:
             self._due = now + _LIVE_INTERVAL
             self._live.start()
-            self._live.update(Text(self._line(now, *self._first)), refresh=True)
+            self._live.update(Text(self._line(now, *first)), refresh=True)
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
@@ -96,7 +106,7 @@ class TokenProgress:
             rest = max(self._total - self._part, 0)
             left = timedelta(seconds=round(elapsed * rest / (self._part - part)))
             line += f", {1 - rest / self._total:.0%}, {left} left"
-        return line
+        return f"{line}, {self._answers:,} answers" if self._answers else line
 
     def __enter__(self) -> TokenProgress:
         return self

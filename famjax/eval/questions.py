@@ -34,8 +34,9 @@ from famjax.tasks.task import Request
 from famjax.tokenizers.tokenizer import Tokenizer
 from famjax.train.run import Run
 
-# documents whose questions are answered together, in batches of prompts of about equal lengths
-_TOGETHER = 8
+# lanes' documents whose questions are answered together, in batches of about equal lengths, if
+# their states fit in so many bytes
+_TOGETHER, _HELD_BYTES = 8, 2**30
 
 
 class _Work(NamedTuple):
@@ -90,7 +91,6 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
         else weights_version(request.folder.parent, run.step),
         "task": task.name,
         "scoring": [list(task.metrics), task.answer_tokens, task.stop],
-        "documents": digest([[d.text, [list(q) for q in d.questions]] for d in documents]),
         "ablate": list(request.ablate),
         "window": request.window,
     }
@@ -98,10 +98,11 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
     how = f"{request.window or ''} {','.join(request.ablate)}".strip()
     name = examples_name(task.name, request.files, how)
     store = Examples(None if request.folder is None else request.folder / name, settings)
-    left = [each for each in work if not store.has(_group(each.number))]
+    left = [each for each in work if not store.has(_group(each.number), _version(each))]
     if left:
         _answer_all(run, task, left, request, store)
-    examples, times = store.of_length(0)
+    # those of more documents, of an earlier call, stay in the file
+    examples, times = store.of_length(0, len(work))
     plan = _plan(run, work, request.batch)
     return {
         "task": task.name,
@@ -205,6 +206,11 @@ def _group(number: int) -> tuple[int, range]:
     return 0, range(number, number + 1)
 
 
+def _version(work: _Work) -> str:
+    """Return what changes with a document or the questions that are asked of it."""
+    return digest([work.document.text, [list(asked) for asked in work.document.questions]])
+
+
 def _plan(run: Run, work: Sequence[_Work], batch: int) -> LanePlan:
     longest = run.model.stack.call_len or CHUNK
     return plan_lanes([each.size for each in work], batch, run.model.block_len, longest)
@@ -244,7 +250,7 @@ def _answer_all(
     answers = min(request.batch, sum(len(each.prompts) for each in work))
     reading = AblatedReading(run, plan.lanes, answers, plan.chunk, request.ablate)
     by_number = {each.number: each for each in work}
-    total = sum(each.size for each in work) * len(reading.names)
+    total = sum(each.size for each in work) * reading.passes
     with TokenProgress(task.name, total, request.quiet) as progress:
         with progress.compiling():
             reading.warm_up()
@@ -253,7 +259,8 @@ def _answer_all(
             lambda number: [_encode(run, by_number[number])],
             progress.advance,
         )
-        while group := list(islice(found, _TOGETHER * plan.lanes)):
+        together = _count_held(run, plan.lanes, len(reading.names))
+        while group := list(islice(found, together)):
             read, reading.seconds = reading.seconds / len(group), 0.0
             begin = time.perf_counter()
             prompts = [
@@ -261,7 +268,9 @@ def _answer_all(
                 for documents in group
                 for question in range(len(by_number[documents[""].number].prompts))
             ]
-            outputs = {name: _answer(run, task, reading, name, prompts) for name in reading.names}
+            outputs = {
+                name: _answer(run, task, reading, name, prompts, progress) for name in reading.names
+            }
             answer = (time.perf_counter() - begin) / len(group) / len(outputs)
             batches = []
             for each in (by_number[documents[""].number] for documents in group):
@@ -270,10 +279,16 @@ def _answer_all(
                     for j, prompt in enumerate(prompts)
                     if prompt.work is each
                 ]
-                times = {"tokens": each.size, "read": read, "answer": answer}
+                times: dict[str, Any] = {"tokens": each.size, "read": read, "answer": answer}
+                times["version"] = _version(each)
                 batches.append((_group(each.number), rows, times))
             # one write of the file for all of them
             store.add(*batches)
+
+
+def _count_held(run: Run, lanes: int, readings: int) -> int:
+    """Return how many documents are read before their questions are answered."""
+    return int(np.clip(_HELD_BYTES // (readings * _state_bytes(run)), 1, _TOGETHER * lanes))
 
 
 class _Output(NamedTuple):
@@ -291,11 +306,16 @@ class _Output(NamedTuple):
 
 
 def _answer(
-    run: Run, task: QuestionSet, reading: AblatedReading, name: str, prompts: Sequence[_Prompt]
+    run: Run,
+    task: QuestionSet,
+    reading: AblatedReading,
+    name: str,
+    prompts: Sequence[_Prompt],
+    progress: TokenProgress,
 ) -> list[_Output]:
     """Return what is answered to each prompt with an ablation."""
     if _is_ranked(task):
-        return _rank(run, task, reading, name, prompts)
+        return _rank(run, task, reading, name, prompts, progress)
     stream = reading.answering[name]
     found: dict[int, _Output] = {}
     for numbers in _batches(prompts, stream.batch):
@@ -315,6 +335,7 @@ def _answer(
         )
         for i, (text, cut) in zip(numbers, outputs, strict=True):
             found[i] = _score(task, prompts[i].asked, text, cut)
+        progress.answer(len(numbers))
     return [found[i] for i in range(len(prompts))]
 
 
@@ -334,7 +355,12 @@ def _stop(task: QuestionSet, asked: Asked) -> str:
 
 
 def _rank(
-    run: Run, task: QuestionSet, reading: AblatedReading, name: str, prompts: Sequence[_Prompt]
+    run: Run,
+    task: QuestionSet,
+    reading: AblatedReading,
+    name: str,
+    prompts: Sequence[_Prompt],
+    progress: TokenProgress,
 ) -> list[_Output]:
     """Return for each prompt the likeliest of its options, and whether it is right."""
     stream = reading.answering[name]
@@ -348,6 +374,7 @@ def _rank(
             [pairs[i][0].tokens for i in numbers],
             [run.tokenizer.encode(f" {pairs[i][1]}") for i in numbers],
         )
+        progress.answer(len(numbers))
     found, at = [], 0
     for prompt in prompts:
         options, right = prompt.asked.options, prompt.asked.references

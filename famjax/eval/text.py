@@ -91,8 +91,9 @@ def evaluate_text(
       ablate: read it also with these ablations (`famjax.eval.ablations`); `reset` always is.
 
     Returns:
-      window, score; documents, documents_left, tokens, bytes, seconds, tokens_per_second,
-      state_bytes (of one document); words, word_perplexity (e to the nats of a word); loss
+      window, score; documents, documents_left, tokens, bytes, seconds, tokens_per_second (every
+      reading counts: with the memory, without, and with each ablation), state_bytes (of one
+      document); words, word_perplexity (e to the nats of a word); loss
       (nats per token), accuracy, perplexity, bits_per_byte; the
       same four in without_memory, and their improvement by memory in memory_gain; the same four of
       each ablation but `reset` in ablations, and gain: by how many bits per byte the run is better,
@@ -160,7 +161,7 @@ def evaluate_text(
         "tokens": int(with_memory_sums.tokens.sum()),
         "bytes": with_memory_sums.bytes,
         "seconds": seconds,
-        "tokens_per_second": tokens / seconds,
+        "tokens_per_second": tokens * len(streams) / seconds,
         "state_bytes": streamer.state_bytes() // streamer.batch,
         **_scores(with_memory_sums, reset_sums),
         **_word_scores(source, documents.keys, words, float(with_memory_sums.nll.sum())),

@@ -80,3 +80,18 @@ def test_compilation_shows_a_spinner_on_a_terminal(monkeypatch: pytest.MonkeyPat
     assert "reading: compiling, 0." in text
     assert len(set(re.findall("[\u2801-\u28ff]", text))) > 1
     assert "reading: compiled in " in text
+
+
+def test_answers_are_counted_and_shown(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = iter([0.0, 1.0, 6.0, 7.0, 17.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(times))
+    with TokenProgress("reading", 300) as shown:
+        shown.advance(100)
+        for _ in range(3):
+            shown.answer(5)
+    assert capsys.readouterr().err.splitlines() == [
+        "reading: 100 tokens, 0 tokens/s, 5 answers",
+        "reading: 100 tokens, 0 tokens/s, 15 answers",
+    ]

@@ -386,3 +386,56 @@ def test_a_command_shows_tables_and_examples(
 def test_it_is_no_task_to_train_on() -> None:
     with pytest.raises(UserError, match="is for famjax eval"):
         load_config("text_fam", ["data.task=xlsum"])
+
+
+def test_an_evaluation_goes_on_with_more_documents(
+    short: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tiny.run_with("bswa", seed=3)
+    files = write(tmp_path / "qa.jsonl", narrative())
+    answered: list[int] = []
+    answer_all = questions._answer_all
+
+    def spy(run: Any, task: Any, work: list[Any], *rest: Any) -> None:
+        answered.extend(each.number for each in work)
+        answer_all(run, task, work, *rest)
+
+    monkeypatch.setattr(questions, "_answer_all", spy)
+
+    def evaluate(**options: Any) -> dict[str, Any]:
+        answered.clear()
+        return questions.evaluate(run, request("narrativeqa", files, folder=tmp_path, **options))
+
+    two = evaluate(examples=2)
+    assert answered == [0, 1]
+    three = evaluate()
+    assert answered == [2]
+    assert (three["documents"], three["questions"]) == (3, 6)
+    again = evaluate(examples=2)
+    assert answered == []
+    assert again["score"] == two["score"]
+    assert (again["documents"], again["questions"]) == (2, 4)
+    # another question of a document, and another text
+    evaluate(questions=1)
+    assert answered == [0, 1, 2]
+    records = narrative()
+    records[1]["passage"] = records[4]["passage"] = "Other text. " * 9
+    write(tmp_path / "qa.jsonl", records)
+    assert evaluate(questions=1)["questions"] == 3
+    assert answered == [1]
+
+
+def test_few_states_are_held(short: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tiny.run_with("bswa", seed=3)
+    files = write(tmp_path / "qa.jsonl", narrative())
+    expected = questions.evaluate(run, request("narrativeqa", files))
+    kept: list[int] = []
+    add = questions.Examples.add
+    monkeypatch.setattr(
+        questions.Examples, "add", lambda self, *given: kept.append(len(given)) or add(self, *given)
+    )
+    monkeypatch.setattr(questions, "_HELD_BYTES", 1)
+    found = questions.evaluate(run, request("narrativeqa", files))
+    # saved after each document
+    assert kept == [1, 1, 1]
+    assert found["score"] == expected["score"]
