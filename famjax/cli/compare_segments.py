@@ -21,6 +21,10 @@ _SCORES = {
 }
 
 
+# mixers of which `model.memory_segments` is a setting
+_WITH_SEGMENTS = {"bswa", "bswa_sg", "fam", "delta"}
+
+
 def normalized_scores(
     found: Sequence[dict[str, Any]], shared: Sequence[str]
 ) -> dict[str, np.ndarray]:
@@ -58,29 +62,39 @@ def draw_segments(
 ) -> Path:
     """Plot the normalized scores by the number of memory segments, a line for each mixer.
 
+    That of mixers without memory segments, such as full attention, is level.
+
     Raises:
       UserError: a folder is no run, or there is no score above 0.
     """
+    from famjax.config.derived import mixer_pattern
     from famjax.config.resolved import resolve_model
     from famjax.train.run import read_config
 
     normalized = normalized_scores(found, shared)
     if not normalized:
         raise UserError("--segments: no task with a score above 0 is of all runs")
-    mixers: dict[str, list[tuple[int, int]]] = {}
+    mixers: dict[str, list[tuple[int | None, int]]] = {}
     for number, run in enumerate(runs):
         config = read_config(run)
         if config is None:
             raise UserError(f"--segments: {run} is no run, which says its memory segments")
         model = resolve_model(config.model)
-        mixers.setdefault(model.mixer, []).append((model.memory_segments, number))
+        has_segments = bool(_WITH_SEGMENTS & {*mixer_pattern(model)})
+        own = model.memory_segments if has_segments else None
+        name = model.mixer if model.stack == "residual" else model.stack
+        mixers.setdefault(name, []).append((own, number))
     figure, axes = new_figure(size=(7, 4.5))
     every = np.array(list(normalized.values()))
     for i, (mixer, places) in enumerate(mixers.items()):
+        # runs of equal segments, such as seeds, are averaged
+        segments = sorted({m for m, _ in places if m is not None})
+        if not segments:
+            level = every[:, [number for _, number in places]].mean()
+            axes.axhline(level, color=f"C{i}", linestyle=":", label=f"{mixer}, no segments")
+            continue
         for m, number in places:
             axes.plot([m] * len(every), every[:, number], "o", color=f"C{i}", alpha=0.3, ms=4)
-        # runs of equal segments, such as seeds, are averaged
-        segments = sorted({m for m, _ in places})
         means = [every[:, [n for m, n in places if m == at]].mean() for at in segments]
         axes.plot(segments, means, "o-", color=f"C{i}", label=f"{mixer}, mean of {len(every)}")
     axes.set(xlabel="memory segments", ylabel="score, of the best run's")

@@ -102,12 +102,26 @@ def test_mistakes_are_told(
 
 
 def test_scores_are_drawn_by_memory_segments(
-    runs: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+    runs: list[str],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plot = tmp_path / "segments.png"
     assert main(["compare", *runs, "--segments", str(plot)]) == 0
     assert plot.read_bytes().startswith(b"\x89PNG")
     shutil.copytree(runs[1], tmp_path / "folder")
+    # full attention has no segments: a level line
+    saved: list[Any] = []
+    monkeypatch.setattr(
+        "famjax.cli.compare_segments.save_figure", lambda figure, path: saved.append(figure) or path
+    )
+    config = json.loads((tmp_path / "folder" / "config.json").read_text())
+    config["model"] |= {"mixer": "full", "capacity": 64}
+    (tmp_path / "folder" / "config.json").write_text(json.dumps(config))
+    assert main(["compare", runs[0], str(tmp_path / "folder"), "--segments", str(plot)]) == 0
+    labels = saved[0].axes[0].get_legend_handles_labels()[1]
+    assert [label.split(",")[1] for label in labels] == [" mean of 1", " no segments"]
     (tmp_path / "folder" / "config.json").unlink()
     assert main(["compare", runs[0], str(tmp_path / "folder"), "--segments", str(plot)]) == 2
     assert "folder is no run" in capsys.readouterr().err
