@@ -131,17 +131,33 @@ def share_table(
     runs: Sequence[Path],
 ) -> Table:
     """Return the table of the share of right answers by length."""
-    differences = [f"{name} against {names[0]}, 95%" for name in names[1:]] * (group == "long")
+    is_paired = group in ("long", "passkey")
+    differences = [f"{name} against {names[0]}, 95%" for name in names[1:]] * is_paired
     table = Table(label, ("length", *names, *differences))
     every = [_rows(result) for result in results]
     for length in (row["length"] for row in every[0]):
         found = [next((r for r in rows if r["length"] == length), None) for rows in every]
         cells = ["" if row is None else f"{row[_SHARES[group]]:.1%}" for row in found]
-        if differences:
+        if group == "passkey":
+            cells += [_paired_keys(row, found[0]) for row in found[1:]]
+        elif differences:
             scores = [_scores(r, result, length) for r, result in zip(runs, results, strict=True)]
             cells += [_paired(each, scores[0]) for each in scores[1:]]
         table.add_row(f"{length:,}", *cells)
     return table
+
+
+def _paired_keys(row: dict[str, Any] | None, other: dict[str, Any] | None) -> str:
+    """Return the difference of the keys found in the same documents, and its interval."""
+    if row is None or other is None:
+        return ""
+    # results from before they were kept have none
+    versions = {each.get("documents") for each in (row, other)}
+    if len(versions) > 1 or None in versions or row["examples"] != other["examples"]:
+        return "other documents"
+    each = np.array(row["by_document"], float) - np.array(other["by_document"], float)
+    mean, low, high = mean_interval(each)
+    return f"{mean:+.1%} ({100 * low:+.0f} to {100 * high:+.0f})"
 
 
 def questions_table(

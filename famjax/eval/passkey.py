@@ -5,6 +5,7 @@ A document is read once, and asked at every length: the question is put to a cop
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -70,7 +71,8 @@ def evaluate_passkey(
       A row for each length: length, examples, key_accuracy (all tokens of the answer correct),
       token_accuracy, key_chance and token_chance (of guessing digits), read (tokens read of each
       document after the question at the next shorter length), seconds, tokens_per_second (of
-      those), peak_bytes (of the process so far).
+      those), peak_bytes (of the process so far), by_document (whether each key was found),
+      documents (what identifies them: runs of equal ones read the same).
 
     Raises:
       UserError: a length is too short for the task, or exceeds full attention's KV cache; or the
@@ -99,7 +101,18 @@ def evaluate_passkey(
             if file is not None:
                 write_json(file, {"settings": settings, "batches": results})
     by_length = [_join(results, length) for length in lengths]
-    return [_passkey_row(task, *pair) for pair in zip(lengths, by_length, strict=True)]
+    version = _version(documents, batches)
+    return [_passkey_row(task, *pair, version) for pair in zip(lengths, by_length, strict=True)]
+
+
+def _version(documents: Documents, batches: Sequence[Batch]) -> str:
+    """Return a hash of what decides the documents; a document shows the tokenizer's part in it."""
+    task = documents.task
+    decided = [task.digits, len(task.names), task.needle_within, documents.shifts]
+    first = (
+        b"".join(p.tobytes() for p in documents.tokens(b, 0, task.shortest, 0)) for b in batches
+    )
+    return hashlib.sha256(repr(decided).encode() + next(first, b"")).hexdigest()[:16]
 
 
 class Batch(NamedTuple):
@@ -275,7 +288,9 @@ def _check_passkey(run: Run, task: Passkey, lengths: Sequence[int], sizes: Seque
         raise UserError(f"passkey: {min(sizes)} examples or rows of a batch; take at least 1")
 
 
-def _passkey_row(task: Passkey, length: int, batches: list[dict[str, Any]]) -> dict[str, Any]:
+def _passkey_row(
+    task: Passkey, length: int, batches: list[dict[str, Any]], version: str
+) -> dict[str, Any]:
     answers = [hits for batch in batches for hits in batch["hits"]]
     digits = np.array([task.digits / len(hits) for hits in answers])
     seconds = sum(batch["seconds"] for batch in batches)
@@ -292,4 +307,6 @@ def _passkey_row(task: Passkey, length: int, batches: list[dict[str, Any]]) -> d
         "seconds": seconds,
         "tokens_per_second": read / seconds,
         "peak_bytes": memory_report()["peak_bytes"],
+        "by_document": [all(hits) for hits in answers],
+        "documents": version,
     }

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import tiny
 
-from famjax.cli.compare import _paired, short_names, text_table
+from famjax.cli.compare import _paired, _paired_keys, short_names, text_table
 from famjax.cli.compare_segments import normalized_scores
 from famjax.cli.main import main
 
@@ -125,6 +125,15 @@ def test_scores_are_drawn_by_memory_segments(
     (tmp_path / "folder" / "config.json").unlink()
     assert main(["compare", runs[0], str(tmp_path / "folder"), "--segments", str(plot)]) == 2
     assert "folder is no run" in capsys.readouterr().err
+
+
+def test_passkeys_are_paired_by_document() -> None:
+    row = {"examples": 4, "documents": "a", "by_document": [True, True, False, True]}
+    other = {**row, "by_document": [True, False, False, False]}
+    assert _paired_keys(row, other).startswith("+50.0% (")
+    assert _paired_keys(row, {**other, "documents": "b"}) == "other documents"
+    assert _paired_keys({"examples": 4}, {"examples": 4}) == "other documents"
+    assert _paired_keys(None, row) == ""
 
 
 def test_a_score_is_normalized_to_the_best_runs() -> None:
