@@ -8,11 +8,11 @@ or "" for all.
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 
 from famjax.cli.main import run_guarded
+from famjax.core.json_files import parse_json
 from famjax.processes import runtime
 
 
@@ -25,7 +25,7 @@ def main() -> int:
     from famjax.reproduce.cell import Cell, run_cell
 
     runtime.setup()
-    fields = json.loads(spec)
+    fields = parse_json(spec)
     cell = Cell(**{**fields, "given": tuple(fields["given"])})
     run_cell(cell, EXPERIMENTS[cell.experiment])
     return 0
