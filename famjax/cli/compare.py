@@ -17,7 +17,7 @@ from famjax.cli.report import check_file, read_examples, read_results
 from famjax.cli.tables import Output, Table
 from famjax.core.errors import UserError
 from famjax.core.paths import expanded
-from famjax.eval.intervals import mean_interval, paired_interval, ratio_interval
+from famjax.eval.intervals import mean_interval, mean_of_ratios, paired_interval
 
 # key of the share of right answers, by `Task.group`
 _SHARES = {"passkey": "key_accuracy", "toy": "episode_accuracy", "long": "score"}
@@ -211,26 +211,37 @@ def _rows(result: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def _scores(run: Path, result: Any, length: int) -> dict[int, dict[tuple[Any, ...], float]]:
-    """Return the scores of a length, by document and by what tells a question of it."""
-    scores: dict[int, dict[tuple[Any, ...], float]] = {}
+def _scores(
+    run: Path, result: Any, length: int
+) -> dict[tuple[str, int], dict[tuple[Any, ...], float]]:
+    """Return the scores of a length, by data set and document, and by what tells a question."""
+    scores: dict[tuple[str, int], dict[tuple[Any, ...], float]] = {}
     for example in read_examples(run, result):
         if example["length"] == length:
             asked = tuple(
                 repr(example[name]) for name in ("prompt", "references", "tokens", "depth")
             )
-            scores.setdefault(example["document"], {})[asked] = example["score"]
+            document = example.get("subset", ""), example["document"]
+            scores.setdefault(document, {})[asked] = example["score"]
     return scores
 
 
-def _paired(scores: dict[int, dict[Any, float]], other: dict[int, dict[Any, float]]) -> str:
-    """Return the difference of the scores, if the same questions were asked, and its interval."""
+def _paired(
+    scores: dict[tuple[str, int], dict[Any, float]], other: dict[tuple[str, int], dict[Any, float]]
+) -> str:
+    """Return the difference of the scores, if the same questions were asked, and its interval.
+
+    Of a collection it is the mean over its data sets.
+    """
     asked = [{n: set(each[n]) for n in each} for each in (scores, other)]
     if not scores or asked[0] != asked[1]:
         return "other documents"
-    sums = [np.array([sum(each[n].values()) for n in scores]) for each in (scores, other)]
-    counts = np.array([len(scores[n]) for n in scores])
-    mean, low, high = ratio_interval(sums[0] - sums[1], counts)
+    sets = []
+    for subset in sorted({subset for subset, _ in scores}):
+        documents = [each for each in scores if each[0] == subset]
+        sums = [np.array([sum(s[n].values()) for n in documents]) for s in (scores, other)]
+        sets.append((sums[0] - sums[1], np.array([len(scores[n]) for n in documents])))
+    mean, low, high = mean_of_ratios(sets)
     return f"{mean:+.1%} ({100 * low:+.0f} to {100 * high:+.0f})"
 
 

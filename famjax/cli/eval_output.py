@@ -6,6 +6,7 @@ from typing import Any
 
 from famjax.cli.tables import Output, Table
 from famjax.core.units import byte_size
+from famjax.eval.subsets import LENGTHS
 
 # of the report: what has a table of its own here, and what is not a task's
 _KNOWN = {"run", "step", "memory", "passkey", "toy", "text", "long", "questions", "lm_eval"}
@@ -61,8 +62,12 @@ def result_tables(group: str, result: Any) -> list[Table | str]:
         words = [_words(result)] if "words" in result else []
         return [text_table(result), *words, _UNIGRAM, position_table(result), *negative]
     if group == "questions":
-        subsets = [subsets_table(result)] if len(result.get("subsets", ())) > 1 else []
-        return [questions_table(result), *subsets, questions_note(result), octaves_table(result)]
+        return [
+            questions_table(result),
+            *subset_tables(result),
+            questions_note(result),
+            octaves_table(result),
+        ]
     if group == "lm_eval":
         return [harness_table(result)]
     return [rows_table(group, result["rows"])]
@@ -95,11 +100,20 @@ def questions_table(result: dict[str, Any]) -> Table:
     return table
 
 
-def subsets_table(result: dict[str, Any]) -> Table:
+def subset_tables(result: dict[str, Any]) -> list[Table]:
+    """Return the tables of the data sets of a collection; none of another set."""
+    subsets = result.get("subsets", [])
+    tables = [subsets_table(subsets)] if len(subsets) > 1 else []
+    if any(row.get("by_words") for row in subsets):
+        tables.append(words_table(subsets))
+    return tables
+
+
+def subsets_table(subsets: list[dict[str, Any]]) -> Table:
     """Return the table of the data sets of a collection, whose mean is the score."""
     columns = ("data set", "documents", "questions", "metric", "score", "cut")
     table = Table("by data set, whose mean is the score", columns, words=(0, 3))
-    for row in result["subsets"]:
+    for row in subsets:
         table.add_row(
             row["name"],
             f"{row['documents']:,}",
@@ -108,6 +122,22 @@ def subsets_table(result: dict[str, Any]) -> Table:
             f"{row['score']:.1%}",
             f"{row['cut']:,}",
         )
+    return table
+
+
+def words_table(subsets: list[dict[str, Any]]) -> Table:
+    """Return the table of the scores of data sets by the words of the document."""
+    table = Table("by words of the document (LongBench-E)", ("data set", *LENGTHS), words=(0,))
+    for row in subsets:
+        scores = (row["by_words"].get(length) for length in LENGTHS)
+        table.add_row(row["name"], *("" if score is None else f"{score:.1%}" for score in scores))
+    columns = [
+        [row["by_words"][length] for row in subsets if length in row["by_words"]]
+        for length in LENGTHS
+    ]
+    if len(subsets) > 1:
+        table.add_rule()
+        table.add_row("mean", *(f"{sum(c) / len(c):.1%}" if c else "" for c in columns))
     return table
 
 
@@ -126,7 +156,7 @@ def questions_note(result: dict[str, Any]) -> str:
         )
     if result["skipped"]:
         first = result["skipped"][0]
-        lines.append(f"{len(result['skipped']):,} broken lines left out, the first: {first}")
+        lines.append(f"{len(result['skipped']):,} lines left out, the first: {first}")
     return "\n".join(lines)
 
 

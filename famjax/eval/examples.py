@@ -34,6 +34,7 @@ class Example:
       cut: the output has its most tokens, and not the full score.
       scores: by metric, of questions in files.
       subset: data set that the question is from, of a collection of several.
+      words: of the document with question and answers, as the collection counts them.
       ablated: by the name of the ablation (`famjax.eval.ablations`), its output and score.
     """
 
@@ -50,6 +51,7 @@ class Example:
     scores: dict[str, float] = field(default_factory=dict)
     ablated: dict[str, dict[str, Any]] = field(default_factory=dict)
     subset: str = ""
+    words: int | None = None
 
 
 def examples_name(task: str, files: str, facts: str) -> str:

@@ -70,7 +70,8 @@ def mean_of_ratios(
 ) -> tuple[float, float, float]:
     """Return the mean over sets of `ratio_interval`'s means, and the ends of its interval.
 
-    Documents are drawn within each set.
+    Documents are drawn within each set. If that changes nothing, the ends are as far away as those
+    of `mean_interval` for as many documents of equal values.
 
     Args:
       sets: sums and counts [n] of the n documents of each.
@@ -83,9 +84,12 @@ def mean_of_ratios(
         for i in range(samples):
             rows = rng.integers(len(sums), size=len(sums))
             drawn[i] += sums[rows].sum() / counts[rows].sum() / len(sets)
+    mean = float(np.mean([sums.sum() / counts.sum() for sums, counts in sets]))
+    if np.allclose(drawn, mean, rtol=0, atol=1e-12):
+        away = _distance(sum(len(sums) for sums, _ in sets), level)
+        return mean, mean - away, mean + away
     low, high = np.quantile(drawn, [tail, 1 - tail])
-    mean = np.mean([sums.sum() / counts.sum() for sums, counts in sets])
-    return float(mean), float(low), float(high)
+    return mean, float(low), float(high)
 
 
 def mean_interval(
@@ -98,10 +102,15 @@ def mean_interval(
     """
     mean, tail = float(values.mean()), (1 - level) / 2
     if np.ptp(values) == 0:
-        away = 1 - tail ** (1 / len(values))
+        away = _distance(len(values), level)
         return mean, mean - away, mean + away
     rng = np.random.default_rng(0)
     # one at a time, so that many documents take no more memory
     means = [values[rng.integers(len(values), size=len(values))].mean() for _ in range(samples)]
     low, high = np.quantile(means, [tail, 1 - tail])
     return mean, float(low), float(high)
+
+
+def _distance(documents: int, level: float) -> float:
+    """Return how far the ends are from the mean of so many documents of equal values."""
+    return float(1 - ((1 - level) / 2) ** (1 / documents))

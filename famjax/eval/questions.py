@@ -27,6 +27,7 @@ from famjax.eval.lane_stream import LanePlan, ReadDocument, plan_lanes
 from famjax.eval.memory import memory_report, update_tokens
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK
+from famjax.eval.subsets import mean_score, subset_rows
 from famjax.tasks import TASKS
 from famjax.tasks.questions.question_set import QuestionSet
 from famjax.tasks.questions.records import Asked, AskedDocument
@@ -62,11 +63,10 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
 
     Returns:
       task, source, files, examples (the name of the file of examples), settings (what identifies
-      them), window; documents, questions, skipped (errors of lines that were left out), cut
+      them), window; documents, questions, skipped (lines that were left out, and why), cut
       (answers at their most tokens), cut_documents (to the window); metric (the first), score (its
       mean; of a collection that over its data sets), interval (95%, a bootstrap over documents),
-      scores (the mean of each metric), subsets (of a collection: name, documents, questions,
-      metric, score, cut),
+      scores (the mean of each metric), subsets (of a collection, `famjax.eval.subsets`),
       ablations (by name: score, gain, as `famjax.eval.examples.ablation_scores`); rows,
       one for each octave of document lengths: from, to, documents, questions, score; longest
       (tokens of a document), lanes, chunk, padding (share of the computed tokens of documents),
@@ -414,6 +414,7 @@ def _example(prompt: _Prompt, outputs: dict[str, _Output]) -> Example:
         cut=output.cut,
         scores=output.scores,
         subset=asked.subset,
+        words=asked.words,
         ablated={
             name: {"output": each.text, "score": next(iter(each.scores.values()))}
             for name, each in outputs.items()
@@ -425,33 +426,15 @@ def _example(prompt: _Prompt, outputs: dict[str, _Output]) -> Example:
 
 
 def _scores(metrics: Sequence[str], examples: Sequence[Example]) -> dict[str, Any]:
-    subsets: dict[str, list[Example]] = {}
-    for example in examples:
-        subsets.setdefault(example.subset, []).append(example)
     score, *ends = document_interval(examples, [example.score for example in examples])
-    scores: dict[str, float] = {}
-    for metric in metrics:
-        known = [e.scores[metric] for e in examples if e.scores and metric in e.scores]
-        scores[metric] = float(np.mean(known))
     return {
         "documents": len({example.document for example in examples}),
         "questions": len(examples),
         "metric": metrics[0] if set(metrics) == set(examples[0].scores or ()) else "mean",
         "score": score,
         "interval": np.clip(ends, 0, 1).tolist(),
-        "scores": scores,
-        "subsets": [
-            {
-                "name": name,
-                "documents": len({example.document for example in found}),
-                "questions": len(found),
-                "metric": next(iter(found[0].scores), ""),
-                "score": float(np.mean([example.score for example in found])),
-                "cut": sum(example.cut for example in found),
-            }
-            for name, found in sorted(subsets.items())
-            if name
-        ],
+        "scores": {metric: mean_score(examples, metric) for metric in metrics},
+        "subsets": subset_rows(examples),
         "cut": sum(example.cut for example in examples),
         "ablations": ablation_scores(examples),
     }

@@ -12,7 +12,8 @@ from famjax.tasks.long.needles import NEEDLES
 from famjax.tasks.long.questions import QUESTIONS
 from famjax.tasks.long.variables import VariableTracking
 from famjax.tasks.passkey import PasskeyTask
-from famjax.tasks.questions.longbench import L_EVAL, LONG_BENCH
+from famjax.tasks.questions.leval import L_EVAL
+from famjax.tasks.questions.longbench import LONG_BENCH
 from famjax.tasks.questions.narrativeqa import NARRATIVE_QA
 from famjax.tasks.questions.qasper import QASPER
 from famjax.tasks.questions.quality import QUALITY

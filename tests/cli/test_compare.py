@@ -56,9 +56,14 @@ def test_runs_are_compared(
 
 
 def test_only_the_same_questions_and_documents_are_paired() -> None:
-    scores = {0: {("a?", "x"): 1.0}, 1: {("b?", "y"): 0.0}}
-    assert _paired(scores, {0: {("a?", "x"): 0.0}, 1: {("b?", "y"): 0.0}}).startswith("+50.0%")
-    assert _paired(scores, {0: {("a?", "z"): 0.0}, 1: {("b?", "y"): 0.0}}) == "other documents"
+    scores = {("", 0): {("a?", "x"): 1.0}, ("", 1): {("b?", "y"): 0.0}}
+    same = {("", 0): {("a?", "x"): 0.0}, ("", 1): {("b?", "y"): 0.0}}
+    assert _paired(scores, same).startswith("+50.0%")
+    assert _paired(scores, {**same, ("", 0): {("a?", "z"): 0.0}}) == "other documents"
+    # of a collection the mean is over its data sets: 1/2 and 1
+    several = {("a", 0): {"q": 1.0}, ("a", 1): {"q": 0.0}, ("b", 2): {"q": 1.0}}
+    none = {document: {"q": 0.0} for document in several}
+    assert _paired(several, none).startswith("+75.0%")
 
     def result(file: str) -> dict[str, Any]:
         row = {"file": file, "line": 0, "bytes": 100, "nats": 70.0}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from famjax.eval.intervals import mean_of_ratios, paired_interval, ratio_interval
+from famjax.eval.intervals import mean_interval, mean_of_ratios, paired_interval, ratio_interval
 
 
 def test_what_makes_a_document_hard_cancels() -> None:
@@ -34,3 +34,8 @@ def test_sets_count_alike_however_many_documents_they_have() -> None:
     assert mean == 0.25
     assert (low, high) == (0, 0.5)
     assert mean_of_ratios([one]) == ratio_interval(*one)
+
+
+def test_equal_scores_of_sets_have_the_interval_of_as_many_documents() -> None:
+    sets = [(np.zeros(8), np.ones(8)), (np.zeros(12), np.full(12, 2.0))]
+    assert mean_of_ratios(sets)[1:] == mean_interval(np.zeros(20))[1:]

@@ -1,4 +1,8 @@
-"""LongBench (arXiv 2308.14508) and L-Eval (arXiv 2307.11088): records name their own metric."""
+"""LongBench (arXiv 2308.14508): each data set has its own prompt, metric and length of answers.
+
+They are those of its repository: `config/dataset2prompt.json`, `config/dataset2maxlen.json` and
+`eval.py`. Records of LongBench-E have the same fields.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,8 @@ from typing import Any, NamedTuple
 
 from famjax.core.errors import UserError, nearest
 from famjax.tasks.questions.question_set import QuestionSet
-from famjax.tasks.questions.records import AskedDocument, parse_leval, parse_longbench
+from famjax.tasks.questions.records import Asked, AskedDocument, parse_longbench
 
-# the benchmark's own prompts
 _BRIEF = "Answer the question based on the given {what}. Only give me the answer and do not output "
 _PASSAGES = _BRIEF.replace("{what}", "passages") + "any other words.\n\n"
 _MULTIPLE = (
@@ -70,13 +73,13 @@ _SETS = {
     "2wikimqa": _Set("f1", 32, _MULTIPLE),
     "musique": _Set("f1", 32, _MULTIPLE),
     "gov_report": _Set(
-        "rouge_l",
+        "rouge_l_unique",
         512,
         "You are given a report by a government agency. Write a one-page summary of the report."
         "\n\nReport:\n{context}\n\nNow, write a one-page summary of the report.\n\nSummary:",
     ),
     "qmsum": _Set(
-        "rouge_l",
+        "rouge_l_unique",
         512,
         "You are given a meeting transcript and a query containing a question or instruction. "
         "Answer the query in one or more sentences.\n\nTranscript:\n{context}\n\nNow, answer the "
@@ -84,7 +87,7 @@ _SETS = {
         "Query: {input}\nAnswer:",
     ),
     "multi_news": _Set(
-        "rouge_l",
+        "rouge_l_unique",
         512,
         "You are given several news passages. Write a one-page summary of all news. \n\nNews:\n"
         "{context}\n\nNow, write a one-page summary of all the news.\n\nSummary:",
@@ -100,14 +103,14 @@ _SETS = {
         "f1",
         32,
         _BRIEF.replace("{what}", "passage")
-        + "any other words. The following are some examples.\n\n{context}\n{input}",
+        + "any other words. The following are some examples.\n\n{context}\n\n{input}",
         is_line=True,
     ),
     "samsum": _Set(
-        "rouge_l",
+        "rouge_l_unique",
         128,
         "Summarize the dialogue into a few short sentences. The following are some examples."
-        "\n\n{context}\n{input}",
+        "\n\n{context}\n\n{input}",
         is_line=True,
     ),
     "passage_count": _Set(
@@ -118,7 +121,7 @@ _SETS = {
         "after removing duplicates. In other words, how many non-repeating paragraphs are there in "
         "total?\n\n{context}\n\nPlease enter the final count of unique paragraphs after removing "
         "duplicates. The output format should only contain the number, such as 1, 2, 3, and so on."
-        "\n\nThe final answer is:",
+        "\n\nThe final answer is: ",
     ),
     "passage_retrieval_en": _Set(
         "numbers",
@@ -126,65 +129,66 @@ _SETS = {
         "Here are 30 paragraphs from Wikipedia, along with an abstract. Please determine which "
         "paragraph the abstract is from.\n\n{context}\n\nThe following is an abstract.\n\n{input}"
         "\n\nPlease enter the number of the paragraph that the abstract is from. The answer format "
-        'must be like "Paragraph 1", "Paragraph 2", etc.\n\nThe answer is:',
+        'must be like "Paragraph 1", "Paragraph 2", etc.\n\nThe answer is: ',
     ),
-    "lcc": _Set("code", 64, "Please complete the code given below. \n{context}Next line of code:"),
+    "lcc": _Set(
+        "code", 64, "Please complete the code given below. \n{context}Next line of code:\n"
+    ),
     "repobench-p": _Set(
-        "code", 64, "Please complete the code given below. \n{context}{input}Next line of code:"
+        "code", 64, "Please complete the code given below. \n{context}{input}Next line of code:\n"
+    ),
+    "lsht": _Set(
+        "classes",
+        64,
+        "请判断给定新闻的类别，下面是一些例子。\n\n{context}\n{input}",
+        is_line=True,
+    ),
+    "passage_retrieval_zh": _Set(
+        "numbers",
+        32,
+        "以下是若干段落文字，以及其中一个段落的摘要。请确定给定的摘要出自哪一段。\n\n{context}\n\n"
+        "下面是一个摘要\n\n{input}\n\n"
+        '请输入摘要所属段落的编号。答案格式必须是"段落1"，"段落2"等格式\n\n答案是：',
     ),
 }
 # whose metrics split words as jieba does
-_CHINESE = ("multifieldqa_zh", "dureader", "vcsum", "lsht", "passage_retrieval_zh")
-_LEVAL = {"f1": "f1", "rouge": "rouge_l", "exam": "exact"}
-# of a multiple-choice question: "B", "ACD", "(B) a text"
-_CHOICE = re.compile(r"\(?[A-D]+\)?(?![\w-])")
+_SEGMENTED = ("multifieldqa_zh", "dureader", "vcsum")
 
 
-def _parse_longbench(record: dict[str, Any]) -> AskedDocument:
+def _parse(record: dict[str, Any]) -> AskedDocument:
     name = record["dataset"].removesuffix("_e")
-    if name in _CHINESE:
-        raise UserError(f"dataset {name!r} is Chinese, whose metrics are not here")
+    if name in _SEGMENTED:
+        raise UserError(
+            f"dataset {name!r}: its metric needs Chinese word segmentation, which is not here; "
+            "leave it out"
+        )
     if name not in _SETS:
         raise UserError(f"dataset {name!r} has no metric here{nearest(name, _SETS)}")
-    found = _SETS[name]
-    record = {"prompt_template": found.template, **record}
-    return _with_metric(
-        parse_longbench(record), found.metric, found.answer_tokens, name, found.is_line
-    )
-
-
-def _parse_leval(record: dict[str, Any]) -> AskedDocument:
-    name = record["evaluation"]
-    if name in ("LLM", "human"):
-        raise UserError(
-            f"evaluation {name!r}: a model or a person judges its answers, not a metric"
+    known, words = _SETS[name], record.get("length")
+    if words is not None and not isinstance(words, int):
+        raise UserError(f"length {words!r:.40} is no number of words")
+    document = parse_longbench({"prompt_template": known.template, **record})
+    questions = [
+        asked._replace(
+            metric=known.metric,
+            stop="\n" if known.is_line else "",
+            answer_tokens=known.answer_tokens,
+            subset=name,
+            words=words,
         )
-    if name not in _LEVAL:
-        raise UserError(f"evaluation {name!r} has no metric here{nearest(name, _LEVAL)}")
-    document, metric = parse_leval(record), _LEVAL[name]
-    answers = [asked.references[0] for asked in document.questions]
-    if name == "exam" and all(_CHOICE.match(answer.strip()) for answer in answers):
-        metric = "letters"
-    # a summary has lines
-    return _with_metric(document, metric, None, record.get("source", ""), metric != "rouge_l")
-
-
-def _with_metric(
-    document: AskedDocument, metric: str, tokens: int | None, subset: str, is_line: bool
-) -> AskedDocument:
-    stop = "\n" if is_line else ""
-    for asked in document.questions:
-        for reference in asked.references:
-            if metric == "numbers" and not re.search(r"\d", reference):
-                raise UserError(f"the reference {reference!r} has no number")
-            if metric == "classes" and reference not in asked.options:
-                raise UserError(f"the reference {reference!r} is none of all_classes")
-    questions = (
-        asked._replace(metric=metric, stop=stop, answer_tokens=tokens, subset=subset)
         for asked in document.questions
-    )
+    ]
+    for asked in questions:
+        _check_references(asked)
     return document._replace(questions=tuple(questions))
 
 
-LONG_BENCH = QuestionSet("longbench", "arXiv 2308.14508", _parse_longbench, (), answer_tokens=128)
-L_EVAL = QuestionSet("leval", "arXiv 2307.11088", _parse_leval, (), answer_tokens=256)
+def _check_references(asked: Asked) -> None:
+    for reference in asked.references:
+        if asked.metric == "numbers" and not re.search(r"\d", reference):
+            raise UserError(f"the reference {reference!r} has no number")
+        if asked.metric == "classes" and reference not in asked.options:
+            raise UserError(f"the reference {reference!r} is none of all_classes")
+
+
+LONG_BENCH = QuestionSet("longbench", "arXiv 2308.14508", _parse, (), answer_tokens=128)

@@ -44,7 +44,7 @@ class QuestionSet(EvaluationTask):
     )
 
     def load(self, files: str, skip_broken: bool) -> tuple[list[AskedDocument], list[str]]:
-        """Return the documents of files, and the errors of lines that were skipped."""
+        """Return the documents of files, and of lines that were left out the reasons."""
         return read_documents(files, self.parse, skip_broken)
 
     def scores(self, results: Any) -> dict[str, float]:

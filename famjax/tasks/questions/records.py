@@ -32,6 +32,7 @@ class Asked(NamedTuple):
       stop: an answer ends before this string, "" is none; None is the task's.
       answer_tokens: most tokens of an answer; None is the task's.
       subset: data set that it is from, of a collection of several.
+      words: of the document with question and answers, as a collection counts them.
     """
 
     prompt: str
@@ -41,6 +42,7 @@ class Asked(NamedTuple):
     stop: str | None = None
     answer_tokens: int | None = None
     subset: str = ""
+    words: int | None = None
 
 
 class AskedDocument(NamedTuple):
@@ -50,11 +52,13 @@ class AskedDocument(NamedTuple):
       text: the document.
       questions: about it.
       name: file and line.
+      left_out: why it has no questions, if its data set does not score them itself.
     """
 
     text: str
     questions: tuple[Asked, ...]
     name: str = ""
+    left_out: str = ""
 
 
 # returns the document of a record
@@ -64,7 +68,7 @@ Parse = Callable[[dict[str, Any]], AskedDocument]
 def read_documents(
     files: str, parse: Parse, skip_broken: bool = False
 ) -> tuple[list[AskedDocument], list[str]]:
-    """Return the documents of files of JSON lines, and the errors of lines that were skipped.
+    """Return the documents of files of JSON lines, and of lines that were left out the reasons.
 
     Documents of equal text, which sets with one question a line repeat, become one.
 
@@ -78,21 +82,27 @@ def read_documents(
       UserError: a line cannot be read, or there is none.
     """
     found: dict[str, AskedDocument] = {}
-    errors: list[str] = []
+    left_out: list[str] = []
     for name, read in _named_documents(files, parse):
         try:
             document = read()
         except UserError as error:
             if not skip_broken:
                 raise UserError(f"{error}; --skip-broken leaves such lines out") from None
-            errors.append(str(error))
+            left_out.append(str(error))
+            continue
+        if document.left_out:
+            left_out.append(f"{name}: {document.left_out}")
             continue
         known = found.setdefault(document.text, AskedDocument(document.text, (), name))
         questions = _join_equal([*known.questions, *document.questions])
         found[document.text] = known._replace(questions=questions)
     if not found:
-        raise UserError(f"{files}: has no document with questions in {len(errors):,} lines")
-    return list(found.values()), errors
+        first = f", the first: {left_out[0]}" if left_out else ""
+        raise UserError(
+            f"{files}: has no document with questions in {len(left_out):,} lines{first}"
+        )
+    return list(found.values()), left_out
 
 
 def _join_equal(questions: list[Asked]) -> tuple[Asked, ...]:
@@ -100,9 +110,10 @@ def _join_equal(questions: list[Asked]) -> tuple[Asked, ...]:
     for each reference."""
     joined: dict[tuple[Any, ...], Asked] = {}
     for asked in questions:
-        known = joined.setdefault((asked.prompt, asked.options, asked.metric), asked)
+        key = asked.prompt, asked.options, asked.metric, asked.subset
+        known = joined.setdefault(key, asked)
         references = tuple(dict.fromkeys((*known.references, *asked.references)))
-        joined[asked.prompt, asked.options, asked.metric] = known._replace(references=references)
+        joined[key] = known._replace(references=references)
     return tuple(joined.values())
 
 
@@ -158,6 +169,8 @@ def _parse(record: Any, parse: Parse) -> AskedDocument:
 
 def _check(document: AskedDocument) -> None:
     """Refuse a document without text or questions, and questions without an answer."""
+    if document.left_out:
+        return
     questions = document.questions
     texts = [part for q in questions for part in (q.prompt, *q.references, *q.options)]
     for text in (document.text, *texts):

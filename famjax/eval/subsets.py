@@ -1,0 +1,60 @@
+"""Scores of a collection, such as LongBench: one for each data set, and the mean over them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from famjax.eval.examples import Example
+
+# words of a document, from and below (LongBench-E)
+LENGTHS = {"0-4k": (0, 4000), "4-8k": (4000, 8000), "8k+": (8000, math.inf)}
+
+
+def by_subset(examples: Sequence[Example]) -> dict[str, list[Example]]:
+    """Return the examples of each data set; those of no collection are of ""."""
+    subsets: dict[str, list[Example]] = {}
+    for example in examples:
+        subsets.setdefault(example.subset, []).append(example)
+    return subsets
+
+
+def mean_score(examples: Sequence[Example], metric: str) -> float:
+    """Return the mean over data sets of a metric, over the questions that have it."""
+    known = [example for example in examples if metric in example.scores]
+    means = [np.mean([e.scores[metric] for e in found]) for found in by_subset(known).values()]
+    return float(np.mean(means))
+
+
+def subset_rows(examples: Sequence[Example]) -> list[dict[str, Any]]:
+    """Return a row for each data set of a collection.
+
+    Returns:
+      name, documents, questions, metric, score, cut; by_words (of `LENGTHS`, the score of the
+      documents of so many words, if that is known).
+    """
+    return [
+        {
+            "name": name,
+            "documents": len({example.document for example in found}),
+            "questions": len(found),
+            "metric": next(iter(found[0].scores), ""),
+            "score": float(np.mean([example.score for example in found])),
+            "cut": sum(example.cut for example in found),
+            "by_words": _by_words(found),
+        }
+        for name, found in sorted(by_subset(examples).items())
+        if name
+    ]
+
+
+def _by_words(examples: Sequence[Example]) -> dict[str, float]:
+    found: dict[str, list[float]] = {}
+    for name, (low, high) in LENGTHS.items():
+        for example in examples:
+            if example.words is not None and low <= example.words < high:
+                found.setdefault(name, []).append(example.score)
+    return {name: float(np.mean(scores)) for name, scores in found.items()}
