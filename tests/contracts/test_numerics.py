@@ -74,7 +74,7 @@ def test_the_window_of_fam_is_independent_of_the_position():
     assert np.abs(near.fam - far.fam).max() > 0
 
 
-@pytest.mark.parametrize("case", ["feedback-all", "feedback-layer", "lstm"])
+@pytest.mark.parametrize("case", ["feedback-all", "feedback-layer", "lstm", "rmt"])
 def test_unbounded_mixers_are_as_precise_far_from_the_start(case):
     """After 300 blocks, the float32 error relative to float64 is as small as at the start."""
     r, exact = runner(case, x64=False), runner(case)
