@@ -474,8 +474,8 @@ def check_capacity(capacity: int | None, tokens: int) -> None:
     """
     if capacity is not None and tokens > capacity:
         raise UserError(
-            f"{tokens:,} tokens of a document do not fit model.capacity={capacity:,}; read less, "
-            "or train with a larger one, or with a model that streams (model.mixer=fam or bswa)"
+            f"the model: {tokens:,} tokens do not fit its cache of {capacity:,}; read less, or "
+            "train with a larger model.capacity, or with a mixer that streams (fam, bswa)"
         )
 
 

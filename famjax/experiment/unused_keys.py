@@ -126,9 +126,7 @@ _USED_WITHOUT_MIXER: dict[str, Callable[[Config], bool]] = {
 }
 
 
-def _requires_mixer_unless(
-    used: Callable[[Config], bool], *names: str
-) -> Callable[[Config], str]:
+def _requires_mixer_unless(used: Callable[[Config], bool], *names: str) -> Callable[[Config], str]:
     """Return `_requires_mixer`, for a key that is used anyway where `used(config)` is true."""
     unused = _requires_mixer(*names)
     return lambda config: "" if used(config) else unused(config)

@@ -34,7 +34,7 @@ class CacheState(NamedTuple):
 
 
 def truncate_cache(state: CacheState, length: Array) -> CacheState:
-    """Return a cache with its first `length` [b] tokens, of one layer or [repeats b ...] of some."""
+    """Return the first `length` [b] tokens of a cache, of one layer or stacked, [repeats b ...]."""
     length = jnp.broadcast_to(length, state.length.shape)
     kept = jnp.arange(state.k.shape[-2]) < length[..., None]
 

@@ -116,8 +116,8 @@ def remap_params(params: Params, old: ModelConfig, new: ModelConfig) -> Params:
                 return init_fam_prompt(_embedding_table(source), new)
             return prompt
         if name.startswith("stack.memory_norm.") and (name, index) not in source:
-            # through which pretrained models give what is remembered (`famjax.stacks.segments`)
-            return source[name.removeprefix("stack.memory_"), None]
+            # as `famjax.stacks.segments` says; copied, since parameters are donated
+            return jnp.copy(source[name.removeprefix("stack.memory_"), None])
         if new.stack != "residual" or old.stack != "residual":
             converted = feedback_weight(name, shape, source, new)
             if converted is not None:

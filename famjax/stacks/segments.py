@@ -33,10 +33,10 @@ from famjax.stacks.stack import Stack
 
 
 class SegmentState(NamedTuple):
-    """The state within a segment; all arrays are [1 b ...], like the states of one repeat of layers.
+    """The state within a segment. As in the layers' states, lanes are on axis 1.
 
     Attributes:
-      memory: [1 b f d] float32, N of the segment before; None if it is only read.
+      memory: [1 b f d] float32, N of the segment before; None if only its keys and values are held.
       read: [1 b] int32, tokens of M.
       tokens: [1 b] int32, tokens of the segment that were read, less than w.
       caches: keys and values of M and of these tokens, [repeats b ...].
@@ -112,7 +112,7 @@ class SegmentStack(Stack):
         return state
 
     def pass_state(self, fresh: SegmentState, saved: SegmentState) -> SegmentState:
-        """Return `saved` at the start of its segment."""
+        """Return `saved` at the start of its segment: of its last document, only M is passed."""
         caches = _truncate(saved.caches, saved.read[0])
         return saved._replace(tokens=jnp.zeros_like(saved.tokens), caches=caches)
 
@@ -155,7 +155,7 @@ class SegmentStack(Stack):
             own = ctx._replace(reset=ctx.reset & valid)
             state = self._start(state, self.init_state(x.shape[0]), own)
         y, caches = self.transformer.step(x, state.caches, Context(valid=valid))
-        y = self._without_excess(y, state)
+        y = self._without_excess(y, state, valid)
         state = state._replace(tokens=state.tokens + valid[:, 0], caches=caches)
         ends = state.tokens[0] == self.block_len
 
@@ -165,9 +165,7 @@ class SegmentStack(Stack):
         # most tokens end no segment
         return y, jax.lax.cond(ends.any(), write, lambda state: state, state)
 
-    def _start(
-        self, state: SegmentState, fresh: SegmentState | None, ctx: Context
-    ) -> SegmentState:
+    def _start(self, state: SegmentState, fresh: SegmentState | None, ctx: Context) -> SegmentState:
         """Return the state before tokens that may start a document."""
         if ctx.reset is None:
             return state
@@ -179,11 +177,12 @@ class SegmentStack(Stack):
     def _read(
         self, x: Array, state: SegmentState, valid: Array, ends: Array
     ) -> tuple[Array, SegmentState]:
-        """Read tokens of a segment, and write its memory where it `ends` with them, [b].
+        """Read tokens of a segment, and the next memory where it ends with them.
 
         Args:
           x: [b t d].
-          valid: [b t].
+          valid: [b t] bool.
+          ends: [b] bool.
         """
         t, f = x.shape[1], self.memory_len
         tokens = jnp.concatenate([x, self.writing_tokens(state).astype(x.dtype)], 1)
@@ -197,7 +196,7 @@ class SegmentStack(Stack):
         after = state._replace(tokens=state.tokens + count, caches=caches)
         memory = self.memory_norm(y[:, t:], param_dtype())
         after = _select(ends, self.read_memory(after, memory), after)
-        return self._without_excess(y[:, :t], state), after
+        return self._without_excess(y[:, :t], state, valid), after
 
     # capacity -----------------------------------------------------------------------------------
 
@@ -214,11 +213,12 @@ class SegmentStack(Stack):
                 "segments' memories are kept; raise it, or take model.stack=rmt"
             )
 
-    def _without_excess(self, y: Array, state: SegmentState) -> Array:
-        """Return outputs [b t d], NaN where the document has no segment left."""
+    def _without_excess(self, y: Array, state: SegmentState, valid: Array) -> Array:
+        """Return outputs [b t d], NaN at tokens of a document without segments left."""
         if self.capacity is None:
             return y
-        return jnp.where((state.read[0] == self.most_read)[:, None, None], jnp.nan, y)
+        excess = valid & (state.read[0] == self.most_read)[:, None]
+        return jnp.where(excess[..., None], jnp.nan, y)
 
 
 def _truncate(caches: State, length: Array) -> State:

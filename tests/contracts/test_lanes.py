@@ -149,7 +149,9 @@ def test_pass_state_starts_a_document_with_the_last_memory(case):
     begins[1, W] = begins[2, 0] = True  # lane 0 continues; lane 2 starts a document
     pass_state = begins & (np.arange(B) == 1)[:, None]
     _, before = call(x[:, :W], start)
-    passed = r.run(lambda params, *states: r.model(params).stack.pass_state(*states), r.fresh, before)
+    passed = r.run(
+        lambda params, *states: r.model(params).stack.pass_state(*states), r.fresh, before
+    )
     expected, after = call(x[:, W:], passed)
     plain, reset_state = call(x, start, begins)
     for y, state in (

@@ -67,6 +67,8 @@ def test_a_document_beyond_the_segments_of_an_autocompressor():
         assert np.isnan(y[:, :W]).all()
         close(y[:, W:], r.call(r.x[:, W : 2 * W], r.fresh)[0])
         assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(end))
+        # padding has no loss, which NaN would be
+        assert np.isfinite(read(r.x[:, :W], full, ~ALL[:, :W], ~ALL[:, :W])[0]).all()
         close(read(r.x[:, : 2 * W], r.fresh)[0], whole[:, : 2 * W])
     stack = r.model(r.params).stack
     assert stack.capacity == 2 * W
@@ -92,6 +94,8 @@ def test_a_pretrained_model_reads_the_first_segment_as_before():
     close(after.tokens(tokens, after.fresh)[0], before.tokens(tokens, before.fresh)[0], 1e-5)
     own = nnx.to_pure_dict(params)["stack"]
     same(own["memory_norm"], given["norm"])
+    # arrays that are donated together must not be one
+    assert own["memory_norm"]["scale"] is not nnx.to_pure_dict(params)["norm"]["scale"]
     same(own["prompt"], init_fam_prompt(given["embedding"], new))
     # and back
     same(remap_params(params, new, old), before.params)
