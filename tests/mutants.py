@@ -77,6 +77,27 @@ MUTANTS = (
         f"{STREAM} -k transcription",
     ),
     Mutant(
+        "rmt: memory tokens attend to each other causally",
+        "stacks/rmt.py",
+        "mutual=True",
+        "mutual=False",
+        f"{STREAM} -k rmt",
+    ),
+    Mutant(
+        "rmt: an incomplete segment writes its memory",
+        "stacks/segments.py",
+        "y, state = self._read(x, state, valid, valid.all(-1))",
+        "y, state = self._read(x, state, valid, valid.any(-1))",
+        f"{LANES} -k rmt",
+    ),
+    Mutant(
+        "autocompressor: a segment forgets the summaries before the last",
+        "stacks/autocompressor.py",
+        "jnp.minimum(read, self.most_read - self.memory_len)",
+        "jnp.zeros_like(read)",
+        f"{STREAM} -k autocompressor",
+    ),
+    Mutant(
         "smeared keys: a document's first key is blended with the last of the one before",
         "mixers/window.py",
         "before = jnp.where(blocks.reset[..., None, None], 0, before)",

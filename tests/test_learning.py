@@ -24,7 +24,7 @@ from famjax.train.metrics import read_metrics
 
 TINY = [
     *("model.layers=1", "model.width=32", "model.heads=2", "model.mlp_width=64"),
-    *("model.block_len=8", "model.fam_len=2", "model.memory_segments=0"),
+    *("model.block_len=8", "model.fam_len=2"),
     *("data.batch=16", "data.length=32", "data.layout=lanes", "data.holdout=20"),
     *("optimizer.learning_rate=0.01", "optimizer.warmup_steps=20"),
     *("train.steps=250", "train.log_every=50", "seed=1"),
@@ -41,12 +41,24 @@ def write_letters(path: Path, low: int, high: int) -> None:
             file.write(json.dumps({"inputs": f"{letter}{dots}?", "targets": letter}) + "\n")
 
 
+def trained_accuracy(folder: Path, *given: str) -> float:
+    """Return the accuracy of the letter and eos; guessing the letter gives 56%."""
+    write_letters(folder / "letters.jsonl", 12, 20)
+    files = f"data.files={folder / 'letters.jsonl'}"
+    train(load_config("text_fam", [*TINY, files, *given]), folder / "run", quiet=True)
+    return read_metrics(folder / "run" / "metrics.jsonl")[-1]["accuracy"]
+
+
 def test_a_memory_learns_to_carry_a_letter(tmp_path: Path) -> None:
-    write_letters(tmp_path / "letters.jsonl", 12, 20)
-    config = load_config("text_fam", [*TINY, f"data.files={tmp_path / 'letters.jsonl'}"])
-    train(config, tmp_path / "run", quiet=True)
-    # the letter and eos are targets: guessing the letter gives 56%
-    assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["accuracy"] > 0.95
+    assert trained_accuracy(tmp_path, "model.memory_segments=0") > 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stack", ["rmt", "autocompressor model.capacity=32"])
+def test_memories_of_segments_learn_to_carry_a_letter(tmp_path: Path, stack: str) -> None:
+    """One layer takes longer."""
+    more = ("model.layers=2", "optimizer.learning_rate=0.005")
+    assert trained_accuracy(tmp_path, *f"model.stack={stack}".split(), *more) > 0.95
 
 
 @pytest.mark.slow

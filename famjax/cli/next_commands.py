@@ -8,7 +8,7 @@ from typing import Any
 
 from famjax.config.schema import Config
 from famjax.data.sources import TextSource
-from famjax.mixers import mixer_specs
+from famjax.mixers import is_bounded
 from famjax.tasks import TASKS
 from famjax.tasks.text import window_option
 
@@ -41,5 +41,4 @@ def eval_options(config: Config, source: Any) -> str | None:
 
 def _capacity(config: Config) -> int | None:
     """Return the maximum number of tokens of a document; None if it is unbounded."""
-    bounded = any(spec.is_bounded for spec in mixer_specs(config.model))
-    return config.model.capacity if bounded else None
+    return config.model.capacity if is_bounded(config.model) else None

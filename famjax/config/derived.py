@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TypeVar
+
 from famjax.config.schema import Config, ModelConfig
+
+AnyModelConfig = TypeVar("AnyModelConfig", bound=ModelConfig)
 
 
 def mixer_pattern(model: ModelConfig) -> tuple[str, ...]:
@@ -17,6 +22,30 @@ def layer_mixers(model: ModelConfig) -> tuple[str, ...]:
     """Return the mixer of every layer; empty for a stack without mixers."""
     names = mixer_pattern(model)
     return tuple(names[i % len(names)] for i in range(model.layers)) if names else ()
+
+
+def is_segmented(model: ModelConfig) -> bool:
+    """Return whether the stack is one of `famjax.stacks.segments`."""
+    return model.stack in ("rmt", "autocompressor")
+
+
+def has_blocks(model: ModelConfig) -> bool:
+    """Return whether the stack reads blocks, or segments, of `model.block_len` tokens."""
+    return model.stack == "residual" or is_segmented(model)
+
+
+def kept_segments(model: ModelConfig) -> int:
+    """Return how many segments' memories a segmented stack keeps."""
+    return -(-model.capacity // max(model.block_len, 1)) if model.stack == "autocompressor" else 1
+
+
+def segment_transformer(model: AnyModelConfig) -> AnyModelConfig:
+    """Return the config of the Transformer in a segmented stack.
+
+    Its cache holds the memories, a segment, and the tokens that write its memory.
+    """
+    capacity = (kept_segments(model) + 1) * model.fam_len + model.block_len
+    return replace(model, stack="residual", mixer="full", capacity=capacity)
 
 
 def cutoffs(model: ModelConfig) -> tuple[int, ...]:

@@ -63,7 +63,8 @@ class ArchConfig:
 class LoraConfig:
     """Low-rank adapters of frozen weights.
 
-    Trained with them: the FAM prompt, gates, key blends, delta-rule memories and feature maps.
+    Trained with them: the FAM prompt, gates, key blends, delta-rule memories and feature maps; the
+    tokens and the norm of rmt's and autocompressor's memories.
     """
 
     # r; 0 = no adapters, everything is trained
@@ -133,7 +134,7 @@ class LinearConfig:
 
 @dataclass(frozen=True)
 class DropoutConfig:
-    """Dropout rates in training (FT3 7.6, 4.2.1); for all stacks but lstm."""
+    """Dropout rates in training (FT3 7.6, 4.2.1); not of lstm, rmt and autocompressor."""
 
     # of attention weights; layers of linear attention have none
     attention: float = 0.0
@@ -169,8 +170,11 @@ class ModelConfig:
     # 0 = the tokenizer's size; any other number must be at least that
     vocab_size: int = 0
     # residual: layers on a residual stream, each with a mixer; feedback: the Feedback Transformer;
-    # transformer: a Transformer with the same components; lstm
-    stack: Literal["residual", "feedback", "transformer", "lstm"] = "residual"
+    # transformer: a Transformer with the same components; lstm; rmt, autocompressor: a Transformer
+    # that reads segments of block_len tokens, and remembers each in fam_len tokens
+    stack: Literal["residual", "feedback", "transformer", "lstm", "rmt", "autocompressor"] = (
+        "residual"
+    )
     layers: int = 4
     # d, the width of the residual stream
     width: int = 256
@@ -189,7 +193,7 @@ class ModelConfig:
     rope_base: float = 10_000.0
     # a mixer, or a comma-separated pattern that the stack repeats ("bswa,bswa,fam")
     mixer: str = "fam"
-    # w, tokens in a block (2.1)
+    # w, tokens in a block (2.1), or in a segment of rmt and autocompressor
     block_len: int = 128
     # m, memory segments of bswa, bswa_sg, fam and delta (2.1)
     memory_segments: int = 1
@@ -198,9 +202,9 @@ class ModelConfig:
     smeared_keys: bool = False
     # tokens that a query of swa attends to, itself included
     window: int = 128
-    # KV cache size of full attention, in tokens
+    # KV cache size of full attention, in tokens; autocompressor: most tokens of a document
     capacity: int = 4096
-    # f, FAM length (3.4.1)
+    # f, FAM length (3.4.1); memory tokens of rmt, summary tokens of a segment of autocompressor
     fam_len: int = 16
     # p, previous FAMs a block attends to (3.4.2)
     fam_previous: int = 1

@@ -77,6 +77,9 @@ class Context(NamedTuple):
         `step`, the prompt and the initial state have no dropout.
       prompt: [f d], or [b f d] with an offset, the FAM prompt at this layer's input
         (TransformerFAM B.1), set by the stack when a reset needs it; None otherwise.
+      mutual: [b t] bool, or None for nowhere. True at tokens that attend to each other in both
+        directions, set by stacks around full attention (`famjax.stacks.segments`), which alone has
+        them; `step` takes none.
     """
 
     reset: Array | None = None
@@ -85,6 +88,7 @@ class Context(NamedTuple):
     prompt: Array | None = None
     pass_state: Array | None = None
     key: Array | None = None
+    mutual: Array | None = None
 
 
 def compute_dtype(name: str) -> jnp.dtype:

@@ -1,7 +1,8 @@
 """Streams whose memory is taken away: is it used?
 
 `reset`: the whole state at every block. `memory`: FAM or another memory beside the window, which
-every block then finds at its initial value. `segments`: the window's blocks before the own one.
+every block then finds at its initial value; of `rmt` and `autocompressor`, which have no window, it
+is `reset`. `segments`: the window's blocks before the own one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from famjax.core.errors import UserError, nearest
 from famjax.core.types import State
 from famjax.mixers.window import WindowState
 from famjax.models.language_model import LanguageModel
+from famjax.stacks.segments import SegmentState
 
 ABLATIONS = ("reset", "memory", "segments")
 
@@ -48,6 +50,9 @@ def _parts(node: Any) -> Any:
         # [repeats b m+1 w g e]: of the block being filled alone, nothing is taken away
         has_segments = node.k.shape[-4] > 1
         return jax.tree.map(lambda _: "segments" if has_segments else "", node)
+    if isinstance(node, SegmentState):
+        # at a segment's start, where it is taken away, the caches are the memory's alone
+        return jax.tree.map(lambda _: "memory", node)
     if isinstance(node, tuple) and hasattr(node, "window"):
         fields = {
             name: _parts(value) if name == "window" else jax.tree.map(lambda _: "memory", value)

@@ -54,7 +54,7 @@ def measure_attention(run: Run, tokens: np.ndarray, quiet: bool = False) -> list
     n = len(tokens) // w
     if not isinstance(stack, ResidualStack):
         raise UserError(
-            f"--attention: model.stack={run.config.model.stack} has no blocks; give a run with "
+            f"--attention: model.stack={run.config.model.stack} has no such maps; give a run with "
             "model.stack=residual"
         )
     if not n:

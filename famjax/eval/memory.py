@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from famjax.config.derived import has_blocks
 from famjax.config.schema import Config
 from famjax.eval.streaming import Streamer
 
@@ -63,4 +64,4 @@ def update_tokens(config: Config) -> int:
     Of a stack without blocks it is the span that it attends to.
     """
     model = config.model
-    return model.block_len if model.stack == "residual" else model.feedback.span
+    return model.block_len if has_blocks(model) else model.feedback.span

@@ -134,7 +134,10 @@ def check_has_memory(run: Run) -> None:
     name = model.mixer if model.stack == "residual" else model.stack
     memories = stack.memories(run.model.init_state(1)) if isinstance(stack, ResidualStack) else []
     if not memories:
-        raise UserError(f"--memory: {name} has no memory; give a run with model.mixer=fam or delta")
+        raise UserError(
+            f"--memory: {name} has no memory in its layers; give a run with model.mixer=fam or "
+            "delta"
+        )
     if len({memory.shape for memory in memories}) > 1:
         raise UserError(f"--memory: {name} has memories of different shapes; give a run with one")
 

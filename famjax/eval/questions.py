@@ -164,7 +164,7 @@ def _prepare(
         if capacity is not None and size + after > capacity:
             raise UserError(
                 f"{document.name}: {size + after:,} tokens with question and answer, and the model "
-                f"has full attention of {capacity:,} (model.capacity); --window {capacity} reads "
+                f"holds {capacity:,} of a document (model.capacity); --window {capacity} reads "
                 "only the last of them, and says of how many documents"
             )
         work.append(_Work(number, document, prompts, size, tokens))

@@ -466,7 +466,7 @@ class Streamer:
 
 
 def check_capacity(capacity: int | None, tokens: int) -> None:
-    """Raise a `UserError` if a document exceeds the KV cache of full attention.
+    """Raise a `UserError` if a document is longer than the model's state can hold.
 
     Args:
       capacity: of the stack; None is unlimited.
@@ -474,8 +474,8 @@ def check_capacity(capacity: int | None, tokens: int) -> None:
     """
     if capacity is not None and tokens > capacity:
         raise UserError(
-            f"full attention: {tokens:,} tokens do not fit its cache of {capacity:,}; read less, "
-            "or train with a larger model.capacity, or with a mixer that streams (fam, bswa)"
+            f"the model: {tokens:,} tokens do not fit its cache of {capacity:,}; read less, or "
+            "train with a larger model.capacity, or with a mixer that streams (fam, bswa)"
         )
 
 

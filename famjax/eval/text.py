@@ -186,7 +186,7 @@ def _check_window(run: Run, window: int | None, score: int | None) -> None:
         raise UserError(f"--score {score}: must be from 1 to --window {window}")
     if capacity is not None and window > capacity:
         raise UserError(
-            f"--window {window}: the run has full attention of {capacity} tokens (model.capacity); "
+            f"--window {window}: the run holds {capacity} tokens of a document (model.capacity); "
             f"give --window {capacity // block * block} or less"
         )
 

@@ -11,7 +11,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from famjax.config.derived import cutoffs, mixer_pattern
+from famjax.config.derived import cutoffs, has_blocks, is_segmented, mixer_pattern
 from famjax.config.keys import check_types
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import AXES, Config, DataConfig, ModelConfig
@@ -200,10 +200,12 @@ def _check_stack(config: Config) -> Iterator[str]:
     m = config.model
     is_feedback_stack = m.stack in ("feedback", "transformer")
     named = f"model.stack={m.stack}"
-    if m.stack != "residual" and m.block_len != 1:
+    if m.block_len != 1 and not has_blocks(m):
         yield f"{named} has no blocks, model.block_len={m.block_len}; set model.block_len=1"
     if m.stack != "residual":
         yield from _check_other_stacks(config)
+    if is_segmented(m):
+        yield from _check_segmented(config)
     if not is_feedback_stack:
         for name in ("adaptive_span", "sweeps"):
             if value := getattr(m.feedback, name):
@@ -214,10 +216,6 @@ def _check_stack(config: Config) -> Iterator[str]:
                 "transformer, or model.arch.pre_norm=true"
             )
         return
-    if m.lora.dropout:
-        yield f"model.lora.dropout={m.lora.dropout}: {named} has none; set 0"
-    if m.arch.learned_positions:
-        yield (f"model.arch.learned_positions=true: {named} has relative positions only; set false")
     yield from _check_feedback(config)
 
 
@@ -226,20 +224,40 @@ def _check_other_stacks(config: Config) -> Iterator[str]:
     m, t = config.model, config.train
     named = f"model.stack={m.stack}"
     for name, rate in vars(m.dropout).items():
-        if rate and m.stack == "lstm":
+        if rate and (m.stack == "lstm" or is_segmented(m)):
             yield f"model.dropout.{name}={rate}: {named} has no such dropout; set 0"
     if t.rsp:
         yield f"train.rsp={t.rsp} passes FAMs between steps, {named} has none; set 0"
     if t.rpo:
         yield f"train.rpo=true: {named} has relative positions, an offset does nothing; set false"
-    if m.remat != "none" and m.stack != "transformer":
+    if m.remat != "none" and m.stack != "transformer" and not is_segmented(m):
         yield f"model.remat={m.remat}: {named} already saves only matrix products; set none"
     if m.lora.rank and m.stack == "lstm":
         yield f"model.lora.rank={m.lora.rank}: {named} has no maps that take adapters; set 0"
+    if m.lora.dropout:
+        yield f"model.lora.dropout={m.lora.dropout}: {named} has none; set 0"
+    if m.arch.learned_positions:
+        yield f"model.arch.learned_positions=true: {named} has relative positions only; set false"
     if m.arch.local_rope_base:
         yield (
             f"model.arch.local_rope_base={m.arch.local_rope_base:g}: {named} rotates the keys of "
             "all layers alike; this family's local layers (Gemma 3) cannot become its layers"
+        )
+
+
+def _check_segmented(config: Config) -> Iterator[str]:
+    m, length = config.model, config.data.length
+    if m.stack != "autocompressor":
+        return
+    if m.capacity % m.block_len:
+        yield (
+            f"model.capacity={m.capacity} is not a multiple of model.block_len={m.block_len}, a "
+            f"segment; take {multiples(m.capacity, m.block_len)}"
+        )
+    if length > m.capacity:
+        yield (
+            f"data.length={length} is longer than model.capacity={m.capacity}, all that "
+            f"model.stack={m.stack} reads of a document; set model.capacity={length}"
         )
 
 
@@ -417,12 +435,13 @@ def _check_mesh(config: Config) -> Iterator[str]:
 
 def _check_unrolled(config: Config) -> Iterator[str]:
     m = config.model
-    if m.stack != "residual":
+    pattern = 1 if is_segmented(m) else len(mixer_pattern(m))
+    if not pattern:
         count, named = m.layers * max(m.feedback.sweeps, 1), f"model.layers={m.layers}"
         named += f" times model.feedback.sweeps={m.feedback.sweeps}" if m.feedback.sweeps else ""
         fewer = "take fewer"
     elif m.scan_layers:
-        count, named = len(mixer_pattern(m)), "model.mixer"
+        count, named = pattern, "model.mixer"
         fewer = "take a shorter pattern"
     else:
         count, named = m.layers, f"model.layers={m.layers} with model.scan_layers=false"

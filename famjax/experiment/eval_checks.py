@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from famjax.config.derived import holds_out_text
 from famjax.config.schema import Config
 from famjax.core.errors import UserError, multiples
-from famjax.mixers import mixer_specs
+from famjax.mixers import is_bounded
 from famjax.tasks import TASKS
 from famjax.tasks.parse import HOLDOUT, parse_lengths, parse_tasks
 
@@ -65,10 +65,10 @@ def _check_eval_tasks(config: Config) -> Iterator[str]:
 
 def _check_eval_capacity(config: Config) -> Iterator[str]:
     count, length, capacity = config.eval.batches, config.data.length, config.model.capacity
-    if count * length > capacity and any(spec.is_bounded for spec in mixer_specs(config.model)):
+    if count * length > capacity and is_bounded(config.model):
         most = capacity // length
         fix = f"take at most {most}" if most else "set eval.every=0"
         yield (
             f"eval.batches={count}: reading {count * length} tokens of a document exceeds "
-            f"model.capacity={capacity} of full attention; {fix}"
+            f"model.capacity={capacity}, all that the model holds; {fix}"
         )

@@ -6,9 +6,10 @@ Python ints do not overflow. A test compares the counts with the models.
 from __future__ import annotations
 
 import fnmatch
+from dataclasses import replace
 from typing import NamedTuple
 
-from famjax.config.derived import mixer_pattern
+from famjax.config.derived import is_segmented, mixer_pattern, segment_transformer
 from famjax.config.resolved import sizes
 from famjax.config.schema import Config, ModelConfig
 from famjax.mixers import MIXERS, MixerSpec, mixer_specs
@@ -43,6 +44,10 @@ def count_params(model: ModelConfig) -> ParamCount:
         # two matrices for each layer, and its biases
         layer = 2 * 4 * model.width**2 + 4 * model.width
         return ParamCount(vocabulary + top + model.layers * layer, 0, 0)
+    if is_segmented(model):
+        transformer = count_params(replace(model, stack="residual", mixer="full"))
+        own = model.fam_len * model.width + _norm_params(model)
+        return transformer._replace(weights=transformer.weights + own)
     if model.stack != "residual":
         weights, adapters = _feedback_params(model)
         return ParamCount(vocabulary + top + weights, adapters, 0)
@@ -158,6 +163,9 @@ def state_bytes(model: ModelConfig) -> int:
     s, layers = sizes(model), model.layers
     if model.stack == "lstm":
         return 2 * layers * s.d * _FLOAT
+    if is_segmented(model):
+        held = model.fam_len * s.d * _FLOAT if model.stack == "rmt" else 0
+        return held + state_bytes(segment_transformer(model))
     if model.stack != "residual":
         c = model.feedback
         per_layer = model.stack == "transformer" or c.composition in ("same_and_lower", "previous")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from famjax.config.derived import mixer_pattern
+from famjax.config.derived import is_segmented, mixer_pattern
 from famjax.config.keys import values
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
@@ -94,7 +94,8 @@ def _registry_rules() -> list[Rule]:
     rules = []
     for switch in (False, True):
         for key, names in _names_by_key(MIXERS, switch).items():
-            unused = _USED_WITHOUT_MIXER.get(key, _requires_mixer)(*names)
+            used = _USED_WITHOUT_MIXER.get(key, lambda config: False)
+            unused = _requires_mixer_unless(used, *names)
             rules.append(Rule((key,), unused, f"model.mixer={' or '.join(names)}", switch))
         for key, names in _names_by_key(TASKS, switch).items():
             rules.append(Rule((key,), _requires_task(*names), f"data.task={names[0]}", switch))
@@ -116,13 +117,19 @@ def _names_by_key(
     }
 
 
-def _unless_learned_positions(*names: str) -> Callable[[Config], str]:
-    """Return `_requires_mixer`, for a key that learned positions use as well."""
+# keys of mixers that are used without one of them, too
+_USED_WITHOUT_MIXER: dict[str, Callable[[Config], bool]] = {
+    "model.capacity": lambda config: (
+        config.model.arch.learned_positions or config.model.stack == "autocompressor"
+    ),
+    "model.fam_len": lambda config: is_segmented(config.model),
+}
+
+
+def _requires_mixer_unless(used: Callable[[Config], bool], *names: str) -> Callable[[Config], str]:
+    """Return `_requires_mixer`, for a key that is used anyway where `used(config)` is true."""
     unused = _requires_mixer(*names)
-    return lambda config: "" if config.model.arch.learned_positions else unused(config)
-
-
-_USED_WITHOUT_MIXER = {"model.capacity": _unless_learned_positions}
+    return lambda config: "" if used(config) else unused(config)
 
 
 def _requires_other_optimizer(name: str) -> Callable[[Config], str]:
@@ -154,9 +161,11 @@ def _no_rotation(config: Config) -> str:
     model = config.model
     if model.stack == "lstm":
         return "model.stack=lstm"
-    if model.stack != "residual":
+    if model.stack in ("feedback", "transformer"):
         learned = model.feedback.positions == "learned"
         return "model.feedback.positions=learned" if learned else ""
+    if is_segmented(model):
+        return ""
     unrotated = [spec.unrotated(model) for spec in mixer_specs(model)]
     return unrotated[0] if unrotated and all(unrotated) else ""
 
@@ -237,7 +246,12 @@ _RULES = (
         switch=True,
     ),
     # stacks and mixers
-    Rule(("model.mixer", "model.scan_layers"), _requires_stack("residual"), "model.stack=residual"),
+    Rule(("model.mixer",), _requires_stack("residual"), "model.stack=residual"),
+    Rule(
+        ("model.scan_layers",),
+        _requires_stack("residual", "rmt", "autocompressor"),
+        "model.stack=residual",
+    ),
     Rule(("model.linear.features",), _elu_map, "another map"),
     Rule(
         ("model.fam_min_timescale", "model.fam_max_timescale"),

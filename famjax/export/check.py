@@ -14,7 +14,7 @@ from flax import nnx
 from famjax.config.schema import ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Context, Params
-from famjax.mixers import mixer_specs
+from famjax.mixers import is_bounded, mixer_specs
 from famjax.models.language_model import LanguageModel
 
 # as a fraction of the logits' range
@@ -29,7 +29,7 @@ def sample_tokens(config: ModelConfig) -> tuple[np.ndarray, int]:
     specs = mixer_specs(config)
     block = max([config.block_len, *(spec.window(config) for spec in specs)])
     count = 2 * block + 3
-    if any(spec.is_bounded for spec in specs):
+    if is_bounded(config):
         count = min(count, config.capacity)
     tokens = np.random.default_rng(0).integers(config.vocab_size, size=(2, count))
     return tokens, min(count, max(_LOGITS // config.vocab_size // 2, 1))

@@ -39,6 +39,11 @@ def mixer_constants(model: ModelConfig) -> dict[str, float]:
     return {name: value for found in constants for name, value in found.items()}
 
 
+def is_bounded(model: ModelConfig) -> bool:
+    """Return whether a document has at most `model.capacity` tokens."""
+    return model.stack == "autocompressor" or any(spec.is_bounded for spec in mixer_specs(model))
+
+
 def mixer_specs(model: ModelConfig) -> list[MixerSpec]:
     """Return the specs of the mixers in the layers' pattern, in the order of `MIXERS`.
 

@@ -33,6 +33,17 @@ class CacheState(NamedTuple):
     length: Array
 
 
+def truncate_cache(state: CacheState, length: Array) -> CacheState:
+    """Return the first `length` [b] tokens of a cache, of one layer or stacked, [repeats b ...]."""
+    length = jnp.broadcast_to(length, state.length.shape)
+    kept = jnp.arange(state.k.shape[-2]) < length[..., None]
+
+    def truncate(a: Array) -> Array:
+        return jnp.where(kept[..., None, :, None], a, 0)
+
+    return CacheState(truncate(state.k), truncate(state.v), length)
+
+
 class FullAttention(Mixer):
     """Causal attention over the document, up to the capacity.
 
@@ -70,7 +81,7 @@ class FullAttention(Mixer):
         k = self.qkv.rotate(k, position, long_range=True)
         # the layer below gives NaN beyond the capacity; 0 * NaN would spread to tokens that fit
         v = jnp.where((position < self.capacity)[..., None, None], v, 0)
-        attention_mask = self.attention_mask(state, start, valid)
+        attention_mask = self.attention_mask(state, start, valid, ctx.mutual)
         # with sharded tokens every query sees all keys, and the cache stores them
         k, v = sharding.all_gather_tokens(k), sharding.all_gather_tokens(v)
         keys = jnp.concatenate([_swap_heads_tokens(state.k).astype(k.dtype), k], 1)
@@ -127,13 +138,21 @@ class FullAttention(Mixer):
                 f"cache of {self.capacity}; raise model.capacity or use a windowed mixer"
             )
 
-    def attention_mask(self, state: CacheState, start: Array, valid: Array) -> Array:
-        """Return [b t capacity+t]: cached keys unless a reset came between, the call's causally."""
+    def attention_mask(
+        self, state: CacheState, start: Array, valid: Array, mutual: Array | None
+    ) -> Array:
+        """Return [b t capacity+t]: cached keys unless a reset came between, the call's causally.
+
+        `mutual` is that of `Context`.
+        """
         t = start.shape[1]
         cached = jnp.arange(self.capacity) < state.length[:, None]
         cached = cached[:, None] & (start < 0)[..., None]
         index = jnp.arange(t)
-        same = (start[:, :, None] == start[:, None, :]) & (index[:, None] >= index)
+        seen = index[:, None] >= index
+        if mutual is not None:
+            seen = seen | (mutual[:, :, None] & mutual[:, None, :])
+        same = (start[:, :, None] == start[:, None, :]) & seen
         # padding attends to itself, so that no row of the softmax is empty
         same &= valid[:, None] | jnp.eye(t, dtype=bool)
         return jnp.concatenate([cached, same], -1)

@@ -71,4 +71,5 @@ def check_same_stack(old: ModelConfig, new: ModelConfig) -> None:
 
 
 def _positions(model: ModelConfig) -> str:
-    return "rotary" if model.stack in ("residual", "lstm") else model.feedback.positions
+    has_choice = model.stack in ("feedback", "transformer")
+    return model.feedback.positions if has_choice else "rotary"

@@ -23,7 +23,8 @@ from famjax.parallel.sharding import path_name
 
 # config fields that may differ between the given weights and the model. What they add to the
 # weights is given where the old model has it in the same shape, and else gets its initial value:
-# the FAM prompt (fam_len: `init_fam_prompt`), the gates of fam_update=gated with biases from
+# the FAM prompt (fam_len: `init_fam_prompt`), as which a segmented stack has its memory or summary
+# tokens, the gates of fam_update=gated with biases from
 # fam_min_timescale and fam_max_timescale, feature maps (both `init_mixer_param`), and what a
 # Feedback Transformer has (`feedback_weight`). Values that given weights depend on are checked one
 # by one in `check_compatible`: stack, arch, linear, and with learned positions capacity
@@ -59,8 +60,9 @@ def canonical_name(path: tuple[Any, ...]) -> tuple[str, int | None]:
     "layer.mixer.qkv.q.kernel" and 0 for one of a layer's, "embedding" and None for another.
     """
     parts = path_name(path).split("/")
-    # all mixers have the same projections: fam in its window, a feedback layer directly
-    parts = [part for part in parts if part != "window"]
+    # all mixers have the same projections: fam in its window, a feedback layer directly, the
+    # layers of a segmented stack in its Transformer
+    parts = [part for part in parts if part not in ("window", "transformer")]
     if parts[3:4] == ["qkv"]:
         parts.insert(3, "mixer")
     if parts[:2] == ["stack", "layers"]:
@@ -113,6 +115,9 @@ def remap_params(params: Params, old: ModelConfig, new: ModelConfig) -> Params:
             if prompt is None or prompt.shape != shape.shape:
                 return init_fam_prompt(_embedding_table(source), new)
             return prompt
+        if name.startswith("stack.memory_norm.") and (name, index) not in source:
+            # as `famjax.stacks.segments` says; copied, since parameters are donated
+            return jnp.copy(source[name.removeprefix("stack.memory_"), None])
         if new.stack != "residual" or old.stack != "residual":
             converted = feedback_weight(name, shape, source, new)
             if converted is not None:

@@ -7,9 +7,11 @@ from collections.abc import Callable
 from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig
+from famjax.stacks.autocompressor import AutoCompressor
 from famjax.stacks.feedback import Feedback, Transformer
 from famjax.stacks.lstm import LstmStack
 from famjax.stacks.residual import ResidualStack
+from famjax.stacks.rmt import RecurrentMemory
 from famjax.stacks.stack import Stack
 
 STACKS: dict[str, Callable[..., Stack]] = {
@@ -17,6 +19,8 @@ STACKS: dict[str, Callable[..., Stack]] = {
     "feedback": Feedback,
     "transformer": Transformer,
     "lstm": LstmStack,
+    "rmt": RecurrentMemory,
+    "autocompressor": AutoCompressor,
 }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from famjax.config.derived import is_segmented
 from famjax.config.schema import Config, PasskeyConfig
 from famjax.core.errors import UserError, multiples
 from famjax.data.sources import Key, Piece, Source, Split
@@ -400,7 +401,7 @@ def _check_ask_every(config: Config) -> Iterator[str]:
         )
     if d.layout == "packed":
         yield f"{setting} needs memory that packed rows do not carry; set data.layout=lanes {off}"
-    if not any(spec.passes_memory for spec in mixer_specs(m)):
+    if not is_segmented(m) and not any(spec.passes_memory for spec in mixer_specs(m)):
         where = f"model.mixer={m.mixer}" if m.stack == "residual" else f"model.stack={m.stack}"
         yield (
             f"{setting} needs a memory beside the window, and {where} has none; set "

@@ -18,7 +18,7 @@ from famjax.config.schema import Config, DataConfig, ToyConfig
 from famjax.core.errors import UserError
 from famjax.data.shuffle import permuted_index
 from famjax.data.sources import Key, Piece, Source, Split
-from famjax.mixers import mixer_specs
+from famjax.mixers import is_bounded
 from famjax.tasks.programs import Algorithmic
 from famjax.tasks.sequences import Copy, Counting, Reverse
 from famjax.tasks.task import Task
@@ -271,13 +271,9 @@ class ToyTaskSpec(Task):
             yield f"data.tokenizer=bytes: data.task={d.task} has its own words; {own}"
         if d.repeat_len:
             yield f"data.repeat_len={d.repeat_len} repeats text, data.task={d.task} is none; set 0"
-        if (
-            any(spec.is_bounded for spec in mixer_specs(m))
-            and d.toy.concatenate
-            and d.layout == "lanes"
-        ):
+        if is_bounded(m) and d.toy.concatenate and d.layout == "lanes":
             yield (
-                "data.toy.concatenate=true: full attention holds "
+                "data.toy.concatenate=true: the model holds "
                 f"model.capacity={m.capacity} tokens and cannot continue through all episodes; "
                 "set data.toy.concatenate=false"
             )

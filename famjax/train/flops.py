@@ -15,7 +15,7 @@ import time
 import jax
 import jax.numpy as jnp
 
-from famjax.config.derived import cutoffs, layer_mixers
+from famjax.config.derived import cutoffs, is_segmented, kept_segments, layer_mixers
 from famjax.config.resolved import ResolvedConfig, ResolvedModelConfig, sizes
 from famjax.config.schema import ModelConfig
 from famjax.mixers import MIXERS
@@ -61,6 +61,8 @@ def forward_flops(model: ResolvedModelConfig, computed: bool = False) -> float:
         raise ValueError("vocab_size 0 stands for the tokenizer's: fill it in first")
     if model.stack == "lstm":
         return model.layers * 2 * 8 * model.width**2 + _vocabulary_flops(model)
+    if is_segmented(model):
+        return _segmented_flops(model) + _vocabulary_flops(model)
     if model.stack != "residual":
         return _feedback_flops(model) + _vocabulary_flops(model)
     layers = (MIXERS[name].flops(model, computed) for name in layer_mixers(model))
@@ -145,6 +147,15 @@ def _feedback_flops(model: ResolvedModelConfig) -> float:
         # a single projection to keys and values
         flops -= (model.layers - 1) * 2 * 2 * model.width * g * e
     return flops
+
+
+def _segmented_flops(model: ResolvedModelConfig) -> float:
+    """Model FLOPs of the layers of a segmented stack, which reads f tokens of memory and f that
+    write it for each w; of a memory that grows, on average over a document."""
+    f, w = model.fam_len, model.block_len
+    memory = f * (kept_segments(model) + 1) / 2
+    each = 2 * layer_weights(model) + attention_flops(model, memory + (w + f) / 2)
+    return model.layers * each * (w + 2 * f) / w
 
 
 def _vocabulary_flops(model: ModelConfig) -> int:

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from famjax.config.derived import holds_out_text
+from famjax.config.derived import has_blocks, holds_out_text
 from famjax.core.errors import UserError
 from famjax.core.types import Array, Batch, Context, State
 from famjax.data.one_pass import DocumentPass, one_pass, reset_blocks
@@ -54,8 +54,8 @@ class HeldOutLoss(Hook):
         with session.clock.stopped():
             if self._program is not session.program:
                 self._prepare(session)
-            has_blocks = session.config.model.stack == "residual"
-            suffixes = {"": False, "_without_memory": True} if has_blocks else {"": False}
+            forgets = has_blocks(session.config.model)
+            suffixes = {"": False, "_without_memory": True} if forgets else {"": False}
             return {
                 f"{name}_bits_per_byte{suffix}": self._measure(session, batches, forget)
                 for name, batches in self._batches.items()

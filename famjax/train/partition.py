@@ -22,7 +22,9 @@ _FEATURE_MAP = nnx.PathContains("map")
 # trained together with adapters: parameters that the initial model may lack
 _MIXERS_OWN = nnx.All(nnx.PathContains("mixer"), nnx.Not(nnx.PathContains("qkv")))
 _TRAINED_WITH_ADAPTERS = nnx.Any(
-    Adapter, _MIXERS_OWN, *map(nnx.PathContains, ("prompt", "mix", "distances", "span"))
+    Adapter,
+    _MIXERS_OWN,
+    *map(nnx.PathContains, ("prompt", "memory_norm", "mix", "distances", "span")),
 )
 
 Frozen = tuple[Any, ...]

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import jax
 
 from famjax.core.errors import UserError
-from famjax.mixers import mixer_constants, mixer_specs
+from famjax.mixers import is_bounded, mixer_constants
 from famjax.train import hosts
 from famjax.train.session import Session
 from famjax.train.state import to_tree
@@ -67,10 +67,10 @@ def check_finite(session: Session) -> None:
     last_saved = f"the last good checkpoint is step {last}" if last else "nothing was saved yet"
     hint = "start a run with a lower optimizer.learning_rate or more optimizer.warmup_steps"
     model = session.config.model
-    if any(spec.is_bounded for spec in mixer_specs(model)):
+    if is_bounded(model):
         hint += (
             f"; or a document is longer than model.capacity={model.capacity} tokens, all "
-            "that full attention holds: raise it"
+            "that the model holds: raise it"
         )
     folder = session.checkpoints.folder
     raise UserError(f"the loss is not finite at step {bad}; {last_saved} in {folder}; {hint}")

@@ -119,11 +119,15 @@ CASES: dict[str, ModelConfig] = {
         "previous", ROTARY, ADAPTIVE, stack="transformer", kv_heads=1, norm="layernorm"
     ),
     "lstm": replace(BASE, stack="lstm", block_len=1, mixer="full", tied=False),
+    "rmt": replace(BASE, stack="rmt", mlp="gelu", norm="layernorm", tied=False),
+    # longer than a stream, as some tests read more
+    "autocompressor": replace(BASE, stack="autocompressor", kv_heads=1, capacity=2 * LENGTH),
 }
 # one case of each mixer and stack, for tests that gain little from all variants
 KINDS = ["full", "swa-2", "bswa-1", "bswa_sg-2", "fam-1-3", "fam-gated", "fam-smeared"]
 KINDS += ["delta-smeared", "bswa,fam"]
 KINDS += ["linear", "feedback-all", "feedback-same_and_lower", "transformer-shared", "lstm"]
+KINDS += ["rmt", "autocompressor"]
 
 # options of pretrained families; Hugging Face's code is their oracle (tests/convert)
 _FAMILIES = ArchConfig(

@@ -23,6 +23,7 @@ LANES = 4
 SHARDED = ("full", "swa-2", "bswa_sg-2", "fam-1-3", "fam-gated", "delta-smeared", "bswa,fam")
 SHARDED += ("linear", "linear-rfa")
 SHARDED += ("feedback-all", "feedback-same_and_lower", "transformer-shared", "lstm")
+SHARDED += ("rmt", "autocompressor")
 
 
 @pytest.mark.parametrize("case", SHARDED)
@@ -79,6 +80,7 @@ QUICK = ("bswa-3", "fam-1-3", "delta-smeared", "linear", "full", "lstm")
 SLOW = ("swa-6", "bswa_sg-2", "bswa-0", "fam-0-1", "bswa,fam", "fam,linear", "linear-rfa")
 SLOW += ("fam-gated", "fam-smeared", "bswa-smeared", "delta")
 SLOW += ("feedback-all", "feedback-same_and_lower", "transformer-shared")
+SLOW += ("rmt", "autocompressor")
 
 
 @pytest.mark.parametrize("case", [*QUICK, *(pytest.param(c, marks=pytest.mark.slow) for c in SLOW)])

@@ -12,8 +12,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from oracles import feedback, linear, lstm, transformer
+from oracles import feedback, linear, lstm, segments, transformer
 
+from famjax.config.derived import is_segmented, segment_transformer
 from famjax.config.schema import ModelConfig
 from famjax.layers import feature_map
 
@@ -124,9 +125,28 @@ def _lstm(c: ModelConfig, p: Any, x: Any) -> Outputs:
     return y, memory
 
 
+# segments -----------------------------------------------------------------------------------------
+
+
+def _segments(c: ModelConfig, p: Any, x: Any) -> Outputs:
+    """Return outputs, and the memory [f d] of an RMT."""
+    layers = [w for w, _, _ in residual_layers(segment_transformer(c), p["transformer"])]
+    norm = (p["memory_norm"]["scale"], p["memory_norm"].get("bias"))
+    read = {"rmt": segments.rmt, "autocompressor": segments.autocompressor}[c.stack]
+    y, memory = read(layers, norm, p["prompt"], x, segment=c.block_len, rope_base=c.rope_base)
+    return y, [memory] if c.stack == "rmt" else []
+
+
 # all stacks ---------------------------------------------------------------------------------------
 
-STACKS = {"residual": _residual, "feedback": _feedback, "transformer": _feedback, "lstm": _lstm}
+STACKS = {
+    "residual": _residual,
+    "feedback": _feedback,
+    "transformer": _feedback,
+    "lstm": _lstm,
+    "rmt": _segments,
+    "autocompressor": _segments,
+}
 
 
 def model(c: ModelConfig, p: Any, tokens: Any, **kw: Any) -> Outputs:
@@ -153,6 +173,8 @@ def memory_in_state(c: ModelConfig, state: Any, lane: int) -> list[Any]:
             else None
             for repeat, place in places
         ]
+    if is_segmented(c):
+        return [] if state.memory is None else [state.memory[0, lane]]
     if c.stack == "lstm":
         return [state.h[:, lane], state.c[:, lane]]
     return [state.slots[0][:, lane]] if c.feedback.cache == "memory" else []

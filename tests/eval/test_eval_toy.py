@@ -98,7 +98,7 @@ def test_every_episode_is_evaluated_once(
 def test_invalid_requests_are_rejected() -> None:
     with pytest.raises(UserError, match="copy: tokenizer bytes has other words than the task"):
         evaluate_toy(tiny.run(), "copy", quiet=True)
-    with pytest.raises(UserError, match=r"full attention: .* tokens do not fit its cache of 64"):
+    with pytest.raises(UserError, match=r"the model: .* tokens do not fit its cache of 64"):
         evaluate_toy(make_run("copy", "full", concatenate=False), "copy", [40], 4, quiet=True)
     with pytest.raises(UserError, match="examples=0, batch=8: must be at least 1"):
         evaluate_toy(make_run("copy"), "copy", examples=0)

@@ -195,7 +195,7 @@ def test_a_document_beyond_the_cache_of_full_attention_is_rejected() -> None:
 def test_a_model_without_memory_is_rejected() -> None:
     shape = replace(tiny.SHAPE, mixer="bswa")
     other = Run(Config(model=shape), tiny.run().tokenizer, tiny.model("bswa"), 1)
-    with pytest.raises(UserError, match="--memory: bswa has no memory; give"):
+    with pytest.raises(UserError, match="--memory: bswa has no memory in its layers; give"):
         trace_memory(other, TOKENS, quiet=True)
 
 

@@ -547,7 +547,7 @@ def test_sizes_must_be_positive(key: str) -> None:
         ),
         (
             [*TOY, "model.mixer=full"],
-            "data.toy.concatenate=true: full attention holds model.capacity=4096 tokens and",
+            "data.toy.concatenate=true: the model holds model.capacity=4096 tokens and",
         ),
         (["seed=4294967296"], "seed=4294967296: must be less than"),
         (["name="], "name=''"),

@@ -59,6 +59,8 @@ MODELS = {
     "feedback, lora": replace(stack(shared_kv=False, composition="average"), lora=LORA),
     "transformer": replace(stack(shared_kv=False), stack="transformer"),
     "lstm": replace(SHAPE, stack="lstm", block_len=1),
+    "rmt": replace(SHAPE, stack="rmt", lora=LORA, norm="layernorm"),
+    "autocompressor": replace(SHAPE, stack="autocompressor", tied=False),
 }
 
 

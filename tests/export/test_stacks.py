@@ -32,6 +32,11 @@ SHAPE = [
         ),
         "stack=transformer",
         "stack=lstm",
+        "stack=rmt model.block_len=4 model.fam_len=2",
+        pytest.param(
+            "stack=autocompressor model.block_len=4 model.fam_len=2 data.toy.concatenate=false",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_formats_of_each_stack(stack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

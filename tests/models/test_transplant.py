@@ -99,7 +99,7 @@ def test_stacks_whose_weights_are_compatible() -> None:
     rotary = FeedbackConfig(positions="rotary")
     models = {
         name: ModelConfig(stack=name, block_len=1, feedback=rotary)
-        for name in ("residual", "feedback", "transformer", "lstm")
+        for name in ("residual", "feedback", "transformer", "lstm", "rmt", "autocompressor")
     }
     for old, new in itertools.permutations(models, 2):
         if "lstm" in (old, new):
