@@ -5,6 +5,7 @@ from __future__ import annotations
 from famjax.reproduce.experiment import Experiment
 from famjax.reproduce.fam_figure_3 import FAM_FIGURE_3
 from famjax.reproduce.fam_figure_7 import FAM_FIGURE_7
+from famjax.reproduce.fam_figure_8 import FAM_FIGURE_8
 from famjax.reproduce.fam_recipe import FAM_RECIPE
 from famjax.reproduce.fam_table_3 import FAM_TABLE_3
 from famjax.reproduce.fam_table_4 import FAM_TABLE_4
@@ -19,7 +20,15 @@ from famjax.reproduce.t2r_table_1 import T2R_TABLE_1
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.id: experiment
     for experiment in (
-        *(FAM_FIGURE_3, FAM_TABLE_3, FAM_TABLE_4, FAM_FIGURE_7, FAM_TABLE_8, FAM_RECIPE),
+        *(
+            FAM_FIGURE_3,
+            FAM_FIGURE_8,
+            FAM_TABLE_3,
+            FAM_TABLE_4,
+            FAM_FIGURE_7,
+            FAM_TABLE_8,
+            FAM_RECIPE,
+        ),
         *FT_TABLE_1,
         *(FT_FIGURE_5, FT_FIGURE_8, FT_FIGURE_9),
         *(T2R_TABLE_1, T2R_FIGURE_4),

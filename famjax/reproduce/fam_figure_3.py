@@ -17,7 +17,7 @@ _WINDOW = (
 
 
 # finetuned on fillers of 2k to 18k tokens (3.2)
-_AT_PAPER = (
+AT_PAPER = (
     "data.task=passkey",
     "data.passkey.min_length=2048",
     "data.passkey.start_length=2048",
@@ -26,11 +26,12 @@ _AT_PAPER = (
 )
 
 
-def _window(mixer: str, segments: int, name: str) -> Variant:
+def window(mixer: str, segments: int, name: str) -> Variant:
+    """Return a window that learns from documents within its receptive field."""
     seen = max(96, min(4096, 2 * 32 * segments))
     shape = (f"model.mixer={mixer}", f"model.memory_segments={segments}")
     own = (*shape, *_WINDOW, f"data.passkey.max_length={seen}")
-    return Variant(name, own, at_paper=(*shape, *_AT_PAPER))
+    return Variant(name, own, at_paper=(*shape, *AT_PAPER))
 
 
 FAM_FIGURE_3 = Experiment(
@@ -39,13 +40,13 @@ FAM_FIGURE_3 = Experiment(
     source="TransformerFAM, Figure 3",
     config="passkey",
     variants=(
-        Variant("FAM", at_paper=("model.memory_segments=0", *_AT_PAPER)),
-        _window("bswa", 0, "M0"),
-        _window("bswa", 1, "M1"),
-        _window("bswa_sg", 1, "M1_SG"),
-        _window("bswa", 2, "M2"),
-        _window("bswa", 4, "M4"),
-        _window("bswa", 12, "M12"),
+        Variant("FAM", at_paper=("model.memory_segments=0", *AT_PAPER)),
+        window("bswa", 0, "M0"),
+        window("bswa", 1, "M1"),
+        window("bswa_sg", 1, "M1_SG"),
+        window("bswa", 2, "M2"),
+        window("bswa", 4, "M4"),
+        window("bswa", 12, "M12"),
     ),
     measure=PasskeyMeasure(_LENGTHS, examples=32),
     orderings=(

@@ -52,7 +52,7 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry("Figure 7", "probability of state passing", "fam-figure-7"),
         _missing("Table 7", "position of the memory", "positions between blocks, and zero"),
         Entry("Table 8", "BSWA and Transformer-XL", "fam-table-8"),
-        _missing("Figure 8", "passkey: RMT, AutoCompressors", "an experiment"),
+        Entry("Figure 8", "passkey: RMT, AutoCompressors", "fam-figure-8"),
         _missing("Figures 9, 10, Table 9", "feedback memory segments", "the mixer"),
         Entry("Figure 11", "the passkey document", command="famjax train passkey"),
         Entry("Figure 12", "attention maps", command="famjax analyze RUN --attention"),
