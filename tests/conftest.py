@@ -8,6 +8,7 @@ import importlib
 import importlib.util
 import mmap
 import os
+import signal
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -56,6 +57,8 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 # several threads for matrices of 16 numbers made PyTorch wait for its threads most of the time
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# shells start background jobs with SIGINT ignored, and processes started by tests inherit that
+signal.signal(signal.SIGINT, signal.default_int_handler)
 # TFDS looks for datasets in the cloud, and TensorFlow then for a machine there: 10 to 20 s
 os.environ.setdefault("NO_GCE_CHECK", "true")
 # pytest-xdist sets it to the terminal's width; tests of widths set it themselves
