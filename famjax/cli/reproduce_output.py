@@ -181,10 +181,19 @@ def ordering_table(results: Results) -> Table:
 
 
 def plot(results: Results) -> Figure:
-    """Plot the first score by the variants' x, or as bars, with the intervals over seeds."""
+    """Plot what the paper plots, with the intervals over seeds.
+
+    The first score by the variants' x, or a line for each variant over the points of its measure,
+    or bars.
+    """
     experiment = results.experiment
     score = experiment.measure.scores[0]
     figure, axes = new_figure(size=(7, 4))
+    axes.set_title(f"{experiment.source}, here: {experiment.title}", fontsize="medium")
+    axes.grid(alpha=0.3, axis="y")
+    if experiment.axis and experiment.measure.points:
+        _draw_points(axes, results)
+        return figure
     factor = 100 if score.unit else 1
     done = [variant for variant in experiment.variants if results.values(variant.name, score.name)]
     points = [
@@ -201,9 +210,26 @@ def plot(results: Results) -> Figure:
             capsize=3,
         )
     axes.set_ylabel(f"{score.name}, %" if score.unit else score.name)
-    axes.set_title(f"{experiment.source}, here: {experiment.title}", fontsize="medium")
-    axes.grid(alpha=0.3, axis="y")
     return figure
+
+
+def _draw_points(axes: Any, results: Results) -> None:
+    """Draw a line for each variant, over the points of its measure."""
+    experiment = results.experiment
+    points = experiment.measure.points
+    unit = experiment.score(next(iter(points))).unit
+    for variant in experiment.variants:
+        values = [results.values(variant.name, name) for name in points]
+        if values[0]:
+            line = np.array([mean_and_interval(each) for each in values]) * (100 if unit else 1)
+            mean, half = line.T
+            half = np.nan_to_num(half)
+            x = list(points.values())
+            axes.errorbar(x, mean, yerr=half, marker="o", capsize=3, label=variant.name)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(list(points.values()), list(points))
+    axes.set(xlabel=experiment.axis, ylabel=unit or "")
+    axes.legend()
 
 
 def _draw_lines(axes: Any, variants: Sequence[Variant], points: Sequence[np.ndarray]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from famjax.reproduce.experiment import Experiment
 from famjax.reproduce.fam_figure_3 import FAM_FIGURE_3
+from famjax.reproduce.fam_figure_4 import FAM_FIGURE_4
 from famjax.reproduce.fam_figure_7 import FAM_FIGURE_7
 from famjax.reproduce.fam_figure_8 import FAM_FIGURE_8
 from famjax.reproduce.fam_recipe import FAM_RECIPE
@@ -14,7 +15,13 @@ from famjax.reproduce.ft_figure_5 import FT_FIGURE_5
 from famjax.reproduce.ft_figure_8 import FT_FIGURE_8
 from famjax.reproduce.ft_figure_9 import FT_FIGURE_9
 from famjax.reproduce.ft_table_1 import FT_TABLE_1
+from famjax.reproduce.ft_table_3 import FT_TABLE_3
+from famjax.reproduce.ft_table_6 import FT_TABLE_6
+from famjax.reproduce.ft_v1_figure_7 import FT_V1_FIGURE_7
+from famjax.reproduce.ft_v1_table_2 import FT_V1_TABLE_2
+from famjax.reproduce.ft_v1_table_6 import FT_V1_TABLE_6
 from famjax.reproduce.t2r_figure_4 import T2R_FIGURE_4
+from famjax.reproduce.t2r_figure_5 import T2R_FIGURE_5, T2R_FIGURE_6
 from famjax.reproduce.t2r_table_1 import T2R_TABLE_1
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -22,6 +29,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     for experiment in (
         *(
             FAM_FIGURE_3,
+            FAM_FIGURE_4,
             FAM_FIGURE_8,
             FAM_TABLE_3,
             FAM_TABLE_4,
@@ -30,7 +38,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             FAM_RECIPE,
         ),
         *FT_TABLE_1,
-        *(FT_FIGURE_5, FT_FIGURE_8, FT_FIGURE_9),
-        *(T2R_TABLE_1, T2R_FIGURE_4),
+        *(FT_TABLE_3, FT_TABLE_6, FT_FIGURE_5, FT_FIGURE_8, FT_FIGURE_9),
+        *(FT_V1_TABLE_2, FT_V1_TABLE_6, FT_V1_FIGURE_7),
+        *(T2R_TABLE_1, T2R_FIGURE_4, T2R_FIGURE_5, T2R_FIGURE_6),
     )
 }

@@ -59,6 +59,11 @@ class Measure(abc.ABC):
     def scores(self) -> tuple[Score, ...]:
         """What is measured, the most important first."""
 
+    @property
+    def points(self) -> Mapping[str, float]:
+        """Scores that are a line in the figure, and the x of each; none where variants are."""
+        return {}
+
     def prepare(self, folder: Path) -> tuple[str, ...]:
         """Make the data, once, in a folder that experiments share; return overrides with it."""
         return ()
@@ -124,7 +129,7 @@ class Experiment:
         is from scratch.
       base_config: name of the base's config; "" is `config`.
       paper_config: name of the config at the paper's size; "" is none.
-      axis: label of x; "" draws bars.
+      axis: label of x, which is the variants', or the points' of the measure; "" draws bars.
       note: what differs from the paper.
       minutes: that a variant with one seed takes on one core, roughly.
     """

@@ -55,6 +55,7 @@ FAM_FIGURE_3 = Experiment(
         Ordering("M1", "M1_SG", "128"),
     ),
     paper_config="fam_1b",
+    axis="tokens of the document",
     note="0.14 million parameters trained from scratch, where the paper finetunes Flan-PaLM 1B; "
     "FAM has one memory segment and the gated update. `make demo-full` has more documents, and "
     "goes to ten million tokens.",

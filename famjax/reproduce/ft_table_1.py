@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
 from famjax.reproduce.measures import ToyMeasure
 
-_FEEDBACK, _TRANSFORMER = "Feedback", "Transformer"
+_FEEDBACK, _TRANSFORMER, _LSTM = "Feedback", "Transformer", "LSTM"
 _AS_TRANSFORMER = ("model.stack=transformer", "model.feedback.shared_kv=false")
 
 
@@ -17,7 +19,7 @@ def _experiment(
     overrides: tuple[str, ...],
     note: str,
     minutes: float,
-    score: str = "answers",
+    lengths: tuple[int, ...] = (),
 ) -> Experiment:
     """Return the experiment of a task; `paper` has the Transformer's scores, then Feedback's."""
     return Experiment(
@@ -29,8 +31,8 @@ def _experiment(
             Variant(_TRANSFORMER, _AS_TRANSFORMER, paper[0]),
             Variant(_FEEDBACK, (), paper[1]),
         ),
-        measure=ToyMeasure(task),
-        orderings=(Ordering(_FEEDBACK, _TRANSFORMER, score),),
+        measure=ToyMeasure(task, lengths),
+        orderings=(Ordering(_FEEDBACK, _TRANSFORMER),),
         overrides=overrides,
         paper_config=config.replace("_feedback", "_paper"),
         note=note,
@@ -40,6 +42,32 @@ def _experiment(
 
 _FRESH = "Each episode has a fresh memory, where the paper joins them into one stream."
 _SHORT = f"Tested on 40 digits, the paper on 400. {_FRESH}"
+
+_PROGRAMS = (
+    "Tested on programs of 10 and 32 statements, the paper on 100. Trained for 1,000 steps on "
+    f"programs that grow from 4 statements, as many as it takes, the paper on 10,000. {_FRESH}"
+)
+
+
+def _programs(variables: int, transformer: float, feedback: float, lstm: float) -> Experiment:
+    experiment = _experiment(
+        "algorithmic",
+        f"Programs with {variables} variables",
+        ({"answers": transformer}, {"answers": feedback}),
+        f"algorithmic_{variables}_feedback",
+        ("train.steps=1000",),
+        _PROGRAMS,
+        12.0,
+        (10, 32),
+    )
+    at_paper = ("model.stack=lstm", "model.dropout.attention=0", "model.dropout.hidden=0")
+    recurrent = Variant(_LSTM, ("model.stack=lstm",), {"answers": lstm}, at_paper=at_paper)
+    return replace(
+        experiment,
+        variants=(*experiment.variants, recurrent),
+        orderings=(*experiment.orderings, Ordering(_FEEDBACK, _LSTM)),
+    )
+
 
 FT_TABLE_1 = (
     _experiment(
@@ -87,4 +115,6 @@ FT_TABLE_1 = (
         f"The task of v1's Table 1, with its 10,000 episodes. {_FRESH}",
         3.0,
     ),
+    _programs(3, 0.337, 0.991, 0.828),
+    _programs(5, 0.375, 0.926, 0.321),
 )

@@ -36,6 +36,10 @@ class PasskeyMeasure(Measure):
         """The mean over the lengths, and each of them."""
         return (Score("mean"), *(Score(f"{length:,}") for length in self.lengths))
 
+    @property
+    def points(self) -> Mapping[str, float]:
+        return {f"{length:,}": length for length in self.lengths}
+
     def prepare(self, folder: Path) -> tuple[str, ...]:
         tokenizer = folder / "passkey.model"
         if not tokenizer.exists():

@@ -35,12 +35,15 @@ _FEEDBACK_TABLE_1 = (
     Entry("Table 1: reverse", "reverse digits", "ft-table-1-reverse"),
     Entry("Table 1: counting", "count to 50", "ft-table-1-counting"),
     Entry("Table 1: random walk", "a walk with turns", "ft-table-1-random-walk"),
+    Entry("Table 1: programs", "3 variables", "ft-table-1-algorithmic-3"),
+    Entry("Table 1: programs", "5 variables", "ft-table-1-algorithmic-5"),
 )
 
 PAPERS: dict[str, tuple[Entry, ...]] = {
     "TransformerFAM (arXiv 2404.09173)": (
         Entry("Figure 3", "passkey to 260k tokens: FAM, M0 to M12", "fam-figure-3"),
-        Entry("Figure 4, Table 11", "long-context tasks by memory segments", command=_LONG_TASKS),
+        Entry("Figure 4", "text by memory segments", "fam-figure-4"),
+        Entry("Table 11", "long-context tasks by memory segments", command=_LONG_TASKS),
         Entry("Table 1", "the same, 8B and 24B", command=_LONG_TASKS),
         Entry("Tables 2, 12", "GPT-3 tasks", command="famjax eval RUN --tasks lm_eval:NAMES"),
         Entry("3.1", "the recipe's parts, against lanes", "fam-recipe"),
@@ -61,13 +64,11 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
     ),
     "Feedback Transformer (arXiv 2002.09402, v3)": (
         *_FEEDBACK_TABLE_1,
-        Entry("Table 1: programs", "3 variables", command="famjax train algorithmic_3_feedback"),
-        Entry("Table 1: programs", "5 variables", command="famjax train algorithmic_5_feedback"),
         _missing("Table 2", "WMT14 En-De, test", _TRANSLATION),
-        Entry("Table 3", "WikiText-103", command="famjax train wikitext103_large_paper"),
+        Entry("Table 3", "WikiText-103", "ft-table-3"),
         Entry("Table 4", "enwik8", command="famjax train enwik8_paper"),
         Entry("Table 5", "speed", command="famjax bench feedback"),
-        Entry("Table 6", "norms, span, BPTT", command="famjax train wikitext103_small_paper"),
+        Entry("Table 6", "norms, span, BPTT", "ft-table-6"),
         Entry("Table 7", "a program", command="famjax train algorithmic_3_feedback"),
         _missing("Table 8", "sizes of translation models", _TRANSLATION),
         Entry("Table 9", "sizes of language models", command="famjax plan wikitext103_large_paper"),
@@ -82,9 +83,9 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
     ),
     "Feedback Transformer (arXiv 2002.09402, v1)": (
         Entry("Table 1: blocked walk", "10,000 episodes", "ft-table-1-blocked-walk"),
-        Entry("Table 2", "char-PTB", command="famjax train char_ptb_paper"),
-        Entry("Table 6", "days of training", command="famjax train char_ptb_feedback"),
-        Entry("Figure 7", "learning curve", command="famjax train blocked_walk_paper"),
+        Entry("Table 2", "char-PTB", "ft-v1-table-2"),
+        Entry("Table 6", "shorter trainings", "ft-v1-table-6"),
+        Entry("Figure 7", "learning curve", "ft-v1-figure-7"),
         Entry("Figure 9", "time by BPTT length", command="famjax train char_ptb_feedback"),
     ),
     "Transformers into RNNs (arXiv 2103.13076)": (
@@ -94,7 +95,7 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         _missing("Tables 5, 6", "settings of translation", _TRANSLATION),
         Entry("Figures 2, 3", "speed and memory", command="famjax bench linear"),
         Entry("Figure 4", "number of features", "t2r-figure-4"),
-        Entry("Figure 5", "distance of attention", command="famjax analyze RUN --teacher RUN"),
-        Entry("Figure 6", "entropy of attention", command="famjax analyze RUN"),
+        Entry("Figure 5", "distance of attention", "t2r-figure-5"),
+        Entry("Figure 6", "entropy of attention", "t2r-figure-6"),
     ),
 }

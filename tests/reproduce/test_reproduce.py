@@ -9,11 +9,13 @@ import pytest
 
 from famjax.cli.main import VERBS, main
 from famjax.cli.reproduce_output import Results, plot
+from famjax.core.errors import UserError
 from famjax.reproduce import EXPERIMENTS
 from famjax.reproduce.cell import RESULT, Cell, run_cell
 from famjax.reproduce.experiment import Experiment, Variant
 from famjax.reproduce.measures import ToyMeasure
 from famjax.reproduce.papers import PAPERS
+from famjax.reproduce.penn_treebank import PennTreebankMeasure
 from famjax.reproduce.runner import Runner, make_cells, split_cores
 
 COPY = "ft-table-1-copy"
@@ -175,7 +177,8 @@ def test_an_unknown_override_is_told_before_anything_runs(tmp_path, capsys):
 
 
 def test_figures_have_lines_bars_and_levels(tmp_path):
-    for name, lines in (("ft-figure-8", 3), ("ft-figure-9", 2), (COPY, 0)):
+    shapes = (("ft-figure-8", 3), ("ft-figure-9", 2), ("fam-figure-3", 7), (COPY, 0))
+    for name, lines in shapes:
         experiment = EXPERIMENTS[name]
         scores = {score.name: 0.5 for score in experiment.measure.scores}
         found = {v.name: {0: {"scores": scores}} for v in experiment.variants}
@@ -184,3 +187,15 @@ def test_figures_have_lines_bars_and_levels(tmp_path):
         labels = figure.axes[0].get_legend_handles_labels()[1]
         assert len(labels) == lines
         assert bool(figure.axes[0].patches) == (name == COPY)
+
+
+def test_words_of_penn_treebank_become_characters(tmp_path):
+    measure = PennTreebankMeasure()
+    with pytest.raises(UserError, match=r"ptb\.train\.txt: put the train words"):
+        measure.prepare(tmp_path)
+    (tmp_path / "ptb").mkdir()
+    for split in ("train", "valid", "test"):
+        (tmp_path / "ptb" / f"ptb.{split}.txt").write_text(f" a <unk> {split} \n no it \n")
+    assert f"data.files={tmp_path}/ptb/characters.train.txt" in measure.prepare(tmp_path)
+    characters = (tmp_path / "ptb" / "characters.valid.txt").read_text()
+    assert characters == "a_<unk>_valid\nno_it\n"

@@ -1,0 +1,44 @@
+"""Entropy of attention weights, and their distance from a teacher's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from famjax.eval.attention import analyze
+from famjax.reproduce.experiment import Measured, Score
+from famjax.reproduce.measures import CodeMeasure
+from famjax.train.run import Run, open_run
+
+_DISTANCE, _ENTROPY = "distance", "entropy"
+
+
+@dataclass(frozen=True)
+class AttentionMeasure(CodeMeasure):
+    """Attention of the last token of windows of held-out modules (T2R 4, A.2).
+
+    The teacher of a run is what it continues; one that continues nothing has no distance, which is
+    not measured for any.
+
+    Attributes:
+      length: tokens of a window.
+      examples: windows.
+      has_teacher: measures the distance first.
+    """
+
+    vocabulary: int = 0
+    length: int = 256
+    examples: int = 32
+    has_teacher: bool = True
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        distance = Score(_DISTANCE, higher_is_better=False, unit="", digits=4)
+        entropy = Score(_ENTROPY, higher_is_better=False, unit="", digits=3)
+        return (distance, entropy) if self.has_teacher else (entropy,)
+
+    def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
+        teacher = open_run(Path(run.config.init)) if self.has_teacher else None
+        files = self._texts(folder).held_out
+        found = analyze(run, teacher, files, self.length, self.examples, quiet)
+        return Measured({score.name: found[score.name]["last"] for score in self.scores}, {})

@@ -1,0 +1,31 @@
+"""Feedback Transformer v1, Figure 7: the blocked random walk while training (B.1)."""
+
+from __future__ import annotations
+
+from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.measures import ToyMeasure
+
+_STEPS = (125, 250, 500, 1000)
+_STACKS = {
+    "Transformer": ("model.stack=transformer", "model.feedback.shared_kv=false"),
+    "Feedback": (),
+}
+
+FT_V1_FIGURE_7 = Experiment(
+    id="ft-v1-figure-7",
+    title="Learning the blocked random walk",
+    source="Feedback Transformer v1, Figure 7",
+    config="blocked_walk_feedback",
+    variants=tuple(
+        Variant(f"{line} {steps}", (*own, f"train.steps={steps}"), x=steps, line=line)
+        for line, own in _STACKS.items()
+        for steps in _STEPS
+    ),
+    measure=ToyMeasure("blocked_walk"),
+    orderings=tuple(Ordering(f"Feedback {n}", f"Transformer {n}") for n in (250, 1000)),
+    axis="steps",
+    note="10,000 episodes, as in the paper, each with a fresh memory. Each point is a training of "
+    "its own, whose learning rate falls to a tenth by its end. The paper's solves it after 3,000 "
+    "updates of other rows.",
+    minutes=2.0,
+)

@@ -1,0 +1,58 @@
+"""Characters of Penn Treebank, in bits per character."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from famjax.core.errors import UserError
+from famjax.eval.text import evaluate_text
+from famjax.reproduce.experiment import Measure, Measured, Score
+from famjax.train.run import Run
+
+_SPLITS = ("train", "valid", "test")
+_SCORED = {"dev": "valid", "test": "test"}
+
+
+@dataclass(frozen=True)
+class PennTreebankMeasure(Measure):
+    """Bits per character of the validation and the test set.
+
+    The words are in `ptb/ptb.train.txt`, `ptb.valid.txt` and `ptb.test.txt` of the data's folder
+    (Mikolov et al., 2010; no licence to pass them on).
+    """
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        return tuple(Score(name, higher_is_better=False, unit="", digits=4) for name in _SCORED)
+
+    def prepare(self, folder: Path) -> tuple[str, ...]:
+        for split in _SPLITS:
+            characters = _characters(folder, split)
+            if not characters.exists():
+                words = folder / "ptb" / f"ptb.{split}.txt"
+                if not words.exists():
+                    raise UserError(f"{words}: put the {split} words of Penn Treebank there")
+                characters.write_text(to_characters(words.read_text()))
+        train = _characters(folder, "train")
+        return (f"data.files={train}", "data.tokenizer=bytes", "data.holdout=0")
+
+    def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
+        found = {
+            name: evaluate_text(run, str(_characters(folder, split)), quiet=quiet)
+            for name, split in _SCORED.items()
+        }
+        frequencies = {name: each["unigram"]["bits_per_byte"] for name, each in found.items()}
+        return Measured(
+            {name: each["bits_per_byte"] for name, each in found.items()},
+            {"frequencies": frequencies},
+        )
+
+
+def to_characters(words: str) -> str:
+    """Return lines without blanks at their ends, and with `_` in place of those within them."""
+    return "".join(line.strip().replace(" ", "_") + "\n" for line in words.splitlines())
+
+
+def _characters(folder: Path, split: str) -> Path:
+    return folder / "ptb" / f"characters.{split}.txt"

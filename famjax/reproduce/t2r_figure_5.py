@@ -1,0 +1,75 @@
+"""T2R, Figures 5 and 6: what becomes of the attention weights (4, A.2)."""
+
+from __future__ import annotations
+
+from famjax.reproduce import _t2r
+from famjax.reproduce.attention_measure import AttentionMeasure
+from famjax.reproduce.experiment import Experiment, Ordering, Variant
+
+_FEATURES = (8, 32, 128)
+# no weight changes
+_UNTRAINED = ("train.steps=1", "optimizer.learning_rate=1e-12")
+_TRAININGS = {
+    "before finetuning": _UNTRAINED,
+    "feature maps frozen": (*_t2r.FINETUNED, "train.only=not_maps"),
+    "T2R": _t2r.FINETUNED,
+}
+
+
+def _linear(features: int) -> tuple[str, ...]:
+    return (*_t2r.LINEAR, f"model.linear.features={features}")
+
+
+T2R_FIGURE_5 = Experiment(
+    id="t2r-figure-5",
+    title="Distance of attention weights from the Transformer's",
+    source="T2R, Figure 5",
+    config=_t2r.CONFIG,
+    variants=tuple(
+        Variant(f"{line} {features}", (*own, *_linear(features)), x=features, line=line)
+        for line, own in _TRAININGS.items()
+        for features in _FEATURES
+    ),
+    measure=AttentionMeasure(),
+    orderings=(
+        Ordering("T2R 32", "feature maps frozen 32"),
+        Ordering("T2R 32", "before finetuning 32"),
+        Ordering("T2R 128", "T2R 8"),
+    ),
+    base=_t2r.TEACHING,
+    base_config=_t2r.TEACHER,
+    axis="features",
+    note=_t2r.NOTE + " Euclidean distance of the last token's weights in 32 windows of 256 bytes, "
+    "the mean over layers and heads. The paper gives a figure.",
+    minutes=_t2r.MINUTES,
+)
+
+T2R_FIGURE_6 = Experiment(
+    id="t2r-figure-6",
+    title="Entropy of attention weights",
+    source="T2R, Figure 6",
+    config=_t2r.CONFIG,
+    variants=(
+        *(
+            Variant(f"pretrained {n}", (*_t2r.FINETUNED, *_linear(n)), x=n, line="pretrained")
+            for n in _FEATURES
+        ),
+        *(
+            Variant(f"from scratch {n}", _linear(n), x=n, line="from scratch", continues=False)
+            for n in _FEATURES
+        ),
+        Variant("Transformer", (), continues=False),
+    ),
+    measure=AttentionMeasure(has_teacher=False),
+    orderings=(
+        Ordering("Transformer", "pretrained 32"),
+        Ordering("pretrained 32", "from scratch 32"),
+        Ordering("pretrained 128", "pretrained 8"),
+    ),
+    base=_t2r.TEACHING,
+    base_config=_t2r.TEACHER,
+    axis="features",
+    note=_t2r.NOTE + " In nats, of the last token's weights in 32 windows of 256 bytes, the mean "
+    "over layers and heads; lower is sharper. The paper gives a figure.",
+    minutes=_t2r.MINUTES,
+)
