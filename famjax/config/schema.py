@@ -204,7 +204,7 @@ class ModelConfig:
     window: int = 128
     # KV cache size of full attention, in tokens; autocompressor: most tokens of a document
     capacity: int = 4096
-    # f, FAM length (3.4.1); memory tokens of rmt, summary tokens of a segment of autocompressor
+    # f, tokens of the memory (3.4.1); of rmt too; autocompressor: summary tokens of a segment
     fam_len: int = 16
     # p, previous FAMs a block attends to (3.4.2)
     fam_previous: int = 1

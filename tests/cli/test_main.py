@@ -273,8 +273,8 @@ def test_train_help_shows_one_group(
     assert re.search(r"^  optimizer.schedule=cosine +constant \| cosine \| wsd$", rates, re.M)
     assert "train.rpo=false" in help_of(capsys, "-h", "train")
     assert help_of(capsys, "--help", "run").splitlines()[3:5] == ["  name=run", "  seed=0"]
-    assert help_of(capsys, "--help", "model.fam_len=3") == (
-        "  model.fam_len=16  f, FAM length (3.4.1)\n"
+    assert help_of(capsys, "--help", "optimizer.clip_norm=3") == (
+        "  optimizer.clip_norm=1.0  clips gradients to this global norm; 0 = no clipping\n"
     )
     whole = help_of(capsys, "--help", "all")
     assert all(f"  {key}=" in whole for key in keys())
