@@ -316,6 +316,12 @@ def test_questions_of_hotpot_need_several_documents() -> None:
         ("qa_1", "[]", r"f\.json: .*give a JSON file of SQuAD"),
         ("qa_1", '{"data": [{"paragraphs": [{"qas": []}]}]}', "no field 'context'; give a JSON"),
         ("qa_1", '{"data": []}', "has no question with an answer"),
+        (
+            "qa_1",
+            '{"data": [{"paragraphs": [{"context": "c", "qas": [{"question": "q", "answers": '
+            '[{"text": " "}]}]}]}]}',
+            "has no question with an answer",
+        ),
         ("qa_2", '{"data": []}', r"f\.json: .*give a JSON file of HotpotQA"),
         ("qa_2", '[{"context": []}]', "no field 'supporting_facts'; give a JSON file of HotpotQA"),
     ],
