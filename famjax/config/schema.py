@@ -195,7 +195,7 @@ class ModelConfig:
     mixer: str = "fam"
     # w, tokens in a block (2.1), or in a segment of rmt and autocompressor
     block_len: int = 128
-    # m, memory segments of bswa, bswa_sg, fam and delta (2.1)
+    # m, memory segments of bswa, bswa_sg, fam, fm and delta (2.1)
     memory_segments: int = 1
     # bswa, bswa_sg, fam and delta: keys blended with the key before, so that one layer finds what
     # followed an earlier token (Olsson et al. 2022)
@@ -209,8 +209,9 @@ class ModelConfig:
     # p, previous FAMs a block attends to (3.4.2)
     fam_previous: int = 1
     # what a block does to the FAM. sum: it is added, as in the paper; gated: each FAM token moves
-    # towards it by a learned gate that can close
-    fam_update: Literal["sum", "gated"] = "sum"
+    # towards it by a learned gate that can close; static: summary tokens that are queries of every
+    # block replace it (C.3)
+    fam_update: Literal["sum", "gated", "static"] = "sum"
     # gated: 1 / the initial gates before their threshold, in blocks; log-uniform over the f tokens
     fam_min_timescale: float = 1.5
     fam_max_timescale: float = 64.0

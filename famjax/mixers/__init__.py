@@ -10,6 +10,7 @@ from famjax.config.schema import ModelConfig
 from famjax.core.errors import UserError, nearest
 from famjax.mixers.delta import DeltaSpec
 from famjax.mixers.fam import FamSpec
+from famjax.mixers.fm import FmSpec
 from famjax.mixers.full import FullSpec
 from famjax.mixers.linear import LinearSpec
 from famjax.mixers.mixer import Mixer, MixerSpec
@@ -21,6 +22,7 @@ MIXERS: dict[str, MixerSpec] = {
     "bswa": BswaSpec(),
     "bswa_sg": BswaStopGradientSpec(),
     "fam": FamSpec(),
+    "fm": FmSpec(),
     "delta": DeltaSpec(),
     "linear": LinearSpec(),
 }

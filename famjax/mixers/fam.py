@@ -21,6 +21,16 @@ and PreLN makes of it a direction that turns less and less (docs/memory.md). The
 At the first block of a document the residual is 0 and F_tau = N_tau. A closed gate keeps its token
 to the bit.
 
+Static summary tokens (`static`, C.3, "SUM FAM") are the paper's rejected rival. The query of every
+update is the learned prompt S at the layer's input, without "FAM copy", and feedback is only that
+it attends to the previous FAM:
+
+    A_tau^F = SelfAttention(Q(S), Concat(K_{tau-1}^F, K_tau), ...) + S,   F_tau = FF(PreLN(A)) + A
+
+C.3 does not say what a layer's summary token is, nor its residual. S is propagated through the
+layers as the initial FAM is (B.1), without text: "a static query". The residual is the token's own,
+as everywhere in a Transformer; B.1's zero is for a copy that carries no context.
+
 The FAM is float32 regardless of the compute dtype: in bfloat16 small changes would be rounded away.
 """
 
@@ -76,6 +86,8 @@ class FamState(NamedTuple):
         each at positions -f to -1 of the block after it.
       updates: [b] int32, updates since the document's start, at most p. At 0 the FAM is the
         learned prompt.
+      summary: [b f d] float32, the learned prompt, for `step` of static summary tokens, which have
+        it as the query of all updates; calls read `Context.prompt`. None with another update.
     """
 
     window: WindowState
@@ -83,6 +95,7 @@ class FamState(NamedTuple):
     k: Array
     v: Array
     updates: Array
+    summary: Array | None = None
 
 
 class BlockFams(NamedTuple):
@@ -117,6 +130,7 @@ class Fam(Mixer):
         self.fam_len = config.fam_len
         self.previous = config.fam_previous
         self.memory_gate = MemoryGate(config) if config.fam_update == "gated" else None
+        self.reads_prompt = config.fam_update == "static"
         self.defer_weight_gradients = config.remat != "none"
         self.receptive_blocks = None  # unbounded
 
@@ -144,13 +158,15 @@ class Fam(Mixer):
             jnp.pad(broadcast_rows(k)[:, None], older),
             jnp.pad(broadcast_rows(v)[:, None], older),
             jnp.zeros((batch,), jnp.int32),
+            broadcast_rows(fam) if self.reads_prompt else None,
         )
 
     def state_axes(self) -> FamState:
         kv: Any = ("batch", None, None, "kv_heads", None)
         fam: Any = ("batch", None, None)
         lanes: Any = ("batch",)
-        return FamState(self.window.state_axes(), fam, kv, kv, lanes)
+        summary = fam if self.reads_prompt else None
+        return FamState(self.window.state_axes(), fam, kv, kv, lanes, summary)
 
     def memory(self, state: FamState) -> Array:
         return state.fam
@@ -158,11 +174,11 @@ class Fam(Mixer):
     def passable_state(self, state: FamState) -> FamState:
         """Return the FAM without the window."""
         # a separate type is not worthwhile
-        return state._replace(window=())  # type: ignore[arg-type]
+        return state._replace(window=(), summary=None)  # type: ignore[arg-type]
 
     def pass_state(self, fresh: FamState, saved: FamState) -> FamState:
         """Random state passing (B.2.3): start from another document's FAM and an empty window."""
-        return saved._replace(window=fresh.window)
+        return saved._replace(window=fresh.window, summary=fresh.summary)
 
     def project(self, fam: Array) -> tuple[Array, Array, Array]:
         """QKV(PreLN(F)) at -f to -1 of the block that follows: [... f d] -> [... f h|g e].
@@ -183,15 +199,22 @@ class Fam(Mixer):
         mlp: FeedForward,
         key: Array | None = None,
         offset: Array | None = None,
+        summary: Array | None = None,
     ) -> Array:
         """Return F_tau [b f d] from F_{tau-1} and the block's keys and values [b w g e].
 
         Args:
           projected: `project(fam)`.
           offset: [b], added to all positions (B.2.2).
+          summary: [b f d] or [f d], the static summary tokens, if the update has some.
 
         The update has the layer's dropout; `key` is for it.
         """
+        if self.reads_prompt:
+            assert summary is not None
+            summary = jnp.broadcast_to(summary, fam.shape).astype(fam.dtype)
+            projected = (self.project(summary)[0], *projected[1:])
+            return mlp(self.attend_block(summary, projected, k, v, key, offset), summary, key)
         # the initial FAM carries no context: the first residual is zero (B.1)
         residual = select_rows(updates > 0, fam, jnp.zeros_like(fam))
         attended = self.attend_block(residual, projected, k, v, key, offset)
@@ -227,7 +250,7 @@ class Fam(Mixer):
         extra = self.memory_kv(state, fams)
         attended = self.window.attend_blocks(inputs, state.window, ctx, extra)
         y = self.qkv.output_projection(attended, x, ctx.key)
-        return y, self.final_state(k, v, state, blocks, fams, fam, updates)
+        return y, self.final_state(k, v, state, blocks, fams, fam, updates, ctx.prompt)
 
     def attention_mass(self, x: Array, state: FamState, ctx: Context, mlp: FeedForward) -> Array:
         """Return the mean share of attention weights on the FAM: a scalar."""
@@ -246,6 +269,8 @@ class Fam(Mixer):
         fams, _, _ = self.scan_memory(inputs.seen_k, inputs.v, state, inputs.blocks, ctx, mlp)
         weights = self.window.weights(inputs, state.window, ctx, self.memory_kv(state, fams))
         q, fam_k, _ = self.project(state.fam)
+        if state.summary is not None:
+            q, _, _ = self.project(state.summary)
         keys = jnp.concatenate([fam_k, inputs.seen_k[:, 0]], 1)
         return weights._replace(from_memory=self.qkv.weights(q, keys, None))
 
@@ -368,7 +393,7 @@ class Fam(Mixer):
         if prompt is not None:
             fam = select_rows(reset, jnp.broadcast_to(prompt, fam.shape).astype(fam.dtype), fam)
         projected = self.project(fam)
-        new = self.update_memory(fam, projected, updates, k, v, mlp, key, offset)
+        new = self.update_memory(fam, projected, updates, k, v, mlp, key, offset, prompt)
         return select_rows(full, new, fam), projected[1:]
 
     def memory_kv(self, state: FamState, fams: BlockFams) -> ExtraKV:
@@ -401,6 +426,7 @@ class Fam(Mixer):
         fams: BlockFams,
         fam: Array,
         updates: Array,
+        prompt: Array | None,
     ) -> FamState:
         """Return the state after the call."""
         older = self.previous - 1
@@ -416,12 +442,17 @@ class Fam(Mixer):
                 blocks.all_padding, old, jnp.concatenate([entries, last[:, None]], 1)
             )
 
+        summary = state.summary
+        if summary is not None and prompt is not None:
+            current = jnp.broadcast_to(prompt, summary.shape).astype(summary.dtype)
+            summary = select_rows(blocks.all_padding, summary, current)
         return FamState(
             self.window.final_state(k, v, state.window, blocks),
             fam,
             append_latest(state.k, fams.k, latest[0]),
             append_latest(state.v, fams.v, latest[1]),
             updates,
+            summary,
         )
 
     def step(
@@ -463,7 +494,10 @@ class Fam(Mixer):
     def commit_block(self, state: FamState, window: WindowState, mlp: FeedForward) -> FamState:
         """Update the FAM with the block that was just filled."""
         k, v = self.window.smear_state(window)[:, -1], window.v[:, -1]
-        fam = self.update_memory(state.fam, self.project(state.fam), state.updates, k, v, mlp)
+        projected = self.project(state.fam)
+        fam = self.update_memory(
+            state.fam, projected, state.updates, k, v, mlp, summary=state.summary
+        )
         _, fam_k, fam_v = self.project(fam)
         return state._replace(
             fam=fam,
@@ -540,7 +574,8 @@ class FamSpec(BswaSpec):
 
     def state_bytes(self, model: ModelConfig) -> int:
         fam = sizes(model).d * 4  # float32
-        memory = model.fam_len * (fam + model.fam_previous * kv_bytes(model))
+        copies = 2 if model.fam_update == "static" else 1
+        memory = model.fam_len * (copies * fam + model.fam_previous * kv_bytes(model))
         return super().state_bytes(model) + memory
 
     def describe(self, model: ModelConfig) -> list[str]:

@@ -56,8 +56,12 @@ class Mixer(nnx.Module):
       qkv: the projections, the same in every mixer, so that one can replace another.
       block_len: a call takes a multiple of this many tokens.
       receptive_blocks: earlier blocks that a block depends on; None is all.
+      applies_mlp: it returns the layer's output, with the feed-forward applied.
+      reads_prompt: calls need `Context.prompt` without resets, too.
     """
 
+    applies_mlp: ClassVar[bool] = False
+    reads_prompt: bool = False
     qkv: QKV
     block_len: int
     receptive_blocks: int | None
@@ -82,7 +86,7 @@ class Mixer(nnx.Module):
         """Process whole blocks, from their start: [b t d] -> [b t d], and the state after them.
 
         Args:
-          mlp: the layer's feed-forward, for a mixer that applies it to its memory.
+          mlp: the layer's feed-forward, for a mixer that applies it to its memory or its output.
         """
 
     @abc.abstractmethod

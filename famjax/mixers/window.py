@@ -283,36 +283,14 @@ class WindowAttention(Mixer):
     ) -> Array:
         """As `attend_blocks`, with the keys and scores of one block at a time: [b n w h e]."""
         q, _, v, k, blocks, _ = inputs
-        b, n, w, g, e = k.shape
+        b, n = k.shape[:2]
         m = self.segments
         offset = None if ctx.offset is None else jnp.broadcast_to(ctx.offset, (n, b))
 
-        def attend_block(window: tuple[Array, Array], x: Any) -> Array:
+        def attend(window: tuple[Array, Array], x: Any) -> Array:
             (q, extra_k, extra_v), (blocks_since_reset, extra_visible, offset, key) = x
-            distance = jnp.arange(m, -1, -1)
-            if self.stop_gradient:
-                window = jax.tree.map(
-                    lambda a: jnp.concatenate([jax.lax.stop_gradient(a[:, :m]), a[:, m:]], 1),
-                    window,
-                )
-            shift = -w * distance[:, None]
-            seen_k = self.qkv.rotate(window[0], shift).reshape(b, (m + 1) * w, g, e)
-            seen_v = window[1].reshape(b, (m + 1) * w, g, e)
-            visible = jnp.repeat(blocks_since_reset[:, None] >= distance, w, axis=-1)[:, None]
-            mask = visible & self.window_mask(-w * distance)
-            if extra_visible is not None:
-                # the order of `attention_inputs`: dropout masks depend on it
-                at = m * w
-                extra_visible = jnp.broadcast_to(
-                    extra_visible[:, None], (b, w, extra_visible.shape[-1])
-                )
-                seen_k, seen_v = (
-                    jnp.concatenate([a[:, :at], more, a[:, at:]], 1)
-                    for a, more in ((seen_k, extra_k), (seen_v, extra_v))
-                )
-                mask = jnp.concatenate([mask[..., :at], extra_visible, mask[..., at:]], -1)
-            q, seen_k = (self.qkv.shift(a, offset) for a in (q, seen_k))
-            return self.qkv.attend(q, seen_k, seen_v, mask, key)
+            extra = None if extra_visible is None else ExtraKV(extra_k, extra_v, extra_visible)
+            return self.attend_block(q, *window, blocks_since_reset, offset, key, extra)
 
         old = (self.smear_state(state)[:, :m].astype(k.dtype), state.v[:, :m].astype(v.dtype))
         extra_k, extra_v, extra_visible = extra or (None, None, None)
@@ -322,9 +300,56 @@ class WindowAttention(Mixer):
         )
         xs, (blocks_since_reset, extra_visible) = block_major
         out = sequence_parallel.blockwise_map(
-            attend_block, old, (k, v), xs, (blocks_since_reset, extra_visible, offset, keys)
+            attend, old, (k, v), xs, (blocks_since_reset, extra_visible, offset, keys)
         )
         return jnp.moveaxis(out, 0, 1)
+
+    def attend_block(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        blocks_since_reset: Array,
+        offset: Array | None,
+        key: Array | None,
+        extra: ExtraKV | None = None,
+    ) -> Array:
+        """Attend with one block to its memory segments, `extra` and causally to itself.
+
+        Args:
+          q: [b w h e].
+          k, v: [b m+1 w g e], the m memory segments and the block itself, each key in the frame of
+            its own block.
+          blocks_since_reset: [b], the document's blocks before this one.
+          offset: [b], added to all positions (B.2.2).
+          key: of attention dropout.
+          extra: of the one block, [b s ...].
+
+        Returns:
+          [b w h e].
+        """
+        b, w = q.shape[:2]
+        m = self.segments
+        distance = jnp.arange(m, -1, -1)
+        if self.stop_gradient:
+            k, v = (jnp.concatenate([jax.lax.stop_gradient(a[:, :m]), a[:, m:]], 1) for a in (k, v))
+        k = self.qkv.rotate(k, -w * distance[:, None])
+        k, v = (a.reshape(b, (m + 1) * w, *a.shape[3:]) for a in (k, v))
+        visible = jnp.repeat(blocks_since_reset[:, None] >= distance, w, axis=-1)[:, None]
+        mask = visible & self.window_mask(-w * distance)
+        if extra is not None:
+            # the order of `attention_inputs`: dropout masks depend on it
+            at = m * w
+            extra_visible = jnp.broadcast_to(
+                extra.visible[:, None], (b, w, extra.visible.shape[-1])
+            )
+            k, v = (
+                jnp.concatenate([a[:, :at], more, a[:, at:]], 1)
+                for a, more in ((k, extra.k), (v, extra.v))
+            )
+            mask = jnp.concatenate([mask[..., :at], extra_visible, mask[..., at:]], -1)
+        q, k = (self.qkv.shift(a, offset) for a in (q, k))
+        return self.qkv.attend(q, k, v, mask, key)
 
     def attention_inputs(
         self, inputs: BlockInputs, state: WindowState, ctx: Context, extra: ExtraKV | None = None

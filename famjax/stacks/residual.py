@@ -67,7 +67,7 @@ class Layer(nnx.Module):
 
     def __call__(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
         a, state = self.mixer(x, state, ctx, self.mlp)
-        y = self.mlp(a, x, ctx.key)
+        y = self.feed_forward(a, x, ctx.key)
         if ctx.key is None or not self.rate:
             return y, state
         dropped = jax.random.bernoulli(jax.random.fold_in(ctx.key, LAYER), self.rate)
@@ -75,12 +75,16 @@ class Layer(nnx.Module):
 
     def step(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
         a, state = self.mixer.step(x, state, ctx, self.mlp)
-        return self.mlp(a, x), state
+        return self.feed_forward(a, x), state
+
+    def feed_forward(self, a: Array, x: Array, key: Array | None = None) -> Array:
+        """Apply the feed-forward to the mixer's output, unless the mixer has."""
+        return a if self.mixer.applies_mlp else self.mlp(a, x, key)
 
     def match(self, x: Array, state: State, ctx: Context) -> tuple[Array, Array]:
         """Return the layer's output with softmax attention, and `Mixer.match`'s errors."""
         a, error = self.mixer.match(x, state, ctx, self.mlp)
-        return self.mlp(a, x), error
+        return self.feed_forward(a, x), error
 
     def match_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
         """Return `encode_memory_prompt` with softmax attention."""
@@ -158,6 +162,7 @@ class ResidualStack(Stack):
         )
         prompt = jax.random.normal(rngs.params(), (config.fam_len, config.width))
         self.prompt = nnx.Param(prompt) if any(spec.has_memory for spec in specs) else None
+        self.reads_prompt = any(layer.mixer.reads_prompt for layer in self.layers)
         # by layer of the pattern
         self.is_fam = tuple(spec.has_memory for spec in specs)
         self.matched = tuple(spec.has_feature_map for spec in specs)
@@ -240,7 +245,8 @@ class ResidualStack(Stack):
         """[b 1 d] -> [b 1 d]; the state is that of `init_state` or of `unstack`."""
         if not isinstance(state, UnstackedState):
             self.check_capacity(state, 1, ctx)
-        return self._run(x, state, ctx, lambda layer: layer.step)
+        encode_prompt = ctx.reset is not None
+        return self._run(x, state, ctx, lambda layer: layer.step, encode_prompt)
 
     def match(self, x: Array, ctx: Context) -> tuple[Array, Array]:
         """Process whole documents [b t d] with softmax attention in the linear layers.
@@ -340,8 +346,17 @@ class ResidualStack(Stack):
         layers, _ = self._split_state(state)
         return [layer.mixer.memory(s) for layer, s in zip(self.layers, layers, strict=True)]
 
-    def _run(self, x: Array, state: State, ctx: Context, layer_method: Any) -> tuple[Array, State]:
-        encode_prompt = self.prompt is not None and ctx.reset is not None
+    def _run(
+        self,
+        x: Array,
+        state: State,
+        ctx: Context,
+        layer_method: Any,
+        encode_prompt: bool | None = None,
+    ) -> tuple[Array, State]:
+        if encode_prompt is None:  # of a call
+            encode_prompt = self.reads_prompt or ctx.reset is not None
+        encode_prompt = encode_prompt and self.prompt is not None
         states, extra_state = self._split_state(state)
         if self.positions is not None:
             x, after = self.positions(x, extra_state[0], ctx)

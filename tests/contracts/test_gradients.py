@@ -128,11 +128,11 @@ def test_a_stopped_gradient_is_cut_at_carried_keys_and_values_too(mixer):
     ("case", "changes"),
     [
         ("fam-1-3", {"scan_layers": False}),
-        *((case, {"remat": "layer"}) for case in ("fam-1-3", "fam-gated", "delta-smeared")),
+        *((case, {"remat": "layer"}) for case in ("fam-1-3", "fam-gated", "delta-smeared", "fm-2")),
         ("fam-1-3", {"remat": "attention"}),
         *(
             pytest.param(case, changes, marks=pytest.mark.slow)
-            for case in ("fam-gated", "fam-smeared", "delta")
+            for case in ("fam-gated", "fam-smeared", "fam-static", "fm-2", "delta")
             for changes in ({"scan_layers": False}, {"remat": "block"})
         ),
     ],
@@ -145,10 +145,10 @@ def test_scan_and_remat_change_no_number(case, changes):
 @pytest.mark.parametrize(
     "case",
     [
-        *("fam-1-3", "fam-gated", "delta-smeared", "bswa_sg-2"),
+        *("fam-1-3", "fam-gated", "delta-smeared", "bswa_sg-2", "fm-2"),
         *(
             pytest.param(case, marks=pytest.mark.slow)
-            for case in ("swa-2", "bswa-1", "bswa-smeared", "fam-smeared", "delta")
+            for case in ("swa-2", "bswa-1", "bswa-smeared", "fam-smeared", "fam-static", "delta")
         ),
     ],
 )

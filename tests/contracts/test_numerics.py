@@ -139,7 +139,7 @@ def test_a_common_offset_is_an_identity(case):
 @pytest.mark.parametrize(
     ("case", "remat"),
     [
-        *((case, "none") for case in ("full", "swa-2", "bswa-1", "fam-1-3")),
+        *((case, "none") for case in ("full", "swa-2", "bswa-1", "fam-1-3", "fam-static")),
         # one pattern with two mixers: all layers have the same offset
         *((case, "none") for case in ("linear", "fam,linear")),
         # S without an offset; test_a_common_offset_is_an_identity has blocks that read one
@@ -225,7 +225,7 @@ def test_an_offset_of_queries_alone_is_no_identity():
     assert np.abs(attended(0, 3) - attended(3, 0)).max() > 0.1  # the sign matters
 
 
-@pytest.mark.parametrize(("update", "grows"), [("sum", True), ("gated", False)])
+@pytest.mark.parametrize(("update", "grows"), [("sum", True), ("gated", False), ("static", False)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_only_the_sum_grows(update, grows, dtype):
     """RMS of the FAM after 20 and after 200 blocks, with initial parameters.
@@ -262,7 +262,8 @@ def error(a: Any, b: Any) -> float:
 @pytest.mark.parametrize(
     "case",
     [
-        *("swa-2", "bswa-1", "fam-1-3", "bswa,fam", "delta", "delta-smeared"),
+        *("swa-2", "bswa-1", "fam-1-3", "fam-static", "fm-2", "bswa,fam"),
+        *("delta", "delta-smeared"),
         *("linear", "linear-performer"),
         *("feedback-all", "feedback-average", "transformer-own", "transformer-shared", "lstm"),
         "rmt",

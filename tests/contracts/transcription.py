@@ -32,6 +32,7 @@ MIXERS: dict[str, Any] = {
         "fam",
         {"block": c.block_len, "segments": c.memory_segments, "previous": c.fam_previous},
     ),
+    "fm": lambda c: ("fm", {"block": c.block_len, "segments": c.memory_segments}),
     "delta": lambda c: (
         "delta",
         {"block": c.block_len, "segments": c.memory_segments, "order": c.delta_order},
@@ -60,6 +61,8 @@ def residual_layers(c: ModelConfig, p: Any) -> list[tuple[transformer.LayerWeigh
         if kind == "fam" and c.fam_update == "gated":
             gate = w["mixer"]["memory_gate"]
             hyper |= {"gate": (gate["weight"], gate["bias"])}
+        if kind == "fam":
+            hyper |= {"static": c.fam_update == "static"}
         if kind == "delta":
             hyper |= {"memory": w["mixer"]["delta_memory"]}
         if "key_smear" in mixer:

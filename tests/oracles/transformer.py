@@ -231,6 +231,7 @@ def fam_layer(
     segments: int,
     previous: int = 1,
     gate: tuple[Array, Array] | None = None,
+    static: bool = False,
     smear_weight: Array | None = None,
     rope_base: float = 10_000.0,
     offset: float = 0,
@@ -238,6 +239,9 @@ def fam_layer(
     """Algorithm 2, with the first update's zero residual (B.1) and FAM's positions (B.2.1).
 
     With a gate, with weight [d] and bias [f], F_tau interpolates between F_{tau-1} and the sum.
+
+    Static (C.3), query and residual of every update are those of the prompt, and the previous FAM is
+    a key and a value alone.
 
     x: [t d]; fam_init: [f d], F_{-1}. Returns y [t d], the last F [f d] (fam_init if no block was
     completed) and [F_0, F_1, ...], one for each completed block.
@@ -285,8 +289,13 @@ def fam_layer(
         values = [v for _, _, v in compressed]
         updated = np.zeros_like(fam)
         for j in range(f):
-            residual = np.zeros_like(fam[j]) if tau == 0 else fam[j]
-            a = attend(w, projected_fams[-1][j][0], keys, values) + residual
+            query, residual = projected_fams[-1][j][0], fam[j]
+            if static:
+                # at the positions of F_{tau-1}, whatever it is
+                query, residual = project(fam_init, tau - 1)[j][0], fam_init[j]
+            elif tau == 0:
+                residual = np.zeros_like(fam[j])
+            a = attend(w, query, keys, values) + residual
             updated[j] = finish(w, a)
             if gate is not None and tau > 0:
                 weight, bias = f64(gate[0]), f64(gate[1])
@@ -299,6 +308,31 @@ def fam_layer(
         projected_fams.append(project(fam, tau))
 
     return y, fam, fams
+
+
+def fm_layer(
+    w: LayerWeights,
+    x: Array,
+    *,
+    block: int,
+    segments: int,
+    rope_base: float = 10_000.0,
+    offset: float = 0,
+) -> Array:
+    """Figure 9: Equation 1 with memory segments of the layer's own outputs. [t d] -> [t d].
+
+    Token t sees the outputs of blocks tau-m to tau-1, at their tokens' positions, and the inputs of
+    its block up to t.
+    """
+    x = f64(x)
+    y = np.zeros_like(x)
+    for t in range(len(x)):
+        tau = t // block
+        seen = [qkv(w, y[s], offset + s, rope_base) for s in seen_in_memory(tau, block, segments)]
+        seen += [qkv(w, x[s], offset + s, rope_base) for s in range(tau * block, t + 1)]
+        q, _, _ = qkv(w, x[t], offset + t, rope_base)
+        y[t] = finish(w, attend(w, q, [k for _, k, _ in seen], [v for _, _, v in seen]) + x[t])
+    return y
 
 
 def dpfp(x: Array, order: int) -> Array:
@@ -414,6 +448,7 @@ LAYERS: dict[str, Any] = {
     "swa": swa_layer,
     "bswa": bswa_layer,
     "fam": fam_layer,
+    "fm": fm_layer,
     "delta": delta_layer,
     "linear": linear_layer,
 }

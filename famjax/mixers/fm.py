@@ -1,0 +1,220 @@
+"""Feedback memory segments (TransformerFAM C.2, Figure 9): the paper's rejected rival of FAM.
+
+Block sliding window attention whose memory segments hold the layer's *outputs* O of the last m
+blocks, not its inputs I:
+
+    K^_t = Concat(K(O_{tau-m : tau-1}), K(I_{tau : t}))          V^_t likewise
+    a_t  = SelfAttention(q_t, K^_t, V^_t) + i_t
+    o_t  = FF(PreLN(a_t)) + a_t
+
+Every block so depends on all blocks before it, within one layer, and a layer reads its blocks
+sequentially: a scan over blocks of w tokens, where FAM's is over f memory tokens.
+
+C.2 has no equations. What it leaves open, and what was chosen:
+
+- Which output. "The Transformer outputs of the previous block" are those of the same layer, after
+  the feed-forward: as FAM is fed back in its layer (Figure 2b, to which C.2 refers), and because an
+  output of attention has another representation than an input of the layer, which the feed-forward
+  restores (C.1). Outputs of higher layers would be Staircase Attention, of which the paper calls FM
+  "a specific variant".
+- Projections. The layer's own PreLN and QKV, as FAM's: the paper adds no weights.
+- Positions. Those of the tokens, as in `bswa`, since a segment's outputs stand for its tokens.
+- The own block. Its tokens attend to the keys and values of its inputs, as in `bswa`: outputs of
+  the own block would make every token sequential.
+- Gradients flow into the memory segments, as in BSWA (3.2 advises against stopping them).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from famjax.config.resolved import ResolvedModelConfig, sizes
+from famjax.config.schema import Config, ModelConfig
+from famjax.core.types import Array, Context
+from famjax.layers.dropout import FEEDBACK, split_key
+from famjax.layers.mlp import FeedForward
+from famjax.layers.qkv import QKV
+from famjax.mixers.mixer import BlockWeights, Mixer, MixerSpec, kv_bytes
+from famjax.mixers.window import (
+    Blocks,
+    BswaSpec,
+    WindowAttention,
+    WindowState,
+    select_rows,
+    select_state,
+    select_valid,
+)
+from famjax.parallel import sequence_parallel
+
+
+class FmState(NamedTuple):
+    """Outputs of the past blocks, inputs of the block being filled.
+
+    Attributes:
+      outputs: keys and values of the layer's outputs: of the m memory segments, and of the block
+        being filled, which the next block attends to.
+      k, v: [b w g e], keys and values of the inputs of the block being filled, which its own
+        tokens attend to; each key rotated by its offset in the block. Empty entries are zero.
+    """
+
+    outputs: WindowState
+    k: Array
+    v: Array
+
+
+class FeedbackSegments(Mixer):
+    """Block sliding window attention to the layer's own outputs of the past blocks.
+
+    It returns the layer's outputs, with the feed-forward applied: its memory is made of them.
+    """
+
+    applies_mlp: ClassVar[bool] = True
+
+    def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
+        self.window = WindowAttention(config, rngs=rngs, segments=config.memory_segments)
+        self.block_len = config.block_len
+        self.recompute_blocks = self.window.sequential_blocks
+        self.receptive_blocks = None  # unbounded
+
+    @property
+    def qkv(self) -> QKV:  # type: ignore[override]  # no attribute: the window has it
+        return self.window.qkv
+
+    def init_state(self, batch: int, prompt: Array | None = None) -> FmState:
+        """Return the empty state. `prompt` is unused; see `famjax.mixers.fam`."""
+        outputs = self.window.init_state(batch)
+        return FmState(outputs, outputs.k[:, -1], outputs.v[:, -1])
+
+    def state_axes(self) -> FmState:
+        kv: Any = ("batch", None, "kv_heads", None)
+        return FmState(self.window.state_axes(), kv, kv)
+
+    def __call__(
+        self, x: Array, state: FmState, ctx: Context, mlp: FeedForward
+    ) -> tuple[Array, FmState]:
+        """Process whole blocks: [b n*w d] -> [b n*w d]. All lanes are at the start of a block."""
+        inputs = self.window.project_blocks(x, state.outputs, ctx)
+        q, k, v, blocks = inputs.q, inputs.k, inputs.v, inputs.blocks
+        b, n, w = q.shape[:3]
+        before = blocks.blocks_since_reset(state.outputs.blocks)
+        offset = None if ctx.offset is None else jnp.broadcast_to(ctx.offset, (n, b))
+        by_block = jax.tree.map(
+            lambda a: jnp.moveaxis(a, 1, 0), (x.reshape(b, n, w, -1), q, k, v, before)
+        )
+        xs = (*by_block, offset, split_key(ctx.key, FEEDBACK, n))
+        past = state.outputs.k[:, :-1].astype(k.dtype), state.outputs.v[:, :-1].astype(v.dtype)
+        graph, params = nnx.split(nnx.List([self, mlp]))
+
+        def body(params: Any, past: tuple[Array, Array], x: Any) -> Any:
+            layer, mlp = nnx.merge(graph, params)
+            return layer.scan_body(mlp, past, x)
+
+        body = jax.checkpoint(body) if self.recompute_blocks else body
+        _, ys = sequence_parallel.ring_scan(body, params, past, xs)
+        y, out_k, out_v = jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1), ys)
+        return y.reshape(x.shape), self.final_state(inputs.k, inputs.v, out_k, out_v, state, blocks)
+
+    def scan_body(
+        self, mlp: FeedForward, past: tuple[Array, Array], x: Any
+    ) -> tuple[tuple[Array, Array], tuple[Array, Array, Array]]:
+        """Process one block.
+
+        Args:
+          past: keys and values of the outputs of the m blocks before it, [b m w g e].
+
+        Returns:
+          `past` of the next block; the block's outputs [b w d], their keys and values [b w g e].
+        """
+        x, q, k, v, before, offset, key = x
+        seen_k, seen_v = (
+            jnp.concatenate([a, own[:, None]], 1) for a, own in zip(past, (k, v), strict=True)
+        )
+        attended = self.window.attend_block(q, seen_k, seen_v, before, offset, key)
+        y = mlp(self.qkv.output_projection(attended, x, key), x, key)
+        _, out_k, out_v = self.qkv.project(y)
+        out_k = self.qkv.rotate(out_k, jnp.arange(self.block_len))
+        past_k, past_v = (
+            jnp.concatenate([a[:, 1:], own[:, None]], 1)
+            for a, own in zip(past, (out_k, out_v), strict=True)
+        )
+        return (past_k, past_v), (y, out_k, out_v)
+
+    def final_state(
+        self, k: Array, v: Array, out_k: Array, out_v: Array, state: FmState, blocks: Blocks
+    ) -> FmState:
+        """Return the state after the call; keys and values are [b n w g e]."""
+        outputs = self.window.final_state(out_k, out_v, state.outputs, blocks)
+        written = jnp.arange(self.block_len) < outputs.tokens[:, None]
+
+        def last(new: Array, old: Array) -> Array:
+            """Return the entries of the block that is not full; 0 if the last one is."""
+            entries = sequence_parallel.gather_last(new[:, :0], new, blocks.end, 1)[:, 0]
+            entries = jnp.where(written[..., None, None], entries, 0).astype(old.dtype)
+            return select_rows(blocks.all_padding, old, entries)
+
+        return FmState(outputs, last(k, state.k), last(v, state.v))
+
+    def block_weights(
+        self, x: Array, state: FmState, ctx: Context, mlp: FeedForward
+    ) -> BlockWeights:
+        return self.window.block_weights(x, state.outputs, ctx, mlp)
+
+    def step(
+        self, x: Array, state: FmState, ctx: Context, mlp: FeedForward
+    ) -> tuple[Array, FmState]:
+        """Process one token per lane, at any position in its block: [b 1 d] -> [b 1 d]."""
+        before = state
+        if ctx.reset is not None:
+            state = select_state(ctx.reset[:, 0], self.init_state(x.shape[0]), state)
+        outputs, m = state.outputs, self.window.segments
+        # what the token attends to: outputs of the segments, inputs of its own block
+        seen = outputs._replace(
+            k=outputs.k.at[:, m].set(state.k), v=outputs.v.at[:, m].set(state.v)
+        )
+        q, seen = self.window.append_kv(x, seen)
+        attended = self.window.attend_token(q, seen)[:, None]
+        y = mlp(self.qkv.output_projection(attended, x), x)
+        _, outputs = self.window.append_kv(y, outputs)
+        full = outputs.tokens + 1 == self.block_len
+        k, v = (select_rows(full, jnp.zeros_like(a[:, m]), a[:, m]) for a in (seen.k, seen.v))
+        return y, select_valid(ctx, FmState(self.window.advance(outputs), k, v), before)
+
+
+class FmSpec(BswaSpec):
+    title = "feedback memory segments"
+    switches: ClassVar[tuple[str, ...]] = ()
+    has_attention_map = False  # unlike bswa's: it also attends to outputs
+    formats = MixerSpec.formats
+
+    def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
+        return FeedbackSegments(config, rngs=rngs)
+
+    def check(self, config: Config) -> Iterator[str]:
+        yield from super().check(config)
+        if config.model.memory_segments < 1:
+            yield (
+                f"model.memory_segments={config.model.memory_segments}: the memory of "
+                "model.mixer=fm is its segments; set it to at least 1, or model.mixer=bswa"
+            )
+
+    def parameters(self, model: ModelConfig) -> int:
+        return 0
+
+    def constants(self, model: ModelConfig) -> dict[str, float]:
+        return {}
+
+    def flops(self, model: ModelConfig, computed: bool = False) -> float:
+        # keys and values twice: of inputs and of outputs
+        d, _, g, e, _ = sizes(model)
+        return super().flops(model, computed) + 2 * d * 2 * g * e
+
+    def recurrent_share(self, model: ModelConfig) -> float:
+        return 1.0
+
+    def state_bytes(self, model: ModelConfig) -> int:
+        return super().state_bytes(model) + kv_bytes(model) * model.block_len
