@@ -62,6 +62,13 @@ def test_memories_of_segments_learn_to_carry_a_letter(tmp_path: Path, stack: str
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rival", ["mixer=fm", "fam_update=static model.memory_segments=0"])
+def test_rejected_variants_learn_to_carry_a_letter(tmp_path: Path, rival: str) -> None:
+    """Over the few blocks that they are trained on."""
+    assert trained_accuracy(tmp_path, *f"model.{rival}".split()) > 0.95
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_the_demo_learns(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The FAM of `make demo` with three seeds, key and question anywhere (docs/results.md).

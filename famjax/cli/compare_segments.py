@@ -22,7 +22,7 @@ _SCORES = {
 
 
 # mixers of which `model.memory_segments` is a setting
-_WITH_SEGMENTS = {"bswa", "bswa_sg", "fam", "delta"}
+_WITH_SEGMENTS = {"bswa", "bswa_sg", "fam", "fm", "delta"}
 
 
 def normalized_scores(

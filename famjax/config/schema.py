@@ -209,8 +209,8 @@ class ModelConfig:
     # p, previous FAMs a block attends to (3.4.2)
     fam_previous: int = 1
     # what a block does to the FAM. sum: it is added, as in the paper; gated: each FAM token moves
-    # towards it by a learned gate that can close; static: summary tokens that are queries of every
-    # block replace it (C.3)
+    # towards it by a learned gate that can close; static: it is what the learned prompt, as a
+    # query, finds in the block and the last FAM (C.3)
     fam_update: Literal["sum", "gated", "static"] = "sum"
     # gated: 1 / the initial gates before their threshold, in blocks; log-uniform over the f tokens
     fam_min_timescale: float = 1.5

@@ -2,7 +2,8 @@
 
 `reset`: the whole state at every block. `memory`: FAM or another memory beside the window, which
 every block then finds at its initial value; of `rmt` and `autocompressor`, which have no window, it
-is `reset`. `segments`: the window's blocks before the own one.
+is `reset`. `segments`: the window's blocks before the own one; of `fm`
+their outputs, which are its memory.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import jax
 
 from famjax.core.errors import UserError, nearest
 from famjax.core.types import State
+from famjax.mixers.fm import FmState
 from famjax.mixers.window import WindowState
 from famjax.models.language_model import LanguageModel
 from famjax.stacks.segments import SegmentState
@@ -50,6 +52,9 @@ def _parts(node: Any) -> Any:
         # [repeats b m+1 w g e]: of the block being filled alone, nothing is taken away
         has_segments = node.k.shape[-4] > 1
         return jax.tree.map(lambda _: "segments" if has_segments else "", node)
+    if isinstance(node, FmState):
+        # at a block's start, where it is taken away, nothing else is in the state
+        return jax.tree.map(lambda _: "segments", node)
     if isinstance(node, SegmentState):
         # at a segment's start, where it is taken away, the caches are the memory's alone
         return jax.tree.map(lambda _: "memory", node)

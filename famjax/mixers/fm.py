@@ -27,7 +27,7 @@ C.2 has no equations. What it leaves open, and what was chosen:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -111,7 +111,7 @@ class FeedbackSegments(Mixer):
         graph, params = nnx.split(nnx.List([self, mlp]))
 
         def body(params: Any, past: tuple[Array, Array], x: Any) -> Any:
-            layer, mlp = nnx.merge(graph, params)
+            layer, mlp = cast(tuple[FeedbackSegments, FeedForward], nnx.merge(graph, params))
             return layer.scan_body(mlp, past, x)
 
         body = jax.checkpoint(body) if self.recompute_blocks else body

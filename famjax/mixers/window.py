@@ -505,7 +505,7 @@ class BswaSpec(MixerSpec):
     keys: ClassVar[tuple[str, ...]] = ("model.memory_segments",)
     switches: ClassVar[tuple[str, ...]] = ("model.smeared_keys",)
     has_attention_map = True
-    formats = FORMATS
+    formats: ClassVar[tuple[str, ...]] = FORMATS
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
         segments, smeared = config.memory_segments, config.smeared_keys

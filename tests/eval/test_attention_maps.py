@@ -54,23 +54,31 @@ def test_weights_of_fam_by_kind_of_key(segments: int, text: np.ndarray) -> None:
         np.testing.assert_allclose(layer.memory_mass.sum(-1), 1, atol=1e-6)
 
 
-def test_weights_of_the_memory_are_those_of_its_update(text: np.ndarray) -> None:
-    run = tiny.run_with("fam", seed=1, memory_segments=0)
+@pytest.mark.parametrize("update", ["sum", "static"])
+def test_weights_of_the_memory_are_those_of_its_update(text: np.ndarray, update: str) -> None:
+    run = tiny.run_with("fam", seed=1, memory_segments=0, fam_update=update)
     layer = nnx.merge(*_first(run.model.stack.layers[0]))
     mixer, mlp = layer.mixer, layer.mlp
     assert isinstance(mixer, Fam)
     assert isinstance(mlp, FeedForward)
     state = jax.tree.map(lambda a: a[0], run.model.init_state(1)[0])
+    # not the prompt, which is what a static query is of
+    state = mixer.replace_memory(state, state.fam[..., ::-1])
     x = run.model.embed(text[None, :W])
-    weights = mixer.block_weights(x, state, Context(), mlp)
+    assert run.model.stack.prompt is not None
+    weights = mixer.block_weights(x, state, Context(prompt=run.model.stack.prompt[...]), mlp)
     assert weights.from_memory is not None
     inputs = mixer.window.project_blocks(x, state.window, Context())
     keys, values = inputs.seen_k[:, 0], inputs.v[:, 0]
     projected = mixer.project(state.fam)
-    expected = mixer.attend_block(jnp.zeros_like(state.fam), projected, keys, values)
+    # in the first block
+    residual = jnp.zeros_like(state.fam) if state.summary is None else state.summary
+    expected = mixer.update_memory(
+        state.fam, projected, state.updates, keys, values, mlp, summary=state.summary
+    )
     seen = jnp.concatenate([projected[2], values], 1)
     attended = jnp.einsum("bhfs,bshe->bfhe", weights.from_memory, seen)
-    found = mixer.qkv.output_projection(attended, jnp.zeros_like(state.fam))
+    found = mlp(mixer.qkv.output_projection(attended, residual), residual)
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
@@ -86,6 +94,9 @@ def test_a_window_and_a_mixture(text: np.ndarray) -> None:
     assert layer.mass[:, 0].min() > 0
     mixed = measure_attention(tiny.run_with("full,fam"), text, quiet=True)
     assert [each.mixer for each in mixed] == ["fam"]
+    (outputs, *_) = measure_attention(tiny.run_with("fm", memory_segments=1), text, quiet=True)
+    assert outputs.memory_mass is None
+    assert outputs.mass[:, 0].min() > 0
     delta = measure_attention(tiny.run_with("delta", memory_segments=1), text, quiet=True)
     assert [each.mixer for each in delta] == ["delta", "delta"]
 
@@ -103,8 +114,13 @@ def test_the_gradient_reaches_as_far_as_the_receptive_field(text: np.ndarray) ->
     np.testing.assert_array_equal(
         gradient_by_block(tiny.run_with("bswa_sg", seed=1, memory_segments=1), text)[1:], 0
     )
-    memory = gradient_by_block(tiny.run_with("fam", seed=1, memory_segments=0), text)
-    assert (memory > 0).all()
+    for run in (
+        tiny.run_with("fam", seed=1, memory_segments=0),
+        tiny.run_with("fm", seed=1, memory_segments=1),
+    ):
+        assert (gradient_by_block(run, text) > 0).all()
+    stopped = gradient_by_block(run, text, stop_gradient=True)
+    assert (stopped > 0).tolist() == [True] + [False] * (len(stopped) - 1)
 
 
 def test_the_gradient_is_the_change_of_the_loss(text: np.ndarray) -> None:

@@ -118,11 +118,12 @@ def test_a_reset_at_every_block_leaves_the_last_block(text: np.ndarray, rest: in
 
 def test_without_segments_and_memory_nothing_is_left(text: np.ndarray) -> None:
     """What each ablation leaves: without FAM a window, without a window's segments FAM alone."""
-    window = tiny.run_with("bswa", seed=1, memory_segments=2)
-    alone = Streamer(window.model, 1)
-    alone.read(text[None, 32:])
-    found = last_logits(window, text, "segments")
-    np.testing.assert_allclose(found, alone.logits[0], atol=3e-5, rtol=0)
+    for mixer in ("bswa", "fm"):
+        window = tiny.run_with(mixer, seed=1, memory_segments=2)
+        alone = Streamer(window.model, 1)
+        alone.read(text[None, 32:])
+        found = last_logits(window, text, "segments")
+        np.testing.assert_allclose(found, alone.logits[0], atol=3e-5, rtol=0)
     fam = tiny.run_with("fam", seed=1, memory_segments=2)
     whole = last_logits(fam, text, "")
     without_memory, without_segments = (

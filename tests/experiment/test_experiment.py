@@ -443,6 +443,11 @@ def test_sizes_must_be_positive(key: str) -> None:
             "model.fam_min_timescale=1: is a number of blocks; must be greater than 1",
         ),
         (
+            ["model.mixer=fm", "model.memory_segments=0"],
+            "model.memory_segments=0: the memory of model.mixer=fm is its segments; set it to at "
+            "least 1, or model.mixer=bswa",
+        ),
+        (
             ["model.width=250"],
             "model.width=250 is not a multiple of model.heads=4; take 248 or 252",
         ),
@@ -453,7 +458,7 @@ def test_sizes_must_be_positive(key: str) -> None:
             ["model.kv_heads=3"],
             "model.kv_heads=3 does not divide model.heads=4; take one of 1, 2, 4",
         ),
-        (["model.mixer=fma"], "model.mixer='fma': unknown mixer 'fma'; did you mean 'fam'?"),
+        (["model.mixer=famm"], "model.mixer='famm': unknown mixer 'famm'; did you mean 'fam'?"),
         (["model.mixer=fam,"], "model.mixer='fam,': unknown mixer ''"),
         (
             ["model.mixer=linear", "model.linear.map=rellu"],

@@ -44,6 +44,8 @@ def stack(**given: Any) -> ModelConfig:
 
 MODELS = {
     "fam": SHAPE,
+    "static": replace(SHAPE, fam_update="static"),
+    "fm": replace(SHAPE, mixer="fm", lora=LORA),
     "hybrid": replace(SHAPE, mixer="full,swa,bswa,linear", mlp="gelu", norm="layernorm"),
     "everything": replace(SHAPE, mixer="full", arch=EVERYTHING, capacity=30, tied=False),
     "post norm": replace(SHAPE, arch=ArchConfig(pre_norm=False), kv_heads=0, head_dim=0),

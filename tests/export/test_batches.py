@@ -18,6 +18,7 @@ MODELS = {
     "bswa_sg": {"mixer": "bswa_sg", "arch": {"learned_positions": True}, "capacity": 10},
     "fam": {"mixer": "fam", "memory_segments": 1, "fam_previous": 3},
     "fam-0": {"mixer": "fam", "memory_segments": 0, "tie_word_embeddings": False},
+    "fam-static": {"mixer": "fam", "memory_segments": 0, "fam_update": "static"},
     "mixed": {"mixer": "full,fam,swa", "layers": 3, "norm": "layernorm"},
 }
 every = pytest.mark.parametrize("name", MODELS)

@@ -240,8 +240,8 @@ def fam_layer(
 
     With a gate, with weight [d] and bias [f], F_tau interpolates between F_{tau-1} and the sum.
 
-    Static (C.3), query and residual of every update are those of the prompt, and the previous FAM is
-    a key and a value alone.
+    Static (C.3), query and residual of every update are those of the prompt, and the previous FAM
+    is a key and a value alone.
 
     x: [t d]; fam_init: [f d], F_{-1}. Returns y [t d], the last F [f d] (fam_init if no block was
     completed) and [F_0, F_1, ...], one for each completed block.

@@ -38,7 +38,7 @@ SHAPE = ModelConfig(
 ALL = {"attention": 0.3, "hidden": 0.3, "residual": 0.2, "embedding": 0.2, "output": 0.2}
 EVERY = DropoutConfig(**ALL, layer=0.3)
 # swa and bswa_sg are bswa with another mask or gradient
-MIXERS = ("full", "bswa", "fam", "linear")
+MIXERS = ("full", "bswa", "fam", "fm", "linear")
 NO_ROTATION = ArchConfig(rotary_fraction=0.0)
 X = np.random.default_rng(0).normal(size=(B, T, D)).astype(np.float32)
 

@@ -53,6 +53,20 @@ def test_fam_adds_flops_of_its_memory_tokens():
     assert flops.forward_flops(model) == token + 0.5 * fam + 2 * 8 * 100
 
 
+def test_a_static_query_costs_as_much_as_fams():
+    static, copied = (
+        flops.forward_flops(config_with(mixer="fam", fam_update=update))
+        for update in ("static", "sum")
+    )
+    assert static == copied
+
+
+def test_feedback_segments_add_flops_of_keys_and_values_of_outputs():
+    shape = {"memory_segments": 2, "kv_heads": 1}
+    bswa, fm = (flops.forward_flops(config_with(mixer=m, **shape)) for m in ("bswa", "fm"))
+    assert fm - bswa == 2 * 8 * 2 * 4
+
+
 @pytest.mark.parametrize(
     ("kind", "phi", "k"), [("relu", 6, 6), ("rfa", 3, 6), ("performer", 6, 6), ("elu", 0, 4)]
 )

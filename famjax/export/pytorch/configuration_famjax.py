@@ -20,7 +20,8 @@ class FamjaxConfig(PreTrainedConfig):
       capacity: maximum tokens of full attention; rows of the learned position table.
       fam_len, fam_previous: memory tokens of fam, and how many of its last memories a block
         attends to.
-      fam_update: sum, or gated: memory tokens move to their new value by a gate.
+      fam_update: sum; gated: memory tokens move to their new value by a gate; static: the prompt is
+        the query of every update.
       fam_min_timescale, fam_max_timescale: of training; not read here.
       delta_order: features of a key in the memory of delta, times 2 * head_dim.
       arch: options in which pretrained families differ.

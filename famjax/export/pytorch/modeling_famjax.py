@@ -50,7 +50,8 @@ class LayerState(NamedTuple):
 
     `k` and `v` are of the tokens that are still visible, oldest first. Only fam has the next three:
     the memory [b f d] in float32, and the keys and values of the last memories, oldest first. Only
-    delta has `s`, its memory [b g k e] in float32.
+    delta has `s`, its memory [b g k e] in float32. Only fam with static summary tokens has
+    `summary`, these [b f d] in float32.
     """
 
     k: torch.Tensor
@@ -59,6 +60,7 @@ class LayerState(NamedTuple):
     fam_k: torch.Tensor | None = None
     fam_v: torch.Tensor | None = None
     s: torch.Tensor | None = None
+    summary: torch.Tensor | None = None
 
 
 class FamjaxState(NamedTuple):
@@ -266,6 +268,7 @@ class Attention(nn.Module):
         self.post_norm = Norm(config.norm, d, arch) if arch["post_norm"] else None
         is_gated = mixer == "fam" and config.fam_update == "gated"
         self.memory_gate = MemoryGate(config) if is_gated else None
+        self.is_static = mixer == "fam" and config.fam_update == "static"
         self.delta_memory = DeltaMemory(config) if mixer == "delta" else None
         is_smeared = config.smeared_keys and mixer in ("bswa", "bswa_sg", "fam", "delta")
         self.key_smear = KeySmear(config) if is_smeared else None
@@ -312,7 +315,9 @@ class Attention(nn.Module):
             return LayerState(k[:, :0], v[:, :0], s=self.delta_memory.init_state(len(prompt)))
         if self.mixer != "fam":
             return LayerState(k[:, :0], v[:, :0])
-        return LayerState(k[:, :0], v[:, :0], prompt.float(), k, v)
+        fam = prompt.float()
+        summary = fam if self.is_static else None
+        return LayerState(k[:, :0], v[:, :0], fam, k, v, summary=summary)
 
     def forward(self, x, state, step):
         """Process tokens [b t d] of one block."""
@@ -405,6 +410,8 @@ class Attention(nn.Module):
             return state
         completed = row_tensor(ends, fam.device)[..., None]
         q, fam_k, fam_v = self.project(fam)
+        if self.is_static:
+            q, _, _ = self.project(state.summary)
         at = torch.arange(-f, w, device=fam.device)
         first = row_tensor([tokens < w for tokens in step.tokens], fam.device)[..., None]
         block_k = state.k[:, -w - 1 :]
@@ -417,8 +424,10 @@ class Attention(nn.Module):
         attended = self.attend(self.rotate(q, at[:f]), self.rotate(k, at), v)
         # the initial memory carries no context: the first residual is zero (B.1)
         residual = torch.where(first, torch.zeros_like(fam), fam)
+        if self.is_static:
+            residual = state.summary
         attended = self.project_output(attended, residual)
-        new = mlp(attended, fam)
+        new = mlp(attended, state.summary if self.is_static else fam)
         if self.memory_gate is not None:
             gated = fam + self.memory_gate(attended) * (new - residual - fam)
             new = torch.where(first, new, gated)
