@@ -24,7 +24,7 @@ from famjax.train.metrics import read_metrics
 
 TINY = [
     *("model.layers=1", "model.width=32", "model.heads=2", "model.mlp_width=64"),
-    *("model.block_len=8", "model.fam_len=2"),
+    "model.block_len=8",
     *("data.batch=16", "data.length=32", "data.layout=lanes", "data.holdout=20"),
     *("optimizer.learning_rate=0.01", "optimizer.warmup_steps=20"),
     *("train.steps=250", "train.log_every=50", "seed=1"),
@@ -50,19 +50,21 @@ def trained_accuracy(folder: Path, *given: str) -> float:
 
 
 def test_a_memory_learns_to_carry_a_letter(tmp_path: Path) -> None:
-    assert trained_accuracy(tmp_path, "model.memory_segments=0") > 0.95
+    assert trained_accuracy(tmp_path, "model.fam_len=2", "model.memory_segments=0") > 0.95
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("stack", ["rmt", "autocompressor model.capacity=32"])
 def test_memories_of_segments_learn_to_carry_a_letter(tmp_path: Path, stack: str) -> None:
     """One layer takes longer."""
-    more = ("model.layers=2", "optimizer.learning_rate=0.005")
+    more = ("model.fam_len=2", "model.layers=2", "optimizer.learning_rate=0.005")
     assert trained_accuracy(tmp_path, *f"model.stack={stack}".split(), *more) > 0.95
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rival", ["mixer=fm", "fam_update=static model.memory_segments=0"])
+@pytest.mark.parametrize(
+    "rival", ["mixer=fm", "fam_update=static model.fam_len=2 model.memory_segments=0"]
+)
 def test_rejected_variants_learn_to_carry_a_letter(tmp_path: Path, rival: str) -> None:
     """Over the few blocks that they are trained on."""
     assert trained_accuracy(tmp_path, *f"model.{rival}".split()) > 0.95

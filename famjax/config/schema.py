@@ -200,7 +200,7 @@ class ModelConfig:
     # bswa, bswa_sg, fam and delta: keys blended with the key before, so that one layer finds what
     # followed an earlier token (Olsson et al. 2022)
     smeared_keys: bool = False
-    # tokens that a query of swa attends to, itself included
+    # tokens that a query of swa attends to, itself included; block_len is Transformer-XL (B.4.5)
     window: int = 128
     # KV cache size of full attention, in tokens; autocompressor: most tokens of a document
     capacity: int = 4096

@@ -3,8 +3,10 @@
     K^_t = Concat(K_{tau-m : tau-1}, K_{tau : t})          V^_t likewise
     a_t  = SelfAttention(q_t, K^_t, V^_t) + i_t
 
-`swa` masks keys outside a token window; `bswa_sg` stops gradients at the memory segments. `fam`
-adds its memory to the keys of a block (`famjax.mixers.fam`).
+`swa` masks keys outside a token window: the paper's Transformer-XL (3.1, B.4.5), whose window is a
+block. `bswa_sg` stops gradients at the memory segments. `fam` adds its memory to the keys of a
+block (`famjax.mixers.fam`), `fm` has outputs instead of inputs in its segments
+(`famjax.mixers.fm`).
 """
 
 from __future__ import annotations
