@@ -163,9 +163,30 @@ MUTANTS = (
     Mutant(
         "fam: queries and keys one position late",
         "mixers/fam.py",
-        "positions = jnp.arange(-self.fam_len, 0)",
-        "positions = jnp.arange(-self.fam_len, 0) + 1",
+        "positions = jnp.arange(-f, 0)",
+        "positions = jnp.arange(-f, 0) + 1",
         f"{STREAM} -k transcription",
+    ),
+    Mutant(
+        "fam: fractional positions begin at the block's last token",
+        "mixers/fam.py",
+        "positions = jnp.arange(1, f + 1) / (f + 1) - 1",
+        "positions = jnp.arange(f) / (f + 1) - 1",
+        f"{STREAM} -k transcription",
+    ),
+    Mutant(
+        "fam: a position of zero is known for p blocks only",
+        "mixers/fam.py",
+        'at_zero = self.position == "zero"',
+        "at_zero = False",
+        f"{STREAM} -k transcription",
+    ),
+    Mutant(
+        "fam: a document in a call begins with the last one's memory instead of the prefix",
+        "mixers/fam.py",
+        "return prompt if self.prefix is None else self.prefix[...]",
+        "return prompt",
+        f"{STREAM} -k fam-zero",
     ),
     Mutant(
         "fam: the gated update adds the residual",
@@ -177,7 +198,7 @@ MUTANTS = (
     Mutant(
         "fam: a static query is that of the last memory",
         "mixers/fam.py",
-        "projected = (self.project(summary)[0], *projected[1:])",
+        "projected = (self.project(summary, updates)[0], *projected[1:])",
         "pass",
         f"{STREAM} -k transcription",
     ),

@@ -212,6 +212,12 @@ class ModelConfig:
     # towards it by a learned gate that can close; static: it is what the learned prompt, as a
     # query, finds in the block and the last FAM (C.3)
     fam_update: Literal["sum", "gated", "static"] = "sum"
+    # the first FAM of a document. prompt: learned tokens at the embedding, which run through the
+    # layers; prefix: learned for each layer (B.1, B.4.4)
+    fam_init: Literal["prompt", "prefix"] = "prompt"
+    # RoPE positions of the FAM. last: those of the last f tokens of the block that it summarizes;
+    # between: fractions between that block and the next; zero: the document's first (B.4.1)
+    fam_position: Literal["last", "between", "zero"] = "last"
     # gated: 1 / the initial gates before their threshold, in blocks; log-uniform over the f tokens
     fam_min_timescale: float = 1.5
     fam_max_timescale: float = 64.0

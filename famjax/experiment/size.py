@@ -58,7 +58,8 @@ def count_params(model: ModelConfig) -> ParamCount:
     weights = vocabulary + top + of_mixers
     weights += layers * (_query_params(model) + _kv_params(model) + _mlp_params(model))
     weights += model.capacity * s.d if model.arch.learned_positions else 0
-    weights += model.fam_len * s.d if any(spec.has_memory for spec in specs) else 0
+    has_prompt = model.fam_init == "prompt" and any(spec.has_memory for spec in specs)
+    weights += model.fam_len * s.d if has_prompt else 0
     adapters = _adapter_params(model, ("q", "k", "v", "out", "gate", "up", "down"))
     return ParamCount(weights, layers * adapters, maps)
 

@@ -64,6 +64,10 @@ def export(
                 f"--format {format}: does not support {spec.title}; take --format "
                 f"{' or '.join(spec.formats)}"
             )
+        if format in ("hf", "peft") and (setting := spec.unexported(source.model)):
+            raise UserError(
+                f"--format {format}: does not support {setting}; take --format stablehlo or orbax"
+            )
     report(f"writing {dest}, then reading it back to compare its logits")
     write = importlib.import_module(f"famjax.export.{format}").write
     with atomic_folder(dest) as folder:

@@ -31,6 +31,13 @@ C.3 does not say what a layer's summary token is, nor its residual. S is propaga
 layers as the initial FAM is (B.1), without text: "a static query". The residual is the token's own,
 as everywhere in a Transformer; B.1's zero is for a copy that carries no context.
 
+Two more of the paper's rejected variants. With `model.fam_init=prefix` the first FAM is learned for
+each layer, in place of the prompt that runs through them (B.1, B.4.4). `model.fam_position` is
+where the FAM stands (B.2.1, B.4.1), seen from the first token of the next block, P tokens after the
+document's start:
+
+    last  -f, ..., -1          between  -1 + j / (f + 1), j = 1, ..., f          zero  -P
+
 The FAM is float32 regardless of the compute dtype: in bfloat16 small changes would be rounded away.
 """
 
@@ -83,9 +90,9 @@ class FamState(NamedTuple):
       window: memory segments and the block being filled.
       fam: [b f d] float32, F.
       k, v: [b p f g e], keys and values of the last p FAMs, oldest first, the last of them F's;
-        each at positions -f to -1 of the block after it.
-      updates: [b] int32, updates since the document's start, at most p. At 0 the FAM is the
-        learned prompt.
+        each at its position as the block after it sees it.
+      updates: [b] int32, updates since the document's start, of which p are enough to know, except
+        with positions of zero. At 0 the FAM is the learned one.
       summary: [b f d] float32, the learned prompt, for `step` of static summary tokens, which have
         it as the query of all updates; calls read `Context.prompt`. None with another update.
     """
@@ -131,6 +138,12 @@ class Fam(Mixer):
         self.previous = config.fam_previous
         self.memory_gate = MemoryGate(config) if config.fam_update == "gated" else None
         self.reads_prompt = config.fam_update == "static"
+        self.position = config.fam_position
+        at_zero = self.position == "zero"
+        # positions are int32
+        self.most_updates = (2**31 - 1) // self.block_len if at_zero else self.previous
+        has_prefix = config.fam_init == "prefix"
+        self.prefix = nnx.Param(init_prefix(config, rngs)) if has_prefix else None
         self.defer_weight_gradients = config.remat != "none"
         self.receptive_blocks = None  # unbounded
 
@@ -139,14 +152,15 @@ class Fam(Mixer):
         return self.window.qkv
 
     def init_state(self, batch: int, prompt: Array | None = None) -> FamState:
-        """Return the initial state, from the FAM prompt at this layer's input (B.1).
+        """Return the initial state, from the FAM prompt at this layer's input (B.1), or the prefix.
 
         Args:
-          prompt: [f d], or [b f d] if each lane has its own.
+          prompt: [f d], or [b f d] if each lane has its own; ignored with a prefix.
         """
+        prompt = self.first_memory(prompt)
         assert prompt is not None  # the stack has one
         fam = prompt.astype(param_dtype())
-        _, k, v = self.project(fam)
+        _, k, v = self.project(fam, jnp.zeros(fam.shape[:-2], jnp.int32))
         older = ((0, 0), (self.previous - 1, 0), (0, 0), (0, 0), (0, 0))
 
         def broadcast_rows(x: Array) -> Array:
@@ -180,14 +194,30 @@ class Fam(Mixer):
         """Random state passing (B.2.3): start from another document's FAM and an empty window."""
         return saved._replace(window=fresh.window, summary=fresh.summary)
 
-    def project(self, fam: Array) -> tuple[Array, Array, Array]:
-        """QKV(PreLN(F)) at -f to -1 of the block that follows: [... f d] -> [... f h|g e].
+    def first_memory(self, prompt: Array | None) -> Array | None:
+        """Return the FAM before a document's first block, from `Context.prompt`."""
+        return prompt if self.prefix is None else self.prefix[...]
 
-        These are the last f positions of the block that F summarizes (B.2.1).
+    def project(self, fam: Array, updates: Array) -> tuple[Array, Array, Array]:
+        """QKV(PreLN(F)), at its positions as the block that follows sees it (B.2.1).
+
+        Args:
+          fam: [... f d].
+          updates: [...] int32, of F.
+
+        Returns:
+          [... f h|g e].
         """
+        f = self.fam_len
         q, k, v = self.qkv.project(fam)
-        positions = jnp.arange(-self.fam_len, 0)
-        return self.qkv.rotate(q, positions), self.qkv.rotate(k, positions), v
+        if self.position == "zero":
+            positions = jnp.repeat(-self.block_len * updates[..., None], f, -1)
+        elif self.position == "between":
+            positions = jnp.arange(1, f + 1) / (f + 1) - 1
+        else:
+            positions = jnp.arange(-f, 0)
+        rotate = functools.partial(self.qkv.rotate, long_range=self.position == "zero")
+        return rotate(q, positions), rotate(k, positions), v
 
     def update_memory(
         self,
@@ -204,7 +234,7 @@ class Fam(Mixer):
         """Return F_tau [b f d] from F_{tau-1} and the block's keys and values [b w g e].
 
         Args:
-          projected: `project(fam)`.
+          projected: `project(fam, updates)`.
           offset: [b], added to all positions (B.2.2).
           summary: [b f d] or [f d], the static summary tokens, if the update has some.
 
@@ -213,7 +243,7 @@ class Fam(Mixer):
         if self.reads_prompt:
             assert summary is not None
             summary = jnp.broadcast_to(summary, fam.shape).astype(fam.dtype)
-            projected = (self.project(summary)[0], *projected[1:])
+            projected = (self.project(summary, updates)[0], *projected[1:])
             return mlp(self.attend_block(summary, projected, k, v, key, offset), summary, key)
         # the initial FAM carries no context: the first residual is zero (B.1)
         residual = select_rows(updates > 0, fam, jnp.zeros_like(fam))
@@ -250,7 +280,8 @@ class Fam(Mixer):
         extra = self.memory_kv(state, fams)
         attended = self.window.attend_blocks(inputs, state.window, ctx, extra)
         y = self.qkv.output_projection(attended, x, ctx.key)
-        return y, self.final_state(k, v, state, blocks, fams, fam, updates, ctx.prompt)
+        prompt = self.first_memory(ctx.prompt)
+        return y, self.final_state(k, v, state, blocks, fams, fam, updates, prompt)
 
     def attention_mass(self, x: Array, state: FamState, ctx: Context, mlp: FeedForward) -> Array:
         """Return the mean share of attention weights on the FAM: a scalar."""
@@ -268,9 +299,9 @@ class Fam(Mixer):
         inputs = self.window.project_blocks(x, state.window, ctx)
         fams, _, _ = self.scan_memory(inputs.seen_k, inputs.v, state, inputs.blocks, ctx, mlp)
         weights = self.window.weights(inputs, state.window, ctx, self.memory_kv(state, fams))
-        q, fam_k, _ = self.project(state.fam)
+        q, fam_k, _ = self.project(state.fam, state.updates)
         if state.summary is not None:
-            q, _, _ = self.project(state.summary)
+            q, _, _ = self.project(state.summary, state.updates)
         keys = jnp.concatenate([fam_k, inputs.seen_k[:, 0]], 1)
         return weights._replace(from_memory=self.qkv.weights(q, keys, None))
 
@@ -282,13 +313,13 @@ class Fam(Mixer):
         inputs = self.window.project_blocks(x, state.window, ctx)
         fam = state.fam
         keys, values = inputs.seen_k[:, 0], inputs.v[:, 0]
-        attended = self.attend_block(fam, self.project(fam), keys, values)
+        attended = self.attend_block(fam, self.project(fam, state.updates), keys, values)
         gates = self.memory_gate(attended)[..., 0]
         return select_rows(state.updates > 0, gates, jnp.ones_like(gates))
 
     def replace_memory(self, state: FamState, memory: Array) -> FamState:
         """Return a state with another FAM; tokens of it that differ are so in all p FAMs."""
-        _, k, v = self.project(memory)
+        _, k, v = self.project(memory, state.updates)
         differs = (memory != state.fam).any(-1)[:, None]  # [b 1 f]
         newest = jnp.arange(self.previous) == self.previous - 1
         replaced = (differs | newest[:, None])[..., None, None]  # [b p f 1 1]
@@ -320,7 +351,7 @@ class Fam(Mixer):
         if ctx.pass_state is not None:
             reset = reset & ~ctx.pass_state[:, :: self.block_len]
         full = blocks.valid == self.block_len
-        before, updates = self.count_updates(state.updates, reset, full, ctx.prompt)
+        before, updates = self.count_updates(state.updates, reset, full)
         keys = split_key(ctx.key, FEEDBACK, k.shape[1])
         offset = ctx.offset
         if offset is not None:
@@ -361,9 +392,7 @@ class Fam(Mixer):
         fam_k, fam_v = jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1), ys)
         return BlockFams(fam_k, fam_v, before), fam, updates
 
-    def count_updates(
-        self, updates: Array, reset: Array, full: Array, prompt: Array | None
-    ) -> tuple[Array, Array]:
+    def count_updates(self, updates: Array, reset: Array, full: Array) -> tuple[Array, Array]:
         """Return updates before each block [b n], and after the last one [b].
 
         Args:
@@ -374,9 +403,8 @@ class Fam(Mixer):
 
         def body(updates: Array, x: tuple[Array, Array]) -> tuple[Array, Array]:
             reset, full = x
-            if prompt is not None:
-                updates = jnp.where(reset, 0, updates)
-            return jnp.minimum(updates + full, self.previous), updates
+            updates = jnp.where(reset, 0, updates)
+            return jnp.minimum(updates + full, self.most_updates), updates
 
         updates, before = jax.lax.scan(body, updates, (reset.T, full.T))
         return before.T, updates
@@ -390,9 +418,10 @@ class Fam(Mixer):
           the FAM; keys and values of the previous one, which the block attends to.
         """
         (k, v), (reset, full, updates, key, offset) = x
+        prompt = self.first_memory(prompt)
         if prompt is not None:
             fam = select_rows(reset, jnp.broadcast_to(prompt, fam.shape).astype(fam.dtype), fam)
-        projected = self.project(fam)
+        projected = self.project(fam, updates)
         new = self.update_memory(fam, projected, updates, k, v, mlp, key, offset, prompt)
         return select_rows(full, new, fam), projected[1:]
 
@@ -430,7 +459,7 @@ class Fam(Mixer):
     ) -> FamState:
         """Return the state after the call."""
         older = self.previous - 1
-        _, *latest = self.project(fam)
+        _, *latest = self.project(fam, updates)
         holds = jnp.arange(older) >= older - updates[:, None]  # [b p-1]
 
         def append_latest(old: Array, new: Array, last: Array) -> Array:
@@ -460,7 +489,7 @@ class Fam(Mixer):
     ) -> tuple[Array, FamState]:
         """Process one token per lane, at any position in its block: [b 1 d] -> [b 1 d]."""
         before = state
-        if ctx.reset is not None and ctx.prompt is not None:
+        if ctx.reset is not None and self.first_memory(ctx.prompt) is not None:
             fresh = self.init_state(x.shape[0], ctx.prompt)
             if ctx.pass_state is not None:
                 fresh = select_state(ctx.pass_state[:, 0], self.pass_state(fresh, state), fresh)
@@ -494,17 +523,23 @@ class Fam(Mixer):
     def commit_block(self, state: FamState, window: WindowState, mlp: FeedForward) -> FamState:
         """Update the FAM with the block that was just filled."""
         k, v = self.window.smear_state(window)[:, -1], window.v[:, -1]
-        projected = self.project(state.fam)
+        projected = self.project(state.fam, state.updates)
         fam = self.update_memory(
             state.fam, projected, state.updates, k, v, mlp, summary=state.summary
         )
-        _, fam_k, fam_v = self.project(fam)
+        updates = jnp.minimum(state.updates + 1, self.most_updates)
+        _, fam_k, fam_v = self.project(fam, updates)
         return state._replace(
             fam=fam,
             k=jnp.concatenate([state.k[:, 1:], fam_k[:, None].astype(state.k.dtype)], 1),
             v=jnp.concatenate([state.v[:, 1:], fam_v[:, None].astype(state.v.dtype)], 1),
-            updates=jnp.minimum(state.updates + 1, self.previous),
+            updates=updates,
         )
+
+
+def init_prefix(config: ResolvedModelConfig, rngs: nnx.Rngs) -> Array:
+    """Return a learned first FAM [f d], as large as tokens are at the first layer."""
+    return jax.random.normal(rngs.params(), (config.fam_len, config.width))
 
 
 class FamSpec(BswaSpec):
@@ -514,6 +549,8 @@ class FamSpec(BswaSpec):
         "model.fam_len",
         "model.fam_previous",
         "model.fam_update",
+        "model.fam_init",
+        "model.fam_position",
         "model.fam_min_timescale",
         "model.fam_max_timescale",
     )
@@ -527,13 +564,24 @@ class FamSpec(BswaSpec):
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
         return Fam(config, rngs=rngs)
 
+    def unexported(self, model: ModelConfig) -> str:
+        # the paper's rejected variants are not in the PyTorch code
+        default = ModelConfig()
+        for name in ("fam_init", "fam_position"):
+            if (value := getattr(model, name)) != getattr(default, name):
+                return f"model.{name}={value}"
+        return ""
+
     def initial_param(self, model: ResolvedModelConfig, name: str, rngs: nnx.Rngs) -> Array:
         # without the projections of a large model
+        if name == "prefix":
+            return init_prefix(model, rngs)
         return getattr(MemoryGate(model), name.removeprefix("memory_gate."))[...]
 
     def parameters(self, model: ModelConfig) -> int:
         gate = count_params(model) if model.fam_update == "gated" else 0
-        return gate + super().parameters(model)
+        prefix = model.fam_len * sizes(model).d if model.fam_init == "prefix" else 0
+        return gate + prefix + super().parameters(model)
 
     def constants(self, model: ModelConfig) -> dict[str, float]:
         gate = {"memory_gate.threshold": THRESHOLD} if model.fam_update == "gated" else {}

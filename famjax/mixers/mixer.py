@@ -216,6 +216,10 @@ class MixerSpec(abc.ABC):
         """Whether `model.smeared_keys` blends its keys."""
         return "model.smeared_keys" in (*self.keys, *self.switches)
 
+    def unexported(self, model: ModelConfig) -> str:
+        """Return the setting with which the layer is in no PyTorch code, or ""."""
+        return ""
+
     @abc.abstractmethod
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
         """Return a new mixer."""

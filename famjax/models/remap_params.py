@@ -24,8 +24,8 @@ from famjax.parallel.sharding import path_name
 # config fields that may differ between the given weights and the model. What they add to the
 # weights is given where the old model has it in the same shape, and else gets its initial value:
 # the FAM prompt (fam_len: `init_fam_prompt`), as which a segmented stack has its memory or summary
-# tokens, the gates of fam_update=gated with biases from
-# fam_min_timescale and fam_max_timescale, feature maps (both `init_mixer_param`), and what a
+# tokens, the prefixes of fam_init, the gates of fam_update=gated with biases from
+# fam_min_timescale and fam_max_timescale, feature maps (all `init_mixer_param`), and what a
 # Feedback Transformer has (`feedback_weight`). Values that given weights depend on are checked one
 # by one in `check_compatible`: stack, arch, linear, and with learned positions capacity
 _MAY_DIFFER = {
@@ -37,6 +37,8 @@ _MAY_DIFFER = {
     "fam_len",
     "fam_previous",
     "fam_update",
+    "fam_init",
+    "fam_position",
     "fam_min_timescale",
     "fam_max_timescale",
     "delta_order",

@@ -66,7 +66,7 @@ PARAMETER_AXES: list[tuple[str, Axes]] = [
     (r"(up|gate)/lora/b$", ("rank", "mlp")),
     (r"(out|down)/lora/b$", (None, "embed")),
     (r"(lora|stack)/key$", (None,)),
-    (r"(scale|bias|prompt)$", ()),
+    (r"(scale|bias|prompt|prefix)$", ()),
 ]
 
 

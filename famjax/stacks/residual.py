@@ -161,7 +161,8 @@ class ResidualStack(Stack):
             self.repeats * sum(bounded) * config.block_len if len(bounded) == len(blocks) else None
         )
         prompt = jax.random.normal(rngs.params(), (config.fam_len, config.width))
-        self.prompt = nnx.Param(prompt) if any(spec.has_memory for spec in specs) else None
+        has_prompt = config.fam_init == "prompt" and any(spec.has_memory for spec in specs)
+        self.prompt = nnx.Param(prompt) if has_prompt else None
         self.reads_prompt = any(layer.mixer.reads_prompt for layer in self.layers)
         # by layer of the pattern
         self.is_fam = tuple(spec.has_memory for spec in specs)

@@ -100,6 +100,17 @@ CASES: dict[str, ModelConfig] = {
     ),
     "fm-1": replace(BASE, mixer="fm", memory_segments=1, kv_heads=4, norm="layernorm"),
     "fm-2": replace(BASE, mixer="fm", memory_segments=2, kv_heads=1, mlp="gelu", tied=False),
+    "fam-between": replace(BASE, mixer="fam", memory_segments=0, fam_position="between"),
+    "fam-zero": replace(
+        BASE,
+        mixer="fam",
+        memory_segments=1,
+        fam_previous=2,
+        fam_init="prefix",
+        fam_position="zero",
+        kv_heads=4,
+        norm="layernorm",
+    ),
     "bswa-smeared": replace(BASE, mixer="bswa", memory_segments=2, smeared_keys=True),
     "fam-smeared": replace(
         BASE, mixer="fam", memory_segments=0, smeared_keys=True, kv_heads=4, norm="layernorm"
@@ -136,7 +147,7 @@ CASES: dict[str, ModelConfig] = {
 }
 # one case of each mixer and stack, for tests that gain little from all variants
 KINDS = ["full", "swa-2", "bswa-1", "bswa_sg-2", "fam-1-3", "fam-gated", "fam-smeared"]
-KINDS += ["fam-static", "fm-2", "delta-smeared", "bswa,fam"]
+KINDS += ["fam-static", "fam-zero", "fm-2", "delta-smeared", "bswa,fam"]
 KINDS += ["linear", "feedback-all", "feedback-same_and_lower", "transformer-shared", "lstm"]
 KINDS += ["rmt", "autocompressor"]
 

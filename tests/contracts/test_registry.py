@@ -33,6 +33,8 @@ def test_every_mixer_has_a_case_an_oracle_and_a_schema_entry():
         named = {mixer for case in cases for mixer in mixer_pattern(CASES[case])}
         assert named == set(MIXERS)
     assert set(transcription.MIXERS) == set(MIXERS)
+    for name in ("fam_update", "fam_init", "fam_position"):
+        assert {getattr(case, name) for case in CASES.values()} == allowed(ModelConfig, name)
     called = {transcription.MIXERS[name](CASES["full"])[0] for name in MIXERS}
     assert called == set(transformer.LAYERS)
 
@@ -42,7 +44,8 @@ def test_every_mixer_and_kind_of_memory_runs_on_a_mesh(cases: tuple[str, ...]) -
     configs = [CASES[case] for case in cases]
     assert {mixer for config in configs for mixer in mixer_pattern(config)} == set(MIXERS)
     assert {config.stack for config in configs} == set(STACKS)
-    assert {config.fam_update for config in configs} == allowed(ModelConfig, "fam_update")
+    for name in ("fam_update", "fam_init"):
+        assert {getattr(config, name) for config in configs} == allowed(ModelConfig, name)
     assert {config.smeared_keys for config in configs} == {True, False}
 
 

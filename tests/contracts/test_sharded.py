@@ -21,7 +21,7 @@ LANES = 4
 
 # rows, heads and parameters on several devices
 SHARDED = ("full", "swa-2", "bswa_sg-2", "fam-1-3", "fam-gated", "delta-smeared", "bswa,fam")
-SHARDED += ("fam-static", "fm-2", "linear", "linear-rfa")
+SHARDED += ("fam-static", "fam-zero", "fm-2", "linear", "linear-rfa")
 SHARDED += ("feedback-all", "feedback-same_and_lower", "transformer-shared", "lstm")
 SHARDED += ("rmt", "autocompressor")
 
@@ -78,7 +78,8 @@ def call_and_loss(r: Runner, params: Any, tokens: Any, ctx: Context, state: Any)
 # parameters and one without, a mask by distance, gathered tensors
 QUICK = ("bswa-3", "fam-1-3", "delta-smeared", "linear", "full", "lstm")
 SLOW = ("swa-6", "bswa_sg-2", "bswa-0", "fam-0-1", "bswa,fam", "fam,linear", "linear-rfa")
-SLOW += ("fam-gated", "fam-smeared", "fam-static", "fm-1", "fm-2", "bswa-smeared", "delta")
+SLOW += ("fam-gated", "fam-smeared", "fam-static", "fam-zero", "fm-1", "fm-2", "bswa-smeared")
+SLOW += ("delta",)
 SLOW += ("feedback-all", "feedback-same_and_lower", "transformer-shared")
 SLOW += ("rmt", "autocompressor")
 

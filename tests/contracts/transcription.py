@@ -62,7 +62,8 @@ def residual_layers(c: ModelConfig, p: Any) -> list[tuple[transformer.LayerWeigh
             gate = w["mixer"]["memory_gate"]
             hyper |= {"gate": (gate["weight"], gate["bias"])}
         if kind == "fam":
-            hyper |= {"static": c.fam_update == "static"}
+            hyper |= {"static": c.fam_update == "static", "position": c.fam_position}
+            hyper |= {"fam_init": w["mixer"]["prefix"]} if c.fam_init == "prefix" else {}
         if kind == "delta":
             hyper |= {"memory": w["mixer"]["delta_memory"]}
         if "key_smear" in mixer:

@@ -45,6 +45,7 @@ def stack(**given: Any) -> ModelConfig:
 MODELS = {
     "fam": SHAPE,
     "static": replace(SHAPE, fam_update="static"),
+    "prefix": replace(SHAPE, mixer="bswa,fam", fam_init="prefix"),
     "fm": replace(SHAPE, mixer="fm", lora=LORA),
     "hybrid": replace(SHAPE, mixer="full,swa,bswa,linear", mlp="gelu", norm="layernorm"),
     "everything": replace(SHAPE, mixer="full", arch=EVERYTHING, capacity=30, tied=False),

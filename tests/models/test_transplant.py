@@ -80,6 +80,22 @@ def test_gates_of_another_number_of_tokens_are_new():
     assert longer["weight"].min() == 7
 
 
+def test_a_prompt_becomes_prefixes_and_back():
+    prefixed = replace(GATED, fam_init="prefix")
+    given = jax.tree.map(lambda a: a + 7, weights(prefixed))
+    kept = remap_params(given, prefixed, replace(prefixed, fam_position="zero"))
+    assert prefix(kept).min() > 2
+    new = prefix(remap_params(weights(GATED), GATED, prefixed))
+    # each layer's own
+    assert new.shape == (2, 3, GATED.width)
+    assert np.abs(new[0] - new[1]).max() > 0.1
+    assert names(remap_params(given, prefixed, GATED)) == names(weights(GATED))
+
+
+def prefix(params):
+    return nnx.to_pure_dict(params)["stack"]["layers"][0]["mixer"]["prefix"]
+
+
 def test_timescales_of_gates_that_are_kept_cannot_change() -> None:
     """They set initial values, so they would have no effect."""
     other = replace(GATED, fam_max_timescale=8.0)

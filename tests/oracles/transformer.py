@@ -232,6 +232,7 @@ def fam_layer(
     previous: int = 1,
     gate: tuple[Array, Array] | None = None,
     static: bool = False,
+    position: str = "last",
     smear_weight: Array | None = None,
     rope_base: float = 10_000.0,
     offset: float = 0,
@@ -252,9 +253,17 @@ def fam_layer(
     y = np.zeros_like(x)
 
     def project(fam: Array, tau: int) -> list[tuple[Array, Array, Array]]:
-        """QKV(PreLN(F_tau)). F_tau is at the last f positions of block tau, F_{-1} at -f..-1."""
-        start = offset + tau * block + block - f
-        return [qkv(w, fam[j], start + j, rope_base) for j in range(f)]
+        """QKV(PreLN(F_tau)). F_tau is at the last f positions of block tau, F_{-1} at -f..-1.
+
+        Or between block tau's last token and the next one, or at the document's first (B.4.1).
+        """
+        end = offset + (tau + 1) * block
+        at = {
+            "last": [end - f + j for j in range(f)],
+            "between": [end - 1 + (j + 1) / (f + 1) for j in range(f)],
+            "zero": [offset] * f,
+        }[position]
+        return [qkv(w, fam[j], at[j], rope_base) for j in range(f)]
 
     fam = fam_init  # F_{tau-1}
     projected_fams = [project(fam_init, -1)]  # of F_{-1}, F_0, ..., F_{tau-1}
@@ -468,9 +477,8 @@ def stack(
     for w, kind, hyper in layers:
         at = {"rope_base": rope_base, "offset": offset}
         if kind == "fam":
-            if h is None:
-                raise ValueError("a fam layer needs a prompt")
-            x, fam, _ = fam_layer(w, x, fam_init=h, **hyper, **at)
+            # a prefix is the layer's own
+            x, fam, _ = fam_layer(w, x, **{"fam_init": h, **hyper}, **at)
             memory.append(fam)
         elif kind == "linear":
             x, s = linear_layer(w, x, **hyper, **at)

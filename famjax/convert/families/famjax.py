@@ -24,7 +24,10 @@ _FIELDS = [
     if field.default is not dataclasses.MISSING and field.name not in _LEFT
 ]
 # keys that older exports lack, which were all of models with the defaults
-_LATER = ("fam_update", "fam_min_timescale", "fam_max_timescale", "delta_order", "smeared_keys")
+_LATER = (
+    *("fam_update", "fam_init", "fam_position", "fam_min_timescale", "fam_max_timescale"),
+    *("delta_order", "smeared_keys"),
+)
 _KEYS = Keys(
     dict.fromkeys((*_FIELDS, "arch", "tie_word_embeddings"), REQUIRED)
     | {name: getattr(ModelConfig(), name) for name in _LATER},
