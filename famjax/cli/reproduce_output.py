@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # of scores that a table in a terminal shows
 _SHOWN = 4
+# ratio of x from which an axis is logarithmic
+_FAR_APART = 100
 
 
 @dataclass(frozen=True)
@@ -244,6 +246,9 @@ def _draw_lines(axes: Any, variants: Sequence[Variant], points: Sequence[np.ndar
         x, mean, half = np.array(own).T
         half = np.nan_to_num(half)
         axes.errorbar(x, mean, yerr=half, marker="o", capsize=3, label=line or None)
+    places = [variant.x for variant in variants if variant.x]
+    if places and max(places) >= _FAR_APART * min(places):
+        axes.set_xscale("log")
     level = [pair for pair in zip(variants, points, strict=True) if pair[0].x is None]
     for number, (variant, point) in enumerate(level, len(lines)):
         axes.axhline(point[0], linestyle=":", color=f"C{number}", label=variant.name)

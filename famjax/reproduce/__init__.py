@@ -5,12 +5,14 @@ from __future__ import annotations
 from famjax.reproduce.experiment import Experiment
 from famjax.reproduce.fam_figure_3 import FAM_FIGURE_3
 from famjax.reproduce.fam_figure_4 import FAM_FIGURE_4
+from famjax.reproduce.fam_figure_6 import FAM_FIGURE_6
 from famjax.reproduce.fam_figure_7 import FAM_FIGURE_7
 from famjax.reproduce.fam_figure_8 import FAM_FIGURE_8
 from famjax.reproduce.fam_figure_10 import FAM_FIGURE_10
 from famjax.reproduce.fam_recipe import FAM_RECIPE
 from famjax.reproduce.fam_table_3 import FAM_TABLE_3
 from famjax.reproduce.fam_table_4 import FAM_TABLE_4
+from famjax.reproduce.fam_table_7 import FAM_TABLE_7
 from famjax.reproduce.fam_table_8 import FAM_TABLE_8
 from famjax.reproduce.fam_table_9 import FAM_TABLE_9
 from famjax.reproduce.ft_figure_5 import FT_FIGURE_5
@@ -36,7 +38,9 @@ EXPERIMENTS: dict[str, Experiment] = {
             FAM_FIGURE_10,
             FAM_TABLE_3,
             FAM_TABLE_4,
+            FAM_FIGURE_6,
             FAM_FIGURE_7,
+            FAM_TABLE_7,
             FAM_TABLE_8,
             FAM_TABLE_9,
             FAM_RECIPE,

@@ -1,0 +1,38 @@
+"""TransformerFAM, Table 7: the position of the memory (B.2.1, B.4.1)."""
+
+from __future__ import annotations
+
+from famjax.reproduce import _text
+from famjax.reproduce.experiment import Experiment, Ordering, Variant
+
+_LAST, _BETWEEN, _ZERO = "last numbers", "float numbers", "zero"
+
+
+def _variant(name: str, position: str, pg19: float, isabelle: float) -> Variant:
+    own = (f"model.fam_position={position}",)
+    return Variant(
+        name,
+        (*_text.CONTINUED, *_text.FAM, "model.fam_len=8", *own),
+        {"PG-19 accuracy": pg19, "Isabelle accuracy": isabelle},
+        at_paper=own,
+    )
+
+
+FAM_TABLE_7 = Experiment(
+    id="fam-table-7",
+    title="Position of the feedback memory",
+    source="TransformerFAM, Table 7",
+    config="text_bswa",
+    variants=(
+        _variant(_LAST, "last", 0.477, 0.736),
+        _variant(_BETWEEN, "between", 0.476, 0.734),
+        _variant(_ZERO, "zero", 0.473, 0.721),
+    ),
+    measure=_text.CODE,
+    orderings=(Ordering(_LAST, _BETWEEN), Ordering(_LAST, _ZERO), Ordering(_BETWEEN, _ZERO)),
+    overrides=_text.SHAPE,
+    base=_text.BASE,
+    paper_config="fam_1b",
+    note=_text.NOTE,
+    minutes=2.0,
+)
