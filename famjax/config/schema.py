@@ -223,6 +223,9 @@ class ModelConfig:
     fam_max_timescale: float = 64.0
     # delta: features of a key in its memory, times 2 * head_dim (nu of DPFP, Schlag et al. 2021)
     delta_order: int = 2
+    # block_recurrent: how states are updated (3.2 of arXiv 2203.07852). fixed: a learned average;
+    # lstm: gates that see the block
+    recurrent_gate: Literal["fixed", "lstm"] = "fixed"
     # scans over the repeats of the pattern, so that one is compiled; same results either way
     scan_layers: bool = True
     # rematerialisation in the backward pass. none: cheap operations only; attention: each layer

@@ -8,6 +8,7 @@ from famjax.config.derived import mixer_pattern
 from famjax.config.resolved import ResolvedModelConfig
 from famjax.config.schema import ModelConfig
 from famjax.core.errors import UserError, nearest
+from famjax.mixers.block_recurrent import BlockRecurrentSpec
 from famjax.mixers.delta import DeltaSpec
 from famjax.mixers.fam import FamSpec
 from famjax.mixers.fm import FmSpec
@@ -24,6 +25,7 @@ MIXERS: dict[str, MixerSpec] = {
     "fam": FamSpec(),
     "fm": FmSpec(),
     "delta": DeltaSpec(),
+    "block_recurrent": BlockRecurrentSpec(),
     "linear": LinearSpec(),
 }
 

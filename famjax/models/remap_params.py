@@ -42,6 +42,7 @@ _MAY_DIFFER = {
     "fam_min_timescale",
     "fam_max_timescale",
     "delta_order",
+    "recurrent_gate",
     "rope_base",
     "scan_layers",
     "remat",

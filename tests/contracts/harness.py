@@ -121,6 +121,12 @@ CASES: dict[str, ModelConfig] = {
     "delta-smeared": replace(
         BASE, mixer="delta", memory_segments=1, smeared_keys=True, mlp="gelu", tied=False
     ),
+    "block_recurrent": replace(
+        BASE, mixer="block_recurrent", memory_segments=1, mlp="gelu", norm="layernorm"
+    ),
+    "block_recurrent-lstm": replace(
+        BASE, mixer="bswa,block_recurrent", memory_segments=0, recurrent_gate="lstm", kv_heads=1
+    ),
     "bswa,fam": replace(BASE, mixer="bswa,fam", layers=4, norm="layernorm", tied=False),
     "linear": _linear("relu", rope=True),
     "linear-relu": _linear("relu", kv_heads=4),
@@ -147,7 +153,8 @@ CASES: dict[str, ModelConfig] = {
 }
 # one case of each mixer and stack, for tests that gain little from all variants
 KINDS = ["full", "swa-2", "bswa-1", "bswa_sg-2", "fam-1-3", "fam-gated", "fam-smeared"]
-KINDS += ["fam-static", "fam-zero", "fm-2", "delta-smeared", "bswa,fam"]
+KINDS += ["fam-static", "fam-zero", "fm-2", "delta-smeared", "block_recurrent"]
+KINDS += ["bswa,fam"]
 KINDS += ["linear", "feedback-all", "feedback-same_and_lower", "transformer-shared", "lstm"]
 KINDS += ["rmt", "autocompressor"]
 

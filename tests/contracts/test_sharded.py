@@ -21,7 +21,7 @@ LANES = 4
 
 # rows, heads and parameters on several devices
 SHARDED = ("full", "swa-2", "bswa_sg-2", "fam-1-3", "fam-gated", "delta-smeared", "bswa,fam")
-SHARDED += ("fam-static", "fam-zero", "fm-2", "linear", "linear-rfa")
+SHARDED += ("block_recurrent", "fam-static", "fam-zero", "fm-2", "linear", "linear-rfa")
 SHARDED += ("feedback-all", "feedback-same_and_lower", "transformer-shared", "lstm")
 SHARDED += ("rmt", "autocompressor")
 
@@ -79,7 +79,7 @@ def call_and_loss(r: Runner, params: Any, tokens: Any, ctx: Context, state: Any)
 QUICK = ("bswa-3", "fam-1-3", "delta-smeared", "linear", "full", "lstm")
 SLOW = ("swa-6", "bswa_sg-2", "bswa-0", "fam-0-1", "bswa,fam", "fam,linear", "linear-rfa")
 SLOW += ("fam-gated", "fam-smeared", "fam-static", "fam-zero", "fm-1", "fm-2", "bswa-smeared")
-SLOW += ("delta",)
+SLOW += ("delta", "block_recurrent", "block_recurrent-lstm")
 SLOW += ("feedback-all", "feedback-same_and_lower", "transformer-shared")
 SLOW += ("rmt", "autocompressor")
 

@@ -37,6 +37,10 @@ MIXERS: dict[str, Any] = {
         "delta",
         {"block": c.block_len, "segments": c.memory_segments, "order": c.delta_order},
     ),
+    "block_recurrent": lambda c: (
+        "block_recurrent",
+        {"block": c.block_len, "segments": c.memory_segments},
+    ),
     "linear": lambda c: ("linear", {"rope": c.linear.rope}),
 }
 
@@ -66,6 +70,8 @@ def residual_layers(c: ModelConfig, p: Any) -> list[tuple[transformer.LayerWeigh
             hyper |= {"fam_init": w["mixer"]["prefix"]} if c.fam_init == "prefix" else {}
         if kind == "delta":
             hyper |= {"memory": w["mixer"]["delta_memory"]}
+        if kind == "block_recurrent":
+            hyper |= {"cell": w["mixer"]["recurrent_cell"]}
         if "key_smear" in mixer:
             hyper |= {"smear_weight": mixer["key_smear"]["weight"]}
         layers.append((_weights(mixer["qkv"], w["mlp"], c.mlp), kind, hyper))
@@ -170,7 +176,7 @@ def memory_in_state(c: ModelConfig, state: Any, lane: int) -> list[Any]:
     if c.stack == "residual":
         names = c.mixer.split(",")
         places = [divmod(i, len(names)) for i in range(c.layers)]
-        held = {"fam": "fam", "delta": "s", "linear": "s"}
+        held = {"fam": "fam", "delta": "s", "linear": "s", "block_recurrent": "states"}
         return [
             getattr(state[place], held[names[place]])[repeat, lane]
             if names[place] in held

@@ -409,6 +409,87 @@ def delta_layer(
     return y, s
 
 
+def block_recurrent_layer(
+    w: LayerWeights,
+    x: Array,
+    *,
+    cell: dict[str, Any],
+    block: int,
+    segments: int,
+    smear_weight: Array | None = None,
+    rope_base: float = 10_000.0,
+    offset: float = 0,
+) -> tuple[Array, Array]:
+    """Hutchins et al. 2022, 3.1 and 3.2: window attention, and state vectors; token by token.
+
+    cell: norm, initial and ids [f d], the kernels of projections, and those of either kind of gate.
+    x: [t d]; returns y [t d], and the states [f d] after the completed blocks.
+    """
+    x = f64(x)
+    heads = w.wq.shape[1]
+    kernel = {name: f64(part["kernel"]) for name, part in cell.items() if "kernel" in part}
+    plain = [qkv(w, token, None, rope_base) for token in x]  # without positions
+    rotated = [qkv(w, token, offset + t, rope_base) for t, token in enumerate(x)]
+    keys = [k for _, k, _ in rotated]
+    if smear_weight is not None:
+        keys = smear(w, x, smear_weight, offset, rope_base)
+
+    def cell_norm(state: Array) -> Array:
+        return norm(state, f64(cell["norm"]["scale"]), cell["norm"].get("bias"))
+
+    def attend_heads(q: Array, ks: Sequence[Array], vs: Sequence[Array]) -> Array:
+        """[h e], without an output projection."""
+        out = np.zeros_like(q)
+        for i in range(heads):
+            j = i // (heads // w.wk.shape[1])
+            scores = f64([q[i] @ k[j] * q.shape[1] ** -0.5 for k in ks])
+            weights = np.exp(scores - np.max(scores))
+            for weight, v in zip(weights / np.sum(weights), vs, strict=True):
+                out[i] += weight * v[j]
+        return out
+
+    def project(name: str, x: Array) -> Array:
+        return np.einsum("d,dhe->he", x, kernel[name])
+
+    def from_heads(name: str, h: Array) -> Array:
+        return np.einsum("he,hed->d", h, kernel[name]) + f64(cell[name]["bias"])
+
+    states = [f64(state) for state in cell["initial"]]
+    y = np.zeros_like(x)
+    for tau in range(math.ceil(len(x) / block)):
+        begin, end = tau * block, min((tau + 1) * block, len(x))
+        named = [cell_norm(c) + f64(one) for c, one in zip(states, cell["ids"], strict=True)]
+        state_k = [project("k", i) for i in named]
+        state_v = [project("v", i) for i in named]
+        for t in range(begin, end):
+            seen = seen_in_memory(tau, block, segments) + list(range(begin, t + 1))
+            a = attend(w, rotated[t][0], [keys[i] for i in seen], [rotated[i][2] for i in seen])
+            q = project("token_q", norm(x[t], w.norm1_scale, w.norm1_bias))
+            read = attend_heads(q, state_k, state_v)
+            a = a + np.einsum("he,hed->d", read, kernel["token_out"])
+            y[t] = finish(w, a + x[t])
+        if end - begin < block:
+            break  # an incomplete block updates nothing
+        updated = []
+        for c, i in zip(states, named, strict=True):
+            own = attend_heads(project("q", i), state_k, state_v)
+            tokens = [plain[t] for t in range(begin, end)]
+            q = project("block_q", i)
+            h = np.concatenate(
+                [own, attend_heads(q, [k for _, k, _ in tokens], [v for _, _, v in tokens])]
+            )
+            z = from_heads("z", h)
+            if "gate" in cell:
+                g = 1 / (1 + np.exp(-f64(cell["gate"])))
+                updated.append(g * c + (1 - g) * z)
+            else:
+                keep = 1 / (1 + np.exp(-(from_heads("keep", h) + 1)))
+                write = 1 / (1 + np.exp(-(from_heads("write", h) - 1)))
+                updated.append(keep * c + write * np.tanh(z))
+        states = updated
+    return y, f64(states)
+
+
 def _rate(weight: Array, bias: float, k: Array, v: Array) -> float:
     """The rate at which a token is written, from its key and value."""
     x = [*k, *v]
@@ -459,6 +540,7 @@ LAYERS: dict[str, Any] = {
     "fam": fam_layer,
     "fm": fm_layer,
     "delta": delta_layer,
+    "block_recurrent": block_recurrent_layer,
     "linear": linear_layer,
 }
 
@@ -483,6 +565,9 @@ def stack(
         elif kind == "linear":
             x, s = linear_layer(w, x, **hyper, **at)
             memory.append(s)
+        elif kind == "block_recurrent":
+            x, states = block_recurrent_layer(w, x, **hyper, **at)
+            memory.append(states)
         elif kind == "delta":
             x, s = delta_layer(w, x, **hyper, **at)
             memory.append(s)
