@@ -63,7 +63,12 @@ def test_memories_of_segments_learn_to_carry_a_letter(tmp_path: Path, stack: str
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "rival", ["mixer=fm", "fam_update=static model.fam_len=2 model.memory_segments=0"]
+    "rival",
+    [
+        "mixer=fm",
+        "fam_update=static model.fam_len=2 model.memory_segments=0",
+        "mixer=block_recurrent model.fam_len=2 model.memory_segments=0",
+    ],
 )
 def test_rejected_variants_learn_to_carry_a_letter(tmp_path: Path, rival: str) -> None:
     """Over the few blocks that they are trained on."""

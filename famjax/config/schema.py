@@ -195,7 +195,7 @@ class ModelConfig:
     mixer: str = "fam"
     # w, tokens in a block (2.1), or in a segment of rmt and autocompressor
     block_len: int = 128
-    # m, memory segments of bswa, bswa_sg, fam, fm and delta (2.1)
+    # m, memory segments of bswa, bswa_sg, fam, fm, delta and block_recurrent (2.1)
     memory_segments: int = 1
     # bswa, bswa_sg, fam and delta: keys blended with the key before, so that one layer finds what
     # followed an earlier token (Olsson et al. 2022)
@@ -204,7 +204,8 @@ class ModelConfig:
     window: int = 128
     # KV cache size of full attention, in tokens; autocompressor: most tokens of a document
     capacity: int = 4096
-    # f, tokens of the memory (3.4.1); of rmt too; autocompressor: summary tokens of a segment
+    # f, tokens of the memory (3.4.1), as of rmt; autocompressor: summary tokens of a segment;
+    # block_recurrent: state vectors
     fam_len: int = 16
     # p, previous FAMs a block attends to (3.4.2)
     fam_previous: int = 1

@@ -45,6 +45,8 @@ def stack(**given: Any) -> ModelConfig:
 MODELS = {
     "fam": SHAPE,
     "static": replace(SHAPE, fam_update="static"),
+    "block recurrent": replace(SHAPE, mixer="bswa,block_recurrent", recurrent_gate="lstm"),
+    "block recurrent, fixed": replace(SHAPE, mixer="block_recurrent", norm="layernorm"),
     "prefix": replace(SHAPE, mixer="bswa,fam", fam_init="prefix"),
     "fm": replace(SHAPE, mixer="fm", lora=LORA),
     "hybrid": replace(SHAPE, mixer="full,swa,bswa,linear", mlp="gelu", norm="layernorm"),
