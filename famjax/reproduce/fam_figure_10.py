@@ -42,6 +42,7 @@ FAM_FIGURE_10 = Experiment(
     # the key comes first, as in the paper, and FM has no smeared keys, so that none has
     overrides=("data.passkey.needle_within=0", "model.smeared_keys=false"),
     paper_config="fam_1b",
+    axis="tokens of the document",
     note="0.14 million parameters trained from scratch on documents of at most 1,024 tokens (BSWA "
     "of at most 64 a segment), where the paper finetunes Flan-PaLM 1B on 18,000; the key comes "
     "first, keys are not smeared. FAM and SUM have one memory segment, FAM the gated update.",

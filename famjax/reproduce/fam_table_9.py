@@ -18,10 +18,11 @@ _MARGIN = 0.02
 
 
 def _variant(name: str) -> Variant:
-    mixer = "fm" if name.startswith("FM") else "bswa"
+    mixer, line = ("fm", "FM") if name.startswith("FM") else ("bswa", "BSWA")
     shape = (f"model.mixer={mixer}", f"model.memory_segments={name[-1]}")
     paper = dict(zip(("PG-19 accuracy", "Isabelle accuracy"), _PAPER[name], strict=True))
-    return Variant(name, (*_text.CONTINUED, *shape), paper, at_paper=shape)
+    own = (*_text.CONTINUED, *shape)
+    return Variant(name, own, paper, x=int(name[-1]), line=line, at_paper=shape)
 
 
 FAM_TABLE_9 = Experiment(
@@ -42,6 +43,7 @@ FAM_TABLE_9 = Experiment(
     overrides=_text.PLAIN_SHAPE,
     base=_text.BASE,
     paper_config="fam_1b",
+    axis="memory segments",
     note=_text.NOTE + " Keys are not smeared. The paper's other rows, GPT-3 tasks, on which FM is "
     "worse, and XLSum, have no counterpart here.",
     minutes=2.5,
