@@ -142,7 +142,7 @@ def plot_memory(report: dict[str, Any], path: Path) -> None:
 def _plot_gates(figure: Any, axis: Any, gates: np.ndarray, part: str) -> None:
     axis.set(title=f"gates by layer and {part}", xlabel="block")
     if not gates.size:
-        axis.text(0.5, 0.5, "model.fam_update=sum has none", ha="center")
+        axis.text(0.5, 0.5, "only model.fam_update=gated has some", ha="center")
         return
     n, layers, f = gates.shape
     shown = np.log10(np.maximum(gates.reshape(n, layers * f).T, 1e-3))
