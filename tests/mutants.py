@@ -217,6 +217,27 @@ MUTANTS = (
         f"{STREAM} -k static",
     ),
     Mutant(
+        "fam losses: queries of FAM do not count",
+        "mixers/fam_losses.py",
+        "queries = q.shape[2] + fam_q.shape[2]",
+        "queries = q.shape[2]",
+        "tests/contracts/test_memory_losses.py",
+    ),
+    Mutant(
+        "fam losses: a block is rebuilt from the memory before it",
+        "mixers/fam_losses.py",
+        "mixer.project(fams.after, fams.updates + 1)",
+        "mixer.project(fams.before, fams.updates + 1)",
+        "tests/contracts/test_memory_losses.py",
+    ),
+    Mutant(
+        "fam losses: the memory is in the frame of the next block",
+        "mixers/fam_losses.py",
+        "after_k = mixer.qkv.rotate(after_k, jnp.full(mixer.fam_len, mixer.block_len))",
+        "pass",
+        "tests/contracts/test_memory_losses.py",
+    ),
+    Mutant(
         "block_recurrent: states read keys with positions",
         "mixers/block_recurrent.py",
         "by_block = (self.unrotate(inputs.k), inputs.v, reset, full)",

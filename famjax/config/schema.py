@@ -410,6 +410,11 @@ class TrainConfig:
     rsp: float = 0.0
     # steps over which rsp rises linearly from 0
     rsp_ramp: int = 0
+    # weights of losses on FAM's memory (famjax/mixers/fam_losses.py), means over layers: that
+    # attention reaches all keys of a block equally (C.4), in nats; that the memory which a block
+    # leaves gives its outputs again (C.5). 0 = off. They take a second pass over the memory
+    diversity_loss: float = 0.0
+    reconstruction_loss: float = 0.0
     # random position offset (B.2.2): each row's positions start at a random number in every step,
     # uniform up to the longest wavelength, 0 with probability 1/2. It does not change relative
     # positions

@@ -83,6 +83,8 @@ _LOWEST: dict[str, float] = {
     "train.bptt_start": 0,
     "train.bptt_double_every": 0,
     "train.rsp_ramp": 0,
+    "train.diversity_loss": 0,
+    "train.reconstruction_loss": 0,
     "train.log_every": 1,
     "train.checkpoint_every": 1,
     "train.keep": 1,

@@ -60,6 +60,7 @@ from famjax.layers.linear import MATMUL_PARAMS
 from famjax.layers.memory_gate import THRESHOLD, MemoryGate, count_params
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
+from famjax.mixers.fam_losses import MemoryLosses, memory_losses
 from famjax.mixers.mixer import (
     BlockWeights,
     Mixer,
@@ -111,11 +112,14 @@ class BlockFams(NamedTuple):
     Attributes:
       k, v: [b n f g e], its keys and values.
       updates: [b n] int32, its updates, see `FamState`.
+      before, after: [b n f d], F before each block and after it, if they were kept.
     """
 
     k: Array
     v: Array
     updates: Array
+    before: Array | None = None
+    after: Array | None = None
 
 
 def _to_block_major(tree: PyTree) -> PyTree:
@@ -317,6 +321,11 @@ class Fam(Mixer):
         gates = self.memory_gate(attended)[..., 0]
         return select_rows(state.updates > 0, gates, jnp.ones_like(gates))
 
+    def memory_losses(
+        self, x: Array, y: Array, state: FamState, ctx: Context, mlp: FeedForward
+    ) -> MemoryLosses:
+        return memory_losses(self, x, y, state, ctx, mlp)
+
     def replace_memory(self, state: FamState, memory: Array) -> FamState:
         """Return a state with another FAM; tokens of it that differ are so in all p FAMs."""
         _, k, v = self.project(memory, state.updates)
@@ -338,11 +347,13 @@ class Fam(Mixer):
         blocks: Blocks,
         ctx: Context,
         mlp: FeedForward,
+        keep: bool = False,
     ) -> tuple[BlockFams, Array, Array]:
         """Scan the blocks, updating the memory tokens.
 
         Args:
           k: the keys that queries meet.
+          keep: return the FAMs too, not only their keys and values.
 
         Returns:
           the FAM before each block; the last FAM [b f d]; its updates [b].
@@ -371,7 +382,7 @@ class Fam(Mixer):
                 tuple[Fam, FeedForward],
                 nnx.merge(graph, matmul_params, other_params, *dropout_keys),
             )
-            return layer.scan_body(mlp, prompt, fam, x)
+            return layer.scan_body(mlp, prompt, fam, x, keep)
 
         # dropout masks, of adapters too, are drawn for the whole batch
         if keys is not None or dropout_keys or sequence_shards(k.shape[1]) > 1:
@@ -389,8 +400,8 @@ class Fam(Mixer):
                 scan_rows, k.shape[0], (None, other_axes, 0, 1, 1), (0, 1)
             )
             fam, ys = sharded_scan(*shared, state.fam, xs, non_diff)
-        fam_k, fam_v = jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1), ys)
-        return BlockFams(fam_k, fam_v, before), fam, updates
+        fam_k, fam_v, *kept = jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1), ys)
+        return BlockFams(fam_k, fam_v, before, *kept), fam, updates
 
     def count_updates(self, updates: Array, reset: Array, full: Array) -> tuple[Array, Array]:
         """Return updates before each block [b n], and after the last one [b].
@@ -410,12 +421,13 @@ class Fam(Mixer):
         return before.T, updates
 
     def scan_body(
-        self, mlp: FeedForward, prompt: Array | None, fam: Array, x: Any
-    ) -> tuple[Array, tuple[Array, Array]]:
+        self, mlp: FeedForward, prompt: Array | None, fam: Array, x: Any, keep: bool
+    ) -> tuple[Array, tuple[Array, ...]]:
         """Update the FAM with one block: the body of `scan_memory`.
 
         Returns:
-          the FAM; keys and values of the previous one, which the block attends to.
+          the FAM; keys and values of the previous one, which the block attends to, and if they are
+          kept, it and the FAM.
         """
         (k, v), (reset, full, updates, key, offset) = x
         prompt = self.first_memory(prompt)
@@ -423,11 +435,12 @@ class Fam(Mixer):
             fam = select_rows(reset, jnp.broadcast_to(prompt, fam.shape).astype(fam.dtype), fam)
         projected = self.project(fam, updates)
         new = self.update_memory(fam, projected, updates, k, v, mlp, key, offset, prompt)
-        return select_rows(full, new, fam), projected[1:]
+        new = select_rows(full, new, fam)
+        return new, (*projected[1:], fam, new) if keep else projected[1:]
 
     def memory_kv(self, state: FamState, fams: BlockFams) -> ExtraKV:
         """Return the last p FAMs that each block attends to: p*f keys and values."""
-        fam_k, fam_v, updates = fams
+        fam_k, fam_v, updates, *_ = fams
         b, n, f, g, e = fam_k.shape
         p, w = self.previous, self.block_len
         distance = jnp.arange(p - 1, -1, -1)
@@ -554,7 +567,10 @@ class FamSpec(BswaSpec):
         "model.fam_min_timescale",
         "model.fam_max_timescale",
     )
-    switches = ("model.smeared_keys", "train.rsp")
+    switches = (
+        *("model.smeared_keys", "train.rsp"),
+        *("train.diversity_loss", "train.reconstruction_loss"),
+    )
     has_memory = True
     passes_memory = True
     has_attention_map = False  # unlike bswa's: it also attends to memories

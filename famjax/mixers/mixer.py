@@ -19,6 +19,7 @@ from famjax.config.schema import Config, ModelConfig
 from famjax.core.types import Array, Context, State, param_dtype
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
+from famjax.mixers.fam_losses import MemoryLosses
 
 # formats of `famjax export`; each is a module of famjax/export with
 # write(source, folder) -> lines on the comparison
@@ -140,6 +141,12 @@ class Mixer(nnx.Module):
         self, x: Array, state: State, ctx: Context, mlp: FeedForward
     ) -> BlockWeights | None:
         """Return the attention weights of one block [b w d], of a mixer with blocks."""
+        return None
+
+    def memory_losses(
+        self, x: Array, y: Array, state: State, ctx: Context, mlp: FeedForward
+    ) -> MemoryLosses | None:
+        """Return the memory's auxiliary losses in a call from x to y [b t d], if it has some."""
         return None
 
     def replace_memory(self, state: State, memory: Array) -> State:

@@ -28,6 +28,7 @@ from famjax.layers.dropout import (
 from famjax.layers.mlp import FeedForward
 from famjax.layers.positions import Positions
 from famjax.mixers import MIXERS, make_mixer
+from famjax.mixers.fam_losses import MemoryLosses
 from famjax.mixers.mixer import BlockWeights, mean_of_valid
 from famjax.parallel.sharding import (
     TOKENS,
@@ -103,6 +104,13 @@ class Layer(nnx.Module):
         share = self.mixer.attention_mass(x, state, ctx, self.mlp)
         gates = self.mixer.memory_gates(x, state, ctx, self.mlp)
         return y, (self.mixer.memory(after), share, gates)
+
+    def add_losses(
+        self, x: Array, state: State, ctx: Context
+    ) -> tuple[Array, tuple[State, MemoryLosses | None]]:
+        """Return the output; the state after it, and the auxiliary losses of the memory."""
+        y, after = self(x, state, ctx)
+        return y, (after, self.mixer.memory_losses(x, y, state, ctx, self.mlp))
 
     def memory_gates(self, x: Array, state: State, ctx: Context) -> tuple[Array, Array | None]:
         """Return the output, and the gates of the memory's update."""
@@ -308,6 +316,17 @@ class ResidualStack(Stack):
 
         states = self._scan_repeats(replace, None, (layers, placed))[1]
         return (*states, *extra_state)
+
+    def read_with_losses(
+        self, x: Array, state: State, ctx: Context
+    ) -> tuple[Array, State, MemoryLosses]:
+        """Return what a call does, and the memory's losses, means over the layers that have it."""
+        x, found = self._run(x, state, ctx, lambda layer: layer.add_losses)
+        count = len(self.layers)
+        states = tuple(after for after, _ in found[:count])
+        losses = [losses for _, losses in found[:count] if losses is not None]
+        mean = MemoryLosses(*(jnp.stack(values).mean() for values in zip(*losses, strict=True)))
+        return x, (*states, *found[count:]), mean
 
     def report(self, x: Array, state: State, ctx: Context) -> dict[str, Array]:
         """Return measures of the memory in a call, each a mean over the layers that have it.

@@ -7,9 +7,10 @@ from typing import Any, Literal, Protocol
 import jax
 import jax.numpy as jnp
 
-from famjax.config.schema import Config
+from famjax.config.schema import Config, TrainConfig
 from famjax.core.types import Array, Batch, Context, State
 from famjax.models.language_model import LanguageModel
+from famjax.stacks.residual import ResidualStack
 from famjax.train.state import MetricSums
 
 LossWeights = Literal["weights", "valid"]
@@ -77,8 +78,22 @@ class NextToken:
     def read(
         self, model: LanguageModel, memory: State, batch: Batch[Array], ctx: Context
     ) -> tuple[State, MetricSums]:
-        x, memory = model.stack(model.embed(batch["tokens"]), memory, ctx)
-        return memory, count(*model.losses(x, batch["targets"]), batch, self._token_bytes)
+        train, embedded = self._config.train, model.embed(batch["tokens"])
+        if not has_memory_losses(train):
+            x, memory = model.stack(embedded, memory, ctx)
+            return memory, count(*model.losses(x, batch["targets"]), batch, self._token_bytes)
+        assert isinstance(model.stack, ResidualStack)  # which has mixers with a memory
+        x, memory, losses = model.stack.read_with_losses(embedded, memory, ctx)
+        sums = count(*model.losses(x, batch["targets"]), batch, self._token_bytes)
+        extra = train.diversity_loss * losses.diversity
+        extra += train.reconstruction_loss * losses.reconstruction
+        # so that the mean over tokens has it once; bits per byte are without it
+        return memory, sums._replace(loss=sums.loss + extra * sums.weight)
+
+
+def has_memory_losses(train: TrainConfig) -> bool:
+    """Return whether auxiliary losses of the memory are on."""
+    return train.diversity_loss > 0 or train.reconstruction_loss > 0
 
 
 class Matching:

@@ -23,6 +23,8 @@ from famjax.models.language_model import LanguageModel
 from famjax.optimizers import make_optimizer
 from famjax.parallel import sharding
 from famjax.parallel.mesh import DEVICE_BYTES, SHARE, MeshDemand
+from famjax.stacks.residual import ResidualStack
+from famjax.train.objective import has_memory_losses
 from famjax.train.partition import inference_config
 from famjax.train.run import abstract_model
 from famjax.train.state import TrainState
@@ -177,6 +179,10 @@ def make_inspect(
         if config.train.match:
             errors = model.stack.match(x, ctx)[1][:, 0]
             return dict(zip(names, errors, strict=True))
-        return model.stack.report(x, state, ctx)
+        metrics = model.stack.report(x, state, ctx)
+        if has_memory_losses(config.train):
+            assert isinstance(model.stack, ResidualStack)
+            metrics |= model.stack.read_with_losses(x, state, ctx)[2]._asdict()
+        return metrics
 
     return inspect

@@ -628,3 +628,82 @@ def cross_entropy(logits: Array, targets: Array, weights: Array | None = None) -
         top = np.max(row)
         total += weight * (top + math.log(np.sum(np.exp(row - top))) - row[int(target)])
     return float(total / np.sum(weights))
+
+
+# ------------------------------------------------------------------------------------------ losses
+
+
+def fam_losses(
+    w: LayerWeights,
+    x: Array,
+    *,
+    fam_init: Array,
+    block: int,
+    segments: int,
+    previous: int = 1,
+    position: str = "last",
+    rope_base: float = 10_000.0,
+    static: bool = False,
+    **update: Any,
+) -> tuple[float, float]:
+    """Equation 2, and the reconstruction of C.5, of one layer of FAM; means over complete blocks.
+
+    Arguments as of `fam_layer`.
+    """
+    x, fam_init = f64(x), f64(fam_init)
+    shape = {"block": block, "segments": segments, "previous": previous, "position": position}
+    y, _, fams = fam_layer(
+        w, x, fam_init=fam_init, rope_base=rope_base, static=static, **shape, **update
+    )
+    f, h = len(fam_init), w.wq.shape[1]
+    memories = [fam_init, *fams]  # F_{-1}, F_0, ...
+    tokens = [qkv(w, x[t], t, rope_base) for t in range(len(x))]
+
+    def fam_position(tau: int, j: int) -> float:
+        end = (tau + 1) * block
+        return {"last": end - f + j, "between": end - 1 + (j + 1) / (f + 1), "zero": 0}[position]
+
+    def memory(tau: int) -> list[tuple[Array, Array, Array]]:
+        """Queries, keys and values of F_tau."""
+        return [qkv(w, memories[tau + 1][j], fam_position(tau, j), rope_base) for j in range(f)]
+
+    def softmax(q: Array, keys: list[Array], i: int) -> Array:
+        """Weights of head i."""
+        g = w.wk.shape[1]
+        scores = f64([q[i] @ k[i // (h // g)] * q.shape[1] ** -0.5 for k in keys])
+        weights = np.exp(scores - np.max(scores))
+        return weights / np.sum(weights)
+
+    diversity, reconstruction = [], []
+    for tau in range(len(fams)):
+        begin, end = tau * block, (tau + 1) * block
+        total: dict[Any, float] = {}  # of each key, over heads and queries
+        for t in range(begin, end):
+            named = [(("token", s), tokens[s][1]) for s in seen_in_memory(tau, block, segments)]
+            for back in range(1, previous + 1):
+                if tau - back >= -1:
+                    named += [(("fam", back, j), m[1]) for j, m in enumerate(memory(tau - back))]
+            named += [(("token", s), tokens[s][1]) for s in range(begin, t + 1)]
+            for i in range(h):
+                for (name, _), p in zip(
+                    named, softmax(tokens[t][0], [k for _, k in named], i), strict=True
+                ):
+                    total[name] = total.get(name, 0) + p
+        for j in range(f):
+            query = memory(tau - 1)[j][0]
+            if static:
+                query = qkv(w, fam_init[j], fam_position(tau - 1, j), rope_base)[0]
+            named = [(("fam", 1, n), m[1]) for n, m in enumerate(memory(tau - 1))]
+            named += [(("token", s), tokens[s][1]) for s in range(begin, end)]
+            for i in range(h):
+                for (name, _), p in zip(
+                    named, softmax(query, [k for _, k in named], i), strict=True
+                ):
+                    total[name] = total.get(name, 0) + p
+        shares = [p / (h * (block + f)) for p in total.values()]
+        diversity.append(sum(p * math.log(p) for p in shares if p > 0))
+        left = memory(tau)
+        for t in range(begin, end):
+            a = attend(w, tokens[t][0], [k for _, k, _ in left], [v for _, _, v in left]) + x[t]
+            reconstruction.append(np.mean((finish(w, a) - y[t]) ** 2))
+    return float(np.mean(diversity)), float(np.mean(reconstruction))

@@ -1,0 +1,92 @@
+"""Auxiliary losses of FAM that TransformerFAM tried, and did not keep (C.4, C.5).
+
+Diversity (Equations 2a, 2b): the attention of a block should reach all of its keys equally. With
+p_hlk the weight of key k for query l in head h, over all queries of a block, the w tokens and the f
+of FAM, and all of their keys, memory segments and FAMs included:
+
+    p_k = 1 / (H L) sum_h sum_l p_hlk,      L_d = mean over blocks of sum_k p_k log p_k
+
+Reconstruction: what a block computes should be there in the memory that it leaves. Its queries
+attend to its F_tau alone, and the layer goes on from there:
+
+    A^_i = SelfAttention(q_i, K_tau^F, V_tau^F) + x_i,    y^_i = FF(PreLN(A^_i)) + A^_i
+    L_r = mean over blocks, tokens and elements of (y^_i - y_i)^2
+
+C.5 says "autoregressively from the updated FAM and the query sequence": keys of earlier tokens are
+left out, from which a block could be reconstructed without a memory. y is a constant, as in the
+Compressive Transformer: the memory is to follow the layer, and not the layer the memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from famjax.core.types import Array, Context, param_dtype
+from famjax.layers.mlp import FeedForward
+from famjax.ops.attention import attend, attention_weights
+
+if TYPE_CHECKING:
+    from famjax.mixers.fam import Fam, FamState
+
+
+class MemoryLosses(NamedTuple):
+    """Means over the whole blocks of a call: scalars. L_d is in nats."""
+
+    diversity: Array
+    reconstruction: Array
+
+
+def memory_losses(
+    mixer: Fam, x: Array, y: Array, state: FamState, ctx: Context, mlp: FeedForward
+) -> MemoryLosses:
+    """Return the losses of a call.
+
+    Args:
+      x, y: [b n*w d], the layer's input and output.
+    """
+    inputs = mixer.window.project_blocks(x, state.window, ctx)
+    blocks, k, v = inputs.blocks, inputs.seen_k, inputs.v
+    fams, _, _ = mixer.scan_memory(k, v, state, blocks, ctx, mlp, keep=True)
+    assert fams.before is not None
+    assert fams.after is not None
+    is_whole = blocks.valid == mixer.block_len  # [b n]
+
+    query = mixer.first_memory(ctx.prompt) if mixer.reads_prompt else fams.before
+    assert query is not None
+    fam_q, _, _ = mixer.project(jnp.broadcast_to(query, fams.before.shape), fams.updates)
+    extra = mixer.memory_kv(state, fams)
+    q, keys, _, mask = mixer.window.attention_inputs(inputs, state.window, ctx, extra)
+    own = jnp.concatenate([fams.k, k], 2)  # of FAM's queries, the last keys of tokens' queries
+    mass = _key_mass(attention_weights(q, keys, mask, mixer.qkv.cap))
+    mass = mass.at[..., -own.shape[2] :].add(
+        _key_mass(attention_weights(fam_q, own, None, mixer.qkv.cap))
+    )
+    queries = q.shape[2] + fam_q.shape[2]
+    diversity = negative_entropy(mass / (q.shape[3] * queries))
+
+    after_k, after_v = mixer.project(fams.after, fams.updates + 1)[1:]
+    # from the frame of the next block into that of the block itself
+    after_k = mixer.qkv.rotate(after_k, jnp.full(mixer.fam_len, mixer.block_len))
+    attended = attend(inputs.q, after_k, after_v).reshape(*x.shape[:2], *q.shape[3:])
+    rebuilt = mlp(mixer.qkv.output_projection(attended, x), x)
+    error = jnp.square(rebuilt - jax.lax.stop_gradient(y)).astype(param_dtype())
+    by_block = error.reshape(*is_whole.shape, -1).mean(-1)
+    return MemoryLosses(_mean(diversity, is_whole), _mean(by_block, is_whole))
+
+
+def negative_entropy(p: Array) -> Array:
+    """sum_k p_k log p_k of distributions with zeros: [... k] -> [...], in nats."""
+    return (p * jnp.log(jnp.where(p > 0, p, 1))).sum(-1)
+
+
+def _key_mass(weights: Array) -> Array:
+    """Sum weights [... g r t s] over heads and queries: [... s]."""
+    return weights.sum((-4, -3, -2)).astype(param_dtype())
+
+
+def _mean(values: Array, counted: Array) -> Array:
+    """Return the mean of values [b n] where they count; 0 if none does."""
+    return jnp.where(counted, values, 0).sum() / jnp.maximum(counted.sum(), 1)

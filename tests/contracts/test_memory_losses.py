@@ -1,0 +1,92 @@
+"""Auxiliary losses of FAM equal their transcription, over whole blocks of documents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from oracles import transformer
+
+from famjax.core.types import Context
+
+from . import transcription
+from .harness import WIDTH, B, W, close, jit, runner
+
+TOKENS = 3 * W
+
+
+def losses(case: str, x: Any, ctx: Context, params: Any = None) -> Any:
+    r = runner(case)
+
+    def read(params: Any, x: Any, ctx: Context) -> Any:
+        stack = r.model(params).stack
+        y, state = stack(x, stack.init_state(len(x)), ctx)
+        with_losses = stack.read_with_losses(x, stack.init_state(len(x)), ctx)
+        return (y, state), with_losses[:2], with_losses[2]
+
+    with jax.enable_x64(True):
+        return jit(read)(r.params if params is None else params, x, ctx)
+
+
+def inputs(rows: int = 1) -> np.ndarray:
+    return np.random.default_rng(4).normal(size=(rows, TOKENS, WIDTH))
+
+
+@pytest.mark.parametrize(
+    "case", ["fam-2-1", "fam-1-3", "fam-gated", "fam-static", "fam-zero", "fam-between"]
+)
+def test_losses_equal_their_transcription(case: str) -> None:
+    x = inputs()
+    plain, read, found = losses(case, x, Context())
+    close(read, plain)
+    r = runner(case)
+    p = jax.tree.map(np.asarray, nnx.to_pure_dict(r.params))["stack"]
+    h, expected = p.get("prompt"), []
+    y = x[0]
+    for w, _, hyper in transcription.residual_layers(r.config, p):
+        given = {"fam_init": h, **hyper}
+        expected.append(transformer.fam_losses(w, y, **given))
+        y, _, _ = transformer.fam_layer(w, y, **given)
+        h = None if h is None else transformer.prompt_layer(w, h)
+    close(np.stack(found), np.mean(expected, 0))
+
+
+def test_padding_and_partial_blocks_do_not_count() -> None:
+    x = inputs()
+    _, _, alone = losses("fam-1-3", x[:, : 2 * W], Context())
+    valid = np.arange(TOKENS)[None] < 2 * W + 1
+    _, _, padded = losses("fam-1-3", x, Context(valid=valid))
+    close(tuple(padded), tuple(alone))
+
+
+def test_a_document_within_a_call_begins_with_the_learned_memory() -> None:
+    x = inputs(2)
+    reset = np.zeros((2, TOKENS), bool)
+    reset[:, [0, 2 * W]] = True
+    _, _, both = losses("fam-1-3", x, Context(reset=reset))
+    parts = [
+        losses("fam-1-3", x[:, span], Context())[2] for span in (np.s_[: 2 * W], np.s_[2 * W :])
+    ]
+    for name in ("diversity", "reconstruction"):
+        first, second = (np.asarray(getattr(part, name)) for part in parts)
+        close(getattr(both, name), (2 * first + second) / 3)
+
+
+def test_gradients_are_finite_and_leave_the_target_alone() -> None:
+    r = runner("fam-1-3")
+    x = inputs(B)
+
+    def total(params: Any, x: Any) -> Any:
+        stack = r.model(params).stack
+        _, _, found = stack.read_with_losses(x, stack.init_state(B), Context())
+        return sum(found)
+
+    with jax.enable_x64(True):
+        grads = jit(jax.grad(total))(r.params, jnp.asarray(x))
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(grads)]
+    assert all(np.isfinite(leaf).all() for leaf in leaves)
+    assert max(np.abs(leaf).max() for leaf in leaves) > 1e-3
