@@ -9,6 +9,7 @@ from famjax.reproduce.fam_figure_6 import FAM_FIGURE_6
 from famjax.reproduce.fam_figure_7 import FAM_FIGURE_7
 from famjax.reproduce.fam_figure_8 import FAM_FIGURE_8
 from famjax.reproduce.fam_figure_10 import FAM_FIGURE_10
+from famjax.reproduce.fam_losses import FAM_DIVERSITY, FAM_RECONSTRUCTION
 from famjax.reproduce.fam_recipe import FAM_RECIPE
 from famjax.reproduce.fam_table_3 import FAM_TABLE_3
 from famjax.reproduce.fam_table_4 import FAM_TABLE_4
@@ -43,6 +44,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             FAM_TABLE_7,
             FAM_TABLE_8,
             FAM_TABLE_9,
+            FAM_DIVERSITY,
+            FAM_RECONSTRUCTION,
             FAM_RECIPE,
         ),
         *FT_TABLE_1,

@@ -58,6 +58,8 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry("Figure 8", "passkey: RMT, AutoCompressors", "fam-figure-8"),
         Entry("Table 9", "BSWA and feedback memory segments", "fam-table-9"),
         Entry("Figures 9, 10", "passkey: memory segments, summary tokens", "fam-figure-10"),
+        Entry("C.4", "diversity loss", "fam-diversity"),
+        Entry("C.5", "reconstruction loss", "fam-reconstruction"),
         Entry("Figure 11", "the passkey document", command="famjax train passkey"),
         Entry("Figure 12", "attention maps", command="famjax analyze RUN --attention"),
         Entry("Table 10", "the long-context sets", command=_LONG_TASKS),
