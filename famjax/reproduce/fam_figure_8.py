@@ -36,7 +36,7 @@ FAM_FIGURE_8 = Experiment(
     axis="tokens of the document",
     note="0.14 million parameters trained from scratch on documents of at most 1,024 tokens, where "
     "the paper finetunes Flan-PaLM 1B on 18,000; FAM has one memory segment and the gated update, "
-    "RMT 16 memory tokens, AutoCompressors 2 summary tokens for each segment of 32. The figure lacks "
-    "the Block-Recurrent Transformer (C.1), which has 16 states in its upper layer.",
+    "RMT 16 memory tokens, AutoCompressors 2 summary tokens for each segment of 32. The figure "
+    "lacks the Block-Recurrent Transformer (C.1), which has 16 states in its upper layer.",
     minutes=8.0,
 )
