@@ -301,7 +301,7 @@ def test_a_tied_head_must_be_the_embedding(folder):
     ("changes", "said"),
     [
         ({"mixr": "fam"}, "a model's config has no 'mixr'; did you mean 'mixer'?"),
-        ({"mixer": "fma"}, "unknown mixer 'fma'; did you mean 'fam'?"),
+        ({"mixer": "delte"}, "unknown mixer 'delte'; did you mean 'delta'?"),
         ({"width": 16}, "model.width=16: the given weights have 8"),
         ({"lora": LoraConfig(rank=2)}, "adapters need training"),
     ],

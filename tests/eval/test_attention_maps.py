@@ -70,7 +70,7 @@ def test_weights_of_the_memory_are_those_of_its_update(text: np.ndarray, update:
     assert weights.from_memory is not None
     inputs = mixer.window.project_blocks(x, state.window, Context())
     keys, values = inputs.seen_k[:, 0], inputs.v[:, 0]
-    projected = mixer.project(state.fam)
+    projected = mixer.project(state.fam, state.updates)
     # in the first block
     residual = jnp.zeros_like(state.fam) if state.summary is None else state.summary
     expected = mixer.update_memory(

@@ -18,15 +18,17 @@ from famjax.convert.families.famjax import FAMJAX
 from famjax.convert.save import save_tensors
 from famjax.export.pytorch.configuration_famjax import FamjaxConfig
 from famjax.export.pytorch.modeling_famjax import FamjaxForCausalLM
+from famjax.mixers import mixer_specs
 from famjax.models.language_model import LanguageModel
 
 MODELS = (
     # no Hugging Face format has the other stacks
-    # linear layers are rejected
+    # other layers are rejected
     {
         name: config
         for name, config in (CASES | FAMILIES).items()
-        if config.stack == "residual" and "linear" not in config.mixer
+        if config.stack == "residual"
+        and all("hf" in s.formats and not s.unexported(config) for s in mixer_specs(config))
     }
     | {
         f"bswa-1, {kind}": replace(

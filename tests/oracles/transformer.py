@@ -559,7 +559,8 @@ def stack(
     for w, kind, hyper in layers:
         at = {"rope_base": rope_base, "offset": offset}
         if kind == "fam":
-            # a prefix is the layer's own
+            if h is None and "fam_init" not in hyper:  # a prefix is the layer's own
+                raise ValueError("a fam layer needs a prompt")
             x, fam, _ = fam_layer(w, x, **{"fam_init": h, **hyper}, **at)
             memory.append(fam)
         elif kind == "linear":
