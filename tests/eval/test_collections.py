@@ -18,6 +18,7 @@ from famjax.cli.main import main
 from famjax.core.errors import UserError
 from famjax.eval import answer_scores
 from famjax.eval.examples import Example
+from famjax.eval.questions import _score
 from famjax.eval.subsets import mean_score, subset_rows
 from famjax.tasks import TASKS
 from famjax.tasks.questions import longbench
@@ -82,10 +83,10 @@ def test_longbench_is_read_by_its_own_rules() -> None:
         ("f1", "a", "q", "f1", "\n"),
         ("rouge", "a", "q", "rouge_l_unstemmed", ""),
         ("exam", "(B) x", "q", "letter", "\n"),
-        ("exam", "ACD", "q", "letters", "\n"),
+        ("exam", "ACD", "q", "letters", "Question"),
         ("exam", "A-level", "q", "contains", "\n"),
         ("exam", "5", "q", "contains", "\n"),
-        ("exam", "5", "Let's think step by step\n", "final_number", "\n\n"),
+        ("exam", "5", "Let's think step by step\n", "final_number", ""),
         ("exam", "5", "the output of the code? Let's think step by step", "printed", ""),
     ],
 )
@@ -98,6 +99,20 @@ def test_leval_is_scored_as_its_records_say(
     whole = {"final_number": "gsm100", "printed": "codeU"}.get(metric)
     assert asked.subset == (whole or "quality")
     assert (asked.prompt == f"\n\n{question}") == (whole is not None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "question", "output"),
+    [
+        ("12", "Let's think step by step", "Twice 3 is 6.\n\nTwice 6 is 12.\n\nThe answer is 12."),
+        ("AC", "q", "A. cats\nC. dogs\n\nQuestion: B.\nAnswer: B"),
+    ],
+)
+def test_all_of_an_exams_answer_is_scored(answer: str, question: str, output: str) -> None:
+    """As auto_eval.py does; of the predictions in L-Eval's repository some have such lines."""
+    task = question_set("leval")
+    (asked,) = task.parse(leval_record("exam", answer, question)).questions
+    assert _score(task, asked, output, False).scores == {asked.metric: 1}
 
 
 def test_a_statement_is_judged_in_the_novel_and_in_the_world() -> None:

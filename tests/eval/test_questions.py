@@ -21,6 +21,7 @@ from famjax.eval.examples import Example, ablation_scores, document_interval, re
 from famjax.eval.memory import update_tokens
 from famjax.experiment.load import load_config
 from famjax.tasks import TASKS
+from famjax.tasks.questions.html_text import html_text
 from famjax.tasks.questions.question_set import QuestionSet
 from famjax.tasks.task import Request
 from famjax.tokenizers.load import load_tokenizer
@@ -268,6 +269,12 @@ def test_a_line_that_is_no_json_is_named(tmp_path: Path) -> None:
         task.load(str(file), False)
     with pytest.raises(UserError, match="no such file"):
         task.load(str(tmp_path / "y.jsonl"), False)
+
+
+def test_html_may_be_unbalanced() -> None:
+    """A head without an end hides no body, an end without a start nothing."""
+    assert html_text("<head><title>T<body><p>a") == "a\n"
+    assert html_text("<p>a</p></script><p>b <script>x</script>c</p>") == "a\n\nb c\n"
 
 
 def test_records_of_all_sets() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import re
 from collections import Counter
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -248,12 +249,57 @@ def test_questions_of_squad_are_about_numbered_documents() -> None:
     documents = [part.strip() for part in parts[1::2]]
     (fact,) = document.content.facts
     assert documents.count(fact) == 1
-    # others come again; the first are of the same article
+    # others come again, once all of them are there
     others = [each for each in documents if each != fact]
-    near = [each for each in document.content.near if each != fact]
-    assert set(others[: len(near)]) == set(near)
-    assert len(others) > len(set(others)) == 4
+    assert len(set(others)) == len(set(others[:4])) == 4 < len(others)
     assert "Nobody is asked of this." in others
+
+
+def write_squad(path: Path, articles: int, paragraphs: int) -> str:
+    """Write articles of as many paragraphs, each with two questions."""
+
+    def paragraph(i: int, j: int) -> dict[str, Any]:
+        qas = [{"question": f"{i} {j} {k}?", "answers": [{"text": "x"}]} for k in range(2)]
+        return {"context": f"Paragraph {j:02} of article {i}.", "qas": qas}
+
+    data = [{"paragraphs": [paragraph(i, j) for j in range(paragraphs)]} for i in range(articles)]
+    path.write_text(json.dumps({"data": data}))
+    return str(path)
+
+
+def test_paragraphs_of_the_article_are_among_others(tmp_path: Path) -> None:
+    """As in RULER all of them, or as many as fit; none twice before all of a file."""
+    task, places = LONG["qa_1"], []
+    material = task.load("", write_squad(tmp_path / "f.json", 4, 30), TOKENIZER)
+    for number in range(6):
+        for length in (1200, 4500):
+            document = task.evaluated_document(TOKENIZER, length, number, 6, material)
+            text = "".join(
+                TOKENIZER.decode(tokens) for tokens in islice(document.tokens(), 1, None)
+            )
+            (fact,) = document.content.facts
+            listed = re.findall(r"^Paragraph .*", text, re.MULTILINE)
+            assert len(set(listed)) == len(listed)
+            own = [i for i, each in enumerate(listed) if each[-2] == fact[-2]]
+            if length == 1200:
+                assert len(own) == len(listed) < 30
+            else:
+                assert len(own) == 30 < len(listed) - 30
+                places += [i / len(listed) for i in own]
+    assert np.histogram(places, 3, (0, 1))[0] / len(places) == pytest.approx(1 / 3, abs=0.1)
+
+
+def test_any_question_of_a_paragraph_is_asked(tmp_path: Path) -> None:
+    material = LONG["qa_1"].load("", write_squad(tmp_path / "f.json", 1, 2), TOKENIZER)
+    documents = [
+        LONG["qa_1"].evaluated_document(TOKENIZER, 900, n, 20, material) for n in range(20)
+    ]
+    assert len({document.content.questions[0].text for document in documents}) == 4
+
+
+def test_a_file_without_other_documents_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="all its documents belong to one question"):
+        LONG["qa_1"].load("", write_squad(tmp_path / "f.json", 1, 1), TOKENIZER)
 
 
 def test_questions_of_hotpot_need_several_documents() -> None:
@@ -270,6 +316,12 @@ def test_questions_of_hotpot_need_several_documents() -> None:
         ("qa_1", "[]", r"f\.json: .*give a JSON file of SQuAD"),
         ("qa_1", '{"data": [{"paragraphs": [{"qas": []}]}]}', "no field 'context'; give a JSON"),
         ("qa_1", '{"data": []}', "has no question with an answer"),
+        (
+            "qa_1",
+            '{"data": [{"paragraphs": [{"context": "c", "qas": [{"question": "q", "answers": '
+            '[{"text": " "}]}]}]}]}',
+            "has no question with an answer",
+        ),
         ("qa_2", '{"data": []}', r"f\.json: .*give a JSON file of HotpotQA"),
         ("qa_2", '[{"context": []}]', "no field 'supporting_facts'; give a JSON file of HotpotQA"),
     ],
@@ -282,7 +334,7 @@ def test_other_files_are_told(name: str, text: str, says: str, tmp_path: Path) -
 
 def test_a_document_is_streamed() -> None:
     document = LONG["niah_single_1"].evaluated_document(TOKENIZER, 10**12, 1, 5)
-    pieces = itertools.islice(document.tokens(), 1, 50)
+    pieces = islice(document.tokens(), 1, 50)
     assert all(TOKENIZER.decode(tokens) == NOISE + " " for tokens in pieces)
 
 

@@ -66,7 +66,7 @@ class Content(NamedTuple):
       in_order: the facts are in the context in their order.
       separator: after each fact and sentence.
       label: before each of them, with its number, from 1, in place of "{}"; "" is none.
-      near: sentences that come first in the filler.
+      near: sentences of the filler that a document has before any others, wherever in it.
     """
 
     head: str
@@ -93,6 +93,22 @@ class Material(NamedTuple):
 
 
 NO_MATERIAL = Material()
+
+
+class Room(NamedTuple):
+    """Room for the filler of a document.
+
+    Attributes:
+      tokens: that fit.
+      size: returns the most tokens of a sentence, with its label and separator.
+    """
+
+    tokens: int
+    size: Callable[[str], int]
+
+    def count(self, sentences: Sequence[str]) -> int:
+        """Return how many sentences of the mean size of these fit."""
+        return int(self.tokens / np.mean([self.size(each) for each in sentences]))
 
 
 @dataclass(frozen=True)
@@ -133,10 +149,8 @@ class Document:
         return encode_sentence(self.tokenizer, sentence + self.content.separator)
 
     def _label(self, number: int) -> np.ndarray:
-        """Return the tokens before the n-th piece, [n]."""
-        if not self.content.label:
-            return np.zeros(0, np.int32)
-        return self.tokenizer.encode(self.content.label.format(number))
+        """Return the tokens before the piece of that number, [n]."""
+        return encode_label(self.tokenizer, self.content.label, number)
 
     @functools.cached_property
     def _head(self) -> np.ndarray:
@@ -187,6 +201,11 @@ def encode_sentence(tokenizer: Tokenizer, sentence: str) -> np.ndarray:
     return tokenizer.encode(sentence)
 
 
+def encode_label(tokenizer: Tokenizer, label: str, number: int) -> np.ndarray:
+    """Return the tokens of a label, [n], none of ""."""
+    return tokenizer.encode(label.format(number)) if label else np.zeros(0, np.int32)
+
+
 class LongTask(Task):
     """A task on long documents; a new one is a file, with a line in `famjax.tasks`.
 
@@ -227,7 +246,7 @@ class LongTask(Task):
         rng: np.random.Generator,
         content: Content,
         material: Material,
-        count: Callable[[Sequence[str]], int],
+        room: Room,
     ) -> Iterator[str]:
         """Yield the sentences of a document, those of files if the task has some.
 
@@ -235,7 +254,7 @@ class LongTask(Task):
           rng: equal ones give equal sentences.
           content: of the document.
           material: of `load`.
-          count: how many sentences of the mean size of these fit in the document.
+          room: for them.
         """
         return material.texts(rng) if material.texts else repeat_noise()
 
@@ -266,13 +285,14 @@ class LongTask(Task):
         if content.in_order:
             depths = np.sort(depths)
 
-        def filler(room: int) -> Iterator[str]:
-            def count(sentences: Sequence[str]) -> int:
-                sizes = [len(encode_sentence(tokenizer, f"{each} ")) for each in sentences]
-                return int(room / np.mean(sizes))
+        label = len(encode_label(tokenizer, content.label, _LARGEST_NUMBER))
 
+        def size(sentence: str) -> int:
+            return label + len(encode_sentence(tokenizer, sentence + content.separator))
+
+        def filler(room: int) -> Iterator[str]:
             rng = np.random.default_rng([*seed, _FILLER])
-            return self.make_filler(rng, content, material, count)
+            return self.make_filler(rng, content, material, Room(room, size))
 
         return self.place(content, tokenizer, length, filler, tuple(depths.tolist()))
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import bisect
 import string
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
 from famjax.core.errors import UserError
 from famjax.data.shuffle import permuted_index
-from famjax.tasks.long.document import Content, LongTask, Material, Question
+from famjax.tasks.long.document import Content, LongTask, Material, Question, Room
 from famjax.tasks.long.words import ADJECTIVES, NOUNS
 
 _PAIRS = len(ADJECTIVES) * len(NOUNS)
@@ -47,7 +47,7 @@ class CommonWords(LongTask):
         rng: np.random.Generator,
         content: Content,
         material: Material,
-        count: Callable[[Sequence[str]], int],
+        room: Room,
     ) -> Iterator[str]:
         words = content.questions[0].references
         first, shift = _index(words[0]), int(rng.integers(_PAIRS))
@@ -59,8 +59,8 @@ class CommonWords(LongTask):
             return _pair((first + self.common + place) % _PAIRS + around * _PAIRS)
 
         # numbers grow: a second estimate has those in the middle of the first one's list
-        middle = count([f"{i}. {other(i)}" for i in range(1, 201)]) // 2
-        total = count([f"{middle + i}. {other(i)}" for i in range(200)])
+        middle = room.count([f"{i}. {other(i)}" for i in range(1, 201)]) // 2
+        total = room.count([f"{middle + i}. {other(i)}" for i in range(200)])
         if total < self.fewest:
             raise UserError(
                 f"{self.name}: {total} words fit, in which none is often; ask for a length that "
@@ -106,10 +106,10 @@ class FrequentWords(LongTask):
         rng: np.random.Generator,
         content: Content,
         material: Material,
-        count: Callable[[Sequence[str]], int],
+        room: Room,
     ) -> Iterator[str]:
         words = ["....", *content.questions[0].references]
-        total = count(["...."] * 61 + [_coded(rng) for _ in range(39)])
+        total = room.count(["...."] * 61 + [_coded(rng) for _ in range(39)])
         zeta = np.pi**2 / 6
         ends: list[int] = []
         while (size := int(total * (len(ends) + 1) ** -2.0 / zeta)) > 0:

@@ -7,13 +7,13 @@ Keys are of our own words.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from famjax.tasks.long.document import Content, LongTask, Material, Question
+from famjax.tasks.long.document import Content, LongTask, Material, Question, Room
 from famjax.tasks.long.words import ADJECTIVES, NOUNS
 
 Kind = Literal["words", "numbers", "uuids"]
@@ -126,10 +126,10 @@ class Needles(LongTask):
         rng: np.random.Generator,
         content: Content,
         material: Material,
-        count: Callable[[Sequence[str]], int],
+        room: Room,
     ) -> Iterator[str]:
         if self.haystack != "needles":
-            yield from super().make_filler(rng, content, material, count)
+            yield from super().make_filler(rng, content, material, room)
         asked = " ".join(question.text for question in content.questions)
         while True:
             key = _DRAW[self.key_kind](rng)

@@ -1,12 +1,13 @@
 """RULER's questions about documents: SQuAD's (`qa_1`) and HotpotQA's (`qa_2`) (arXiv 2404.06654).
 
 The context is a numbered list: the documents that a question is about, among others of the same
-file. RULER ends where all of a file's documents are in the list; here they come again, in another
-order and with other numbers, so that a context has any length.
+file, in random order. Where all of them are in the list they come again with other numbers, as in
+RULER, but for those that the question is about.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy as np
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json
 from famjax.data.files import read_text_pieces
-from famjax.tasks.long.document import Content, LongTask, Material, Question
+from famjax.tasks.long.document import Content, LongTask, Material, Question, Room
 from famjax.tasks.long.filler import shuffle_forever
 from famjax.tokenizers.tokenizer import Tokenizer
 
@@ -50,13 +51,20 @@ class DocumentQuestions(LongTask):
         return True
 
     def make_content(self, rng: np.random.Generator, material: Material) -> Content:
-        return material.contents[rng.integers(len(material.contents))]
+        content = material.contents[rng.integers(len(material.contents))]
+        order = rng.permutation(len(content.questions))
+        return content._replace(questions=tuple(content.questions[i] for i in order))
 
     def load(self, files: str, facts: str, tokenizer: Tokenizer) -> Material:
         material = super().load(files, facts, tokenizer)
         every = dict.fromkeys(
             text for content in material.contents for text in (*content.facts, *content.near)
         )
+        if any(every.keys() <= set(content.facts) for content in material.contents):
+            raise UserError(
+                f"{facts}: all its documents belong to one question, so that there are no others "
+                "to put it among; give a larger file"
+            )
         return material._replace(texts=shuffle_forever(list(every)))
 
     def read_facts(self, facts: str) -> tuple[Content, ...]:
@@ -79,19 +87,28 @@ class DocumentQuestions(LongTask):
         rng: np.random.Generator,
         content: Content,
         material: Material,
-        count: Callable[[Sequence[str]], int],
+        room: Room,
     ) -> Iterator[str]:
+        """Yield the near documents at random places among others; those that fit, if not all do."""
         assert material.texts is not None
-        own = set(content.facts)
-        near = [text for text in content.near if text not in own]
-        yield from (near[i] for i in rng.permutation(len(near)))
-        yield from (text for text in material.texts(rng) if text not in own)
+        near = [text for text in dict.fromkeys(content.near) if text not in content.facts]
+        free = max(room.tokens - sum(map(room.size, near)), 0)
+        # tokens of others before each of them
+        places = np.sort(rng.random(len(near))) * free
+        waiting = deque(zip(places, (near[i] for i in rng.permutation(len(near))), strict=True))
+        used = 0
+        for text in _without(material.texts(rng), content.facts, near):
+            used += room.size(text)
+            # the first of the others that does not fit is the last one
+            while waiting and waiting[0][0] < used:
+                yield waiting.popleft()[1]
+            yield text
 
 
 def parse_squad(file: Any) -> list[Content]:
     """Return a content for each paragraph of SQuAD 1.1 or 2.0, with its answerable questions.
 
-    Other paragraphs of its article come first among the distractors, as in RULER.
+    Other paragraphs of its article are the first distractors, as in RULER.
     """
     contents = []
     for article in file["data"]:
@@ -100,7 +117,8 @@ def parse_squad(file: Any) -> list[Content]:
             asked = [
                 _question(each["question"], [answer["text"] for answer in each["answers"]], (0,))
                 for each in paragraph["qas"]
-                if not each.get("is_impossible") and each["answers"]
+                if any(answer["text"].strip() for answer in each["answers"])
+                and not each.get("is_impossible")
             ]
             if asked:
                 contents.append(_content((paragraph["context"],), asked, tuple(paragraphs)))
@@ -130,6 +148,16 @@ def _content(
     documents: tuple[str, ...], asked: Sequence[Question], near: tuple[str, ...] = ()
 ) -> Content:
     return Content(_HEAD, documents, tuple(asked), separator="\n\n", label=_LABEL, near=near)
+
+
+def _without(texts: Iterator[str], own: Sequence[str], near: Sequence[str]) -> Iterator[str]:
+    """Yield texts without those of `own`, and without the first of each of `near`."""
+    left = set(near)
+    for text in texts:
+        if text in left:
+            left.remove(text)
+        elif text not in own:
+            yield text
 
 
 QUESTIONS = {

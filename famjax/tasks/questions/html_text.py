@@ -17,13 +17,15 @@ class _Text(HTMLParser):
         self._unseen = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._unseen += tag in _UNSEEN
+        # a head may have no end
+        self._unseen = 0 if tag == "body" else self._unseen + (tag in _UNSEEN)
         self._break(tag)
         if tag == "br":
             self.parts.append("\n")
 
     def handle_endtag(self, tag: str) -> None:
-        self._unseen -= tag in _UNSEEN
+        # nor each end a start
+        self._unseen = max(self._unseen - (tag in _UNSEEN), 0)
         self._break(tag)
 
     def handle_data(self, data: str) -> None:

@@ -50,11 +50,12 @@ class _Scoring(NamedTuple):
 
 _F1 = _Scoring("f1")
 _ROUGE = _Scoring("rouge_l_unstemmed", stop="")
-_LETTER, _LETTERS = _Scoring("letter"), _Scoring("letters")
+# of several letters all lines count, up to what the model asks next
+_LETTER, _LETTERS = _Scoring("letter"), _Scoring("letters", stop="Question")
 _TRUTH = _Scoring("truth")
 _TEXT = _Scoring("contains")
-# answers that think step by step; a record of GSM8K has no source
-_MATH = _Scoring("final_number", stop="\n\n", name="gsm100", is_prompt=True)
+# answers that think step by step, in any number of paragraphs; a record of GSM8K has no source
+_MATH = _Scoring("final_number", stop="", name="gsm100", is_prompt=True)
 _CODE = _Scoring("printed", stop="", name="codeU", is_prompt=True)
 
 
