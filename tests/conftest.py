@@ -40,6 +40,9 @@ def _known(flags: dict[str, str]) -> dict[str, str]:
         return {flag: value for flag, value in flags.items() if data.find(flag[2:].encode()) >= 0}
 
 
+# with the concurrent schedule, fake devices may start independent collectives in different orders,
+# and wait for each other for ever
+_FLAGS |= _known({"--xla_cpu_enable_concurrency_optimized_scheduler": "false"})
 # workers inherit the flags of the process that started them
 if "--slow" not in sys.argv and "PYTEST_XDIST_WORKER" not in os.environ:
     _FLAGS |= _known(_QUICK)

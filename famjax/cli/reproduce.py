@@ -44,9 +44,9 @@ class Arguments:
 
 
 def run(argv: list[str]) -> int:
-    arguments = parse(Arguments, argv, "famjax reproduce")
-    names = [name for name in arguments.experiments if "=" not in name]
-    given = tuple(name for name in arguments.experiments if "=" in name)
+    given = tuple(token for token in argv if not token.startswith("-") and "=" in token)
+    arguments = parse(Arguments, [a for a in argv if a not in given], "famjax reproduce")
+    names = list(arguments.experiments)
     from famjax.cli.reproduce_output import list_table, show
     from famjax.reproduce import EXPERIMENTS
 

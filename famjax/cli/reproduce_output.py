@@ -36,11 +36,13 @@ class Results:
       experiment: of which.
       by_variant: results by variant and seed, of those that are done.
       trainings: how many were asked for.
+      options: of `famjax reproduce`, that made them others than the experiment's own.
     """
 
     experiment: Experiment
     by_variant: Mapping[str, Mapping[int, dict[str, Any]]]
     trainings: int
+    options: tuple[str, ...] = ()
 
     def values(self, variant: str, score: str) -> list[float]:
         return [result["scores"][score] for result in self.by_variant.get(variant, {}).values()]
@@ -74,7 +76,8 @@ def collect(experiment: Experiment, cells: Sequence[Cell], mixed: bool) -> Resul
     for cell in own:
         if (result := read_result(cell, experiment)) is not None:
             found.setdefault(cell.variant, {})[cell.seed] = result
-    results = Results(experiment, found, len(own))
+    options = (*(("--size", "paper") if own[0].size == "paper" else ()), *own[0].given)
+    results = Results(experiment, found, len(own), options)
     versions = sorted({result["code"] for result in results.each()})
     if len(versions) > 1 and not mixed:
         raise UserError(
@@ -266,7 +269,7 @@ def make_page(results: Results, figure: str) -> str:
     lines = [
         f"# {experiment.source}: {experiment.title}",
         "",
-        f"    famjax reproduce {experiment.id} --seeds {seeds}",
+        " ".join([f"    famjax reproduce {experiment.id} --seeds {seeds}", *results.options]),
         "",
         experiment.note,
         "",

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from famjax.eval.attention import analyze
 from famjax.reproduce.experiment import Measured, Score
-from famjax.reproduce.measures import CodeMeasure
+from famjax.reproduce.measures import CodeTexts
 from famjax.train.run import Run, open_run
 
 _DISTANCE, _ENTROPY = "distance", "entropy"
 
 
 @dataclass(frozen=True)
-class AttentionMeasure(CodeMeasure):
+class AttentionMeasure(CodeTexts):
     """Attention of the last token of windows of held-out modules (T2R 4, A.2).
 
     The teacher of a run is what it continues; one that continues nothing has no distance, which is
@@ -39,6 +39,5 @@ class AttentionMeasure(CodeMeasure):
 
     def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
         teacher = open_run(Path(run.config.init)) if self.has_teacher else None
-        files = self._texts(folder).held_out
-        found = analyze(run, teacher, files, self.length, self.examples, quiet)
+        found = analyze(run, teacher, self.held_out(folder), self.length, self.examples, quiet)
         return Measured({score.name: found[score.name]["last"] for score in self.scores}, {})

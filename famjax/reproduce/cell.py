@@ -47,12 +47,13 @@ class Cell:
         """Return its folder; that of a base is shared by experiments with an equal one."""
         root = Path(self.root)
         if not self.variant:
-            recipe = repr(self.config(experiment))
-            digest = hashlib.sha256(recipe.encode()).hexdigest()[:12]
             name = experiment.base_config or experiment.config
-            return root / BASES / f"{name}-{digest}-{self.seed}"
+            return root / BASES / f"{name}-{_digest(self.config(experiment))}-{self.seed}"
         name = "-".join(re.findall("[a-z0-9]+", self.variant.lower()))
         parts = [self.experiment, *(["paper"] if self.size == "paper" else [])]
+        if self.given:
+            # apart: results with the user's overrides are not the experiment's
+            parts.append("with-" + _digest(sorted(self.given)))
         return root.joinpath(*parts, name, f"seed-{self.seed}")
 
     def config(self, experiment: Experiment) -> Config:
@@ -81,6 +82,10 @@ class Cell:
         if not experiment.variant(self.variant).continues:
             return None
         return replace(self, variant="")
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:12]
 
 
 def run_cell(cell: Cell, experiment: Experiment) -> None:

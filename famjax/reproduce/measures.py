@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from famjax.data.standard_library import Texts, standard_library
+from famjax.data.standard_library import standard_library
 from famjax.data.train_tokenizer import train_sentencepiece
 from famjax.eval.passkey import evaluate_passkey
 from famjax.eval.text import evaluate_text
@@ -63,29 +63,17 @@ class PasskeyMeasure(Measure):
 
 
 @dataclass(frozen=True)
-class CodeMeasure(Measure):
-    """Bits per byte and token accuracy on held-out modules of Python's standard library.
+class CodeTexts(Measure):
+    """Modules of Python's standard library, to train on and held out.
 
     Attributes:
       vocabulary: SentencePiece tokens; 0 reads bytes.
-      max_bytes: of the held-out text that is read, whole modules.
-      window: tokens of a window with an empty memory, of which the last half are scored; None reads
-        documents whole.
     """
 
     vocabulary: int = 1024
-    max_bytes: int | None = None
-    window: int | None = None
-
-    @property
-    def scores(self) -> tuple[Score, ...]:
-        return (
-            Score("bits per byte", higher_is_better=False, unit="", digits=4),
-            Score("token accuracy"),
-        )
 
     def prepare(self, folder: Path) -> tuple[str, ...]:
-        texts = self._texts(folder)
+        texts = standard_library(folder / "code")
         tokenizer: Path | str = (
             folder / f"code-{self.vocabulary}.model" if self.vocabulary else "bytes"
         )
@@ -97,10 +85,37 @@ class CodeMeasure(Measure):
             "data.holdout=0",
         )
 
+    def held_out(self, folder: Path, modules: int | None = None) -> str:
+        """Return the first so many of the modules that are not trained on, as `data.files`."""
+        texts = standard_library(folder / "code")
+        paths = sorted(Path(texts.held_out).iterdir())[:modules]
+        return ",".join(map(str, paths))
+
+
+@dataclass(frozen=True)
+class CodeMeasure(CodeTexts):
+    """Bits per byte and token accuracy on the held-out modules.
+
+    Attributes:
+      modules: how many of them are read, None is all.
+      window: tokens of a window with an empty memory, of which the last half are scored; None reads
+        documents whole.
+    """
+
+    modules: int | None = None
+    window: int | None = None
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        return (
+            Score("bits per byte", higher_is_better=False, unit="", digits=4),
+            Score("token accuracy"),
+        )
+
     def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
         score = self.window and self.window // 2
-        files = self._texts(folder).held_out
-        result = evaluate_text(run, files, self.max_bytes, 16, quiet, self.window, score)
+        files = self.held_out(folder, self.modules)
+        result = evaluate_text(run, files, batch=16, quiet=quiet, window=self.window, score=score)
         return Measured(
             _text_scores(result),
             {
@@ -108,9 +123,6 @@ class CodeMeasure(Measure):
                 "frequencies": _text_scores(result["unigram"]),
             },
         )
-
-    def _texts(self, folder: Path) -> Texts:
-        return standard_library(folder / "code")
 
 
 def _text_scores(result: Mapping[str, float]) -> dict[str, float]:

@@ -6,7 +6,6 @@ from famjax.reproduce import _t2r
 from famjax.reproduce.attention_measure import AttentionMeasure
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
 
-_FEATURES = (8, 32, 128)
 # no weight changes
 _UNTRAINED = ("train.steps=1", "optimizer.learning_rate=1e-12")
 _TRAININGS = {
@@ -16,19 +15,15 @@ _TRAININGS = {
 }
 
 
-def _linear(features: int) -> tuple[str, ...]:
-    return (*_t2r.LINEAR, f"model.linear.features={features}")
-
-
 T2R_FIGURE_5 = Experiment(
     id="t2r-figure-5",
     title="Distance of attention weights from the Transformer's",
     source="T2R, Figure 5",
     config=_t2r.CONFIG,
     variants=tuple(
-        Variant(f"{line} {features}", (*own, *_linear(features)), x=features, line=line)
+        Variant(f"{line} {features}", (*own, *_t2r.linear(features)), x=features, line=line)
         for line, own in _TRAININGS.items()
-        for features in _FEATURES
+        for features in _t2r.FEATURES
     ),
     measure=AttentionMeasure(),
     orderings=(
@@ -50,14 +45,7 @@ T2R_FIGURE_6 = Experiment(
     source="T2R, Figure 6",
     config=_t2r.CONFIG,
     variants=(
-        *(
-            Variant(f"pretrained {n}", (*_t2r.FINETUNED, *_linear(n)), x=n, line="pretrained")
-            for n in _FEATURES
-        ),
-        *(
-            Variant(f"from scratch {n}", _linear(n), x=n, line="from scratch", continues=False)
-            for n in _FEATURES
-        ),
+        *_t2r.by_features(),
         Variant("Transformer", (), continues=False),
     ),
     measure=AttentionMeasure(has_teacher=False),

@@ -26,8 +26,9 @@ from famjax.tokenizers.load import load_tokenizer
 
 
 @pytest.fixture(scope="module")
-def run() -> str:
-    return str(tiny.folder())
+def run(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return a copy: evaluations write their reports into it."""
+    return str(shutil.copytree(tiny.folder(), tmp_path_factory.mktemp("evaluated") / "run"))
 
 
 @pytest.fixture

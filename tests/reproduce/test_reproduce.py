@@ -96,6 +96,18 @@ def test_results_are_shown_judged_and_kept(fake, tmp_path, monkeypatch, capsys):
     assert "6 of 6 trainings done" in capsys.readouterr().out
 
 
+def test_results_with_overrides_are_apart(fake, tmp_path):
+    assert reproduce(tmp_path, COPY, "--seeds", "1", "train.steps=7") == 0
+    page = (tmp_path / "pages" / f"{COPY}.md").read_text()
+    assert f"famjax reproduce {COPY} --seeds 1 train.steps=7" in page
+    made = set((tmp_path / "runs").rglob(RESULT))
+    assert len(made) == 2
+    assert reproduce(tmp_path, COPY, "--seeds", "1") == 0
+    assert len(set((tmp_path / "runs").rglob(RESULT)) - made) == 2
+    page = (tmp_path / "pages" / f"{COPY}.md").read_text()
+    assert f"famjax reproduce {COPY} --seeds 1\n" in page
+
+
 def test_a_failure_is_told_and_the_rest_is_done_later(fake, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FAKE_FAILS", "Feedback")
     assert reproduce(tmp_path, COPY, "--seeds", "1", "--jobs", "1") == 2

@@ -289,6 +289,17 @@ def test_paragraphs_of_the_article_are_among_others(tmp_path: Path) -> None:
     assert np.histogram(places, 3, (0, 1))[0] / len(places) == pytest.approx(1 / 3, abs=0.1)
 
 
+def test_documents_in_another_arrangement_are_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluation with them starts anew (`evaluate_long`)."""
+    file = write_squad(tmp_path / "f.json", 2, 2)
+    version = LONG["qa_1"].load("", file, TOKENIZER).version
+    assert LONG["qa_1"].load("", file, TOKENIZER).version == version
+    monkeypatch.setattr("famjax.tasks.long.questions._ARRANGEMENT", 3)
+    assert LONG["qa_1"].load("", file, TOKENIZER).version != version
+
+
 def test_any_question_of_a_paragraph_is_asked(tmp_path: Path) -> None:
     material = LONG["qa_1"].load("", write_squad(tmp_path / "f.json", 1, 2), TOKENIZER)
     documents = [

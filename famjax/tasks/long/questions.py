@@ -26,6 +26,9 @@ _TASK = (
 )
 _HEAD = f"{_TASK}\n\nThe following are given documents.\n\n"
 _LABEL = "Document {}:\n"
+# of documents in a list: it is part of a material's version, so that an evaluation is not continued
+# with another one. 2: those of the article among the others
+_ARRANGEMENT = 2
 
 
 class DocumentQuestions(LongTask):
@@ -65,7 +68,9 @@ class DocumentQuestions(LongTask):
                 f"{facts}: all its documents belong to one question, so that there are no others "
                 "to put it among; give a larger file"
             )
-        return material._replace(texts=shuffle_forever(list(every)))
+        return material._replace(
+            texts=shuffle_forever(list(every)), version=[*material.version, _ARRANGEMENT]
+        )
 
     def read_facts(self, facts: str) -> tuple[Content, ...]:
         """Return a content for each document, or group of documents, with questions.
