@@ -6,6 +6,8 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import tyro
 
@@ -13,6 +15,9 @@ from famjax.cli.main import parse
 from famjax.cli.tables import Output
 from famjax.core.errors import UserError, nearest
 from famjax.core.paths import expanded
+
+if TYPE_CHECKING:
+    from famjax.reproduce.experiment import Experiment
 
 
 @dataclass(frozen=True)
@@ -59,7 +64,7 @@ def run(argv: list[str]) -> int:
     experiments = [EXPERIMENTS[name] for name in _known(names, list(EXPERIMENTS))]
     _check(arguments)
     from famjax.reproduce.experiment import Size
-    from famjax.reproduce.runner import Runner, format_time, make_cells, prepare
+    from famjax.reproduce.runner import Runner, format_time, make_cells
 
     size: Size = "paper" if arguments.size == "paper" else "here"
     only = tuple(filter(None, (part.strip() for part in arguments.only.split(","))))
@@ -71,7 +76,7 @@ def run(argv: list[str]) -> int:
         if size == "paper" and not experiment.paper_config:
             raise UserError(f"{experiment.id}: has no config at the paper's size; leave out --size")
     if size == "here":
-        prepare(experiments, root)
+        experiments = _prepared(experiments, root, progress)
     cells = [
         cell
         for experiment in experiments
@@ -95,6 +100,23 @@ def run(argv: list[str]) -> int:
             "command again, with more --hours"
         )
     return 0
+
+
+def _prepared(experiments: Sequence[Experiment], root: Path, progress: Output) -> list[Experiment]:
+    """Make the data of experiments; leave out, and name, those of several that lack some."""
+    from famjax.reproduce.runner import prepare
+
+    ready = []
+    for experiment in experiments:
+        try:
+            prepare(experiment, root)
+        except UserError as error:
+            if len(experiments) == 1:
+                raise
+            progress.print(f"{experiment.id} is left out: {error}")
+        else:
+            ready.append(experiment)
+    return ready
 
 
 def _known(names: Sequence[str], known: Sequence[str]) -> list[str]:

@@ -176,11 +176,14 @@ def make_cells(
     return [*bases, *cells]
 
 
-def prepare(experiments: Sequence[Experiment], root: Path) -> None:
-    """Make the data of experiments, before several processes would."""
+def prepare(experiment: Experiment, root: Path) -> None:
+    """Make the data of an experiment, before several processes would.
+
+    Raises:
+      UserError: some is missing that cannot be made.
+    """
     (root / DATA).mkdir(parents=True, exist_ok=True)
-    for experiment in experiments:
-        experiment.measure.prepare(root / DATA)
+    experiment.measure.prepare(root / DATA)
 
 
 def read_result(cell: Cell, experiment: Experiment) -> dict[str, Any] | None:

@@ -96,6 +96,15 @@ def test_results_are_shown_judged_and_kept(fake, tmp_path, monkeypatch, capsys):
     assert "6 of 6 trainings done" in capsys.readouterr().out
 
 
+def test_of_several_experiments_one_without_its_data_is_left_out(fake, tmp_path, capsys):
+    assert reproduce(tmp_path, "ft-v1-table-2", COPY, "--seeds", "1") == 0
+    out, err = capsys.readouterr()
+    assert re.search(r"ft-v1-table-2 is left out: .*ptb\.train\.txt: put", " ".join(err.split()))
+    assert "2/2" in err
+    assert "Copy digits" in out
+    assert reproduce(tmp_path, "ft-v1-table-2", "--seeds", "1") == 2
+
+
 def test_results_with_overrides_are_apart(fake, tmp_path):
     assert reproduce(tmp_path, COPY, "--seeds", "1", "train.steps=7") == 0
     page = (tmp_path / "pages" / f"{COPY}.md").read_text()
