@@ -186,7 +186,7 @@ MUTANTS = (
         "mixers/fam.py",
         "return prompt if self.prefix is None else self.prefix[...]",
         "return prompt",
-        f"{STREAM} -k fam-zero",
+        f"{LANES} -k fam-zero",
     ),
     Mutant(
         "fam: the gated update adds the residual",
@@ -263,7 +263,7 @@ MUTANTS = (
         "mixers/block_recurrent.py",
         "states = select_rows(reset, initial, states)",
         "pass",
-        f"{STREAM} -k block_recurrent",
+        f"{LANES} -k block_recurrent",
     ),
     Mutant(
         "fm: memory segments are of inputs",
