@@ -16,6 +16,7 @@ from famjax.core.errors import UserError
 from famjax.core.types import Batch
 from famjax.data.lanes import Lanes, halve_batch
 from famjax.data.packing import PackedRows
+from famjax.data.pair_rows import PairSource
 from famjax.data.reassign import ReassignedSource
 from famjax.data.sources import Source, Split
 from famjax.data.text_rows import TextRows
@@ -59,7 +60,8 @@ def make_batches(
     Args:
       local_rows: indices of the rows that this process generates; None is all.
     """
-    data, source = config.data, ReassignedSource(source)
+    data = config.data
+    pairs, source = source, ReassignedSource(source)
     for name in ("batch", "length"):
         if getattr(data, name) <= 0:
             raise UserError(f"data.{name}={getattr(data, name)}: must be positive")
@@ -67,8 +69,10 @@ def make_batches(
         raise UserError(
             f"data.length={data.length}: must be a multiple of the model's block_len, {block_len}"
         )
-    if data.layout == "packed":
-        dataset: grain.IterDataset = _make_packed_rows(config, source, tokenizer, local_rows)
+    if isinstance(pairs, PairSource):
+        dataset: grain.IterDataset = pairs.make_rows(data.batch, local_rows)
+    elif data.layout == "packed":
+        dataset = _make_packed_rows(config, source, tokenizer, local_rows)
     else:
         dataset = _make_lanes(config, source, block_len, local_rows)
     ahead = grain.experimental.ThreadPrefetchIterDataset(dataset, prefetch_buffer_size=_PREFETCH)

@@ -133,6 +133,24 @@ class LinearConfig:
 
 
 @dataclass(frozen=True)
+class EncoderConfig:
+    """Encoder of a sequence-to-sequence model, and the decoder's attention to its output.
+
+    Its layers attend in both directions; their sizes are those of the decoder's layers.
+    """
+
+    # 0 = none: a decoder-only language model
+    layers: int = 0
+    # the decoder's attention to the encoder's output. linear: normalised linear attention with the
+    # map model.linear.map (T2R 3.2.2)
+    cross: Literal["softmax", "linear"] = "softmax"
+    # linear: k, features of a query or a key
+    features: int = 32
+    # source and target share one embedding table
+    shared: bool = True
+
+
+@dataclass(frozen=True)
 class DropoutConfig:
     """Dropout rates in training (FT3 7.6, 4.2.1); not of lstm, rmt and autocompressor."""
 
@@ -165,7 +183,7 @@ class AdaptiveConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Shape of a decoder-only language model. Letters: see `famjax.core.types`."""
+    """Shape of a language model, or of a decoder with its encoder. Letters: `famjax.core.types`."""
 
     # 0 = the tokenizer's size; any other number must be at least that
     vocab_size: int = 0
@@ -237,6 +255,7 @@ class ModelConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     linear: LinearConfig = field(default_factory=LinearConfig)
     feedback: FeedbackConfig = field(default_factory=FeedbackConfig)
+    encoder: EncoderConfig = field(default_factory=EncoderConfig)
     dropout: DropoutConfig = field(default_factory=DropoutConfig)
     arch: ArchConfig = field(default_factory=ArchConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
@@ -319,7 +338,7 @@ class DataConfig:
     # source of documents: text, generated passkey retrieval, or a toy task (data.toy): random_walk,
     # blocked_walk, copy, reverse, counting, algorithmic; RULER's niah_single_1, niah_single_2,
     # niah_single_3, niah_multikey_1, niah_multikey_2, niah_multikey_3, niah_multivalue,
-    # niah_multiquery, vt, cwe, fwe, qa_1, qa_2; babilong
+    # niah_multiquery, vt, cwe, fwe, qa_1, qa_2; babilong; translate: pairs of a source and a target
     task: str = "text"
     # text: file, folder or glob, several separated by commas; empty: Python's standard library.
     # .jsonl: a document on each line, {"text": ...}, {"inputs": ..., "targets": ...},
@@ -329,14 +348,20 @@ class DataConfig:
     seqio: str = ""
     # text: name of a TFDS set, "name/config:version" (needs the extra seqio)
     tfds: str = ""
+    # translate: files or globs of sources, one on each line, and of their targets; without targets,
+    # .jsonl of inputs and targets
+    source: str = ""
+    target: str = ""
+    # translate: tokens of a row's sources; 0 = data.length, which is that of its targets
+    source_length: int = 0
     # feature of the seqio or TFDS examples that holds the text; seqio tokens: "targets"
     feature: str = "text"
     # "bytes", "task" (the words of a toy task), the path of a SentencePiece model, of a
     # tokenizer.json or of a list of words (.txt), or a folder with one of them
     tokenizer: str = "bytes"
     # lanes: each row continues its document across steps (contiguous batching), with memory
-    # carried; packed: rows are independent
-    layout: Literal["lanes", "packed"] = "lanes"
+    # carried; packed: rows are independent; pairs: a row holds whole pairs of data.task=translate
+    layout: Literal["lanes", "packed", "pairs"] = "lanes"
     # b, rows of a batch
     batch: int = 8
     # t, tokens of a row in a step; a multiple of model.block_len

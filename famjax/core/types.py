@@ -56,6 +56,11 @@ class Batch(TypedDict, Generic[AnyArray]):
     pass_state: NotRequired[AnyArray]
     # [b t] bool, in windows of evaluation, True at tokens that are not in an earlier window
     new: NotRequired[AnyArray]
+    # of sequence to sequence: [b s] int32, tokens of the sources; [b s] and [b t] int32, the number
+    # of a source or a target in its row, from 1; 0 is padding
+    source: NotRequired[AnyArray]
+    source_segment: NotRequired[AnyArray]
+    segment: NotRequired[AnyArray]
 
 
 class Context(NamedTuple):
@@ -80,6 +85,8 @@ class Context(NamedTuple):
       mutual: [b t] bool, or None for nowhere. True at tokens that attend to each other in both
         directions, set by stacks around full attention (`famjax.stacks.segments`), which alone has
         them; `step` takes none.
+      source: what layers with cross attention read (`famjax.layers.cross_attention.Source`), with
+        the keys of all layers, or within a layer with its own; None without an encoder.
     """
 
     reset: Array | None = None
@@ -89,6 +96,7 @@ class Context(NamedTuple):
     pass_state: Array | None = None
     key: Array | None = None
     mutual: Array | None = None
+    source: Any = None
 
 
 def compute_dtype(name: str) -> jnp.dtype:

@@ -17,6 +17,7 @@ from famjax.config.resolved import resolve_model
 from famjax.config.schema import AXES, Config, DataConfig, ModelConfig
 from famjax.core.errors import UserError, divisors, multiples, nearest
 from famjax.core.json_files import shorten
+from famjax.experiment.encoder_checks import check_encoder, check_encoder_task
 from famjax.experiment.eval_checks import check_eval
 from famjax.experiment.ranges import check_ranges
 from famjax.mixers import MIXERS, mixer_specs
@@ -43,6 +44,7 @@ def validate(config: Config) -> None:
         config,
         (
             *_MODEL_CHECKS,
+            check_encoder_task,
             _check_data,
             _check_train,
             _check_bptt_warmup,
@@ -463,6 +465,7 @@ _MODEL_CHECKS = (
     _check_model,
     _check_adaptive,
     _check_mixers,
+    check_encoder,
     _check_unrolled,
 )
 

@@ -38,6 +38,8 @@ _LOWEST: dict[str, float] = {
     "model.arch.local_rope_base": 0,
     "model.arch.rope_length": 1,
     "model.linear.features": 1,
+    "model.encoder.layers": 0,
+    "model.encoder.features": 1,
     "model.linear.chunk": 1,
     "model.feedback.span": 1,
     "model.feedback.layer": 0,
@@ -50,6 +52,7 @@ _LOWEST: dict[str, float] = {
     "model.lora.alpha": 0,
     "data.batch": 1,
     "data.length": 1,
+    "data.source_length": 0,
     "data.part_bytes": 0,
     "data.holdout": 0,
     "data.text_rows": 0,
@@ -100,6 +103,7 @@ _LARGEST_FLOAT, _SMALLEST_FLOAT = 3.4e38, 1.2e-38
 HIGHEST = {
     # ten times the deepest trained model; each layer is a name in a checkpoint
     "model.layers": 10_000,
+    "model.encoder.layers": 10_000,
     "data.passkey.digits": 1000,
     "data.passkey.keys": 8,
     # an episode is generated at once

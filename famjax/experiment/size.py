@@ -12,6 +12,7 @@ from typing import NamedTuple
 from famjax.config.derived import is_segmented, mixer_pattern, segment_transformer
 from famjax.config.resolved import sizes
 from famjax.config.schema import Config, ModelConfig
+from famjax.layers.feature_map import count_params as feature_map_params
 from famjax.mixers import MIXERS, MixerSpec, mixer_specs
 from famjax.optimizers import OPTIMIZERS
 
@@ -39,13 +40,35 @@ class ParamCount(NamedTuple):
 
 def count_params(model: ModelConfig) -> ParamCount:
     """Return a model's parameter counts; its sizes need not be consistent."""
+    decoder, encoder = _decoder_params(model), _encoder_params(model)
+    return ParamCount(*(a + b for a, b in zip(decoder, encoder, strict=True)))
+
+
+def _encoder_params(model: ModelConfig) -> ParamCount:
+    """Parameters of the encoder, and of the decoder's attention to its output."""
+    encoder, depth = model.encoder, model.layers
+    if not encoder.layers:
+        return ParamCount(0, 0, 0)
+    attention = _query_params(model) + _kv_params(model)
+    is_linear = encoder.cross == "linear"
+    linear = replace(model.linear, features=encoder.features)
+    maps = depth * feature_map_params(replace(model, linear=linear)) if is_linear else 0
+    weights = encoder.layers * (attention + _mlp_params(model)) + depth * attention + maps
+    weights += _norm_params(model) if model.arch.pre_norm else 0
+    weights += 0 if encoder.shared else model.vocab_size * model.width
+    names = ("q", "k", "v", "out")
+    adapters = encoder.layers * _adapter_params(model, (*names, "gate", "up", "down"))
+    return ParamCount(weights, adapters + depth * _adapter_params(model, names), maps)
+
+
+def _decoder_params(model: ModelConfig) -> ParamCount:
     vocabulary, top = _embedding_params(model), _norm_params(model) if model.arch.pre_norm else 0
     if model.stack == "lstm":
         # two matrices for each layer, and its biases
         layer = 2 * 4 * model.width**2 + 4 * model.width
         return ParamCount(vocabulary + top + model.layers * layer, 0, 0)
     if is_segmented(model):
-        transformer = count_params(replace(model, stack="residual", mixer="full"))
+        transformer = _decoder_params(replace(model, stack="residual", mixer="full"))
         own = model.fam_len * model.width + _norm_params(model)
         return transformer._replace(weights=transformer.weights + own)
     if model.stack != "residual":

@@ -123,6 +123,9 @@ _USED_WITHOUT_MIXER: dict[str, Callable[[Config], bool]] = {
         config.model.arch.learned_positions or config.model.stack == "autocompressor"
     ),
     "model.fam_len": lambda config: is_segmented(config.model),
+    "model.linear.*": lambda config: (
+        config.model.encoder.layers > 0 and config.model.encoder.cross == "linear"
+    ),
 }
 
 
@@ -203,6 +206,7 @@ ALWAYS = (
     "model.arch.logit_cap",
     "model.arch.embed_scale",
     "model.lora.rank",
+    "model.encoder.layers",
     "data.task",
     "data.tokenizer",
     "data.layout",
@@ -346,6 +350,18 @@ _RULES = (
         ("model.feedback.tolerance",),
         _unused_unless(lambda c: c.model.feedback.sweeps > 0, "model.feedback.sweeps"),
         "model.feedback.sweeps=2",
+    ),
+    # encoder
+    Rule(
+        ("model.encoder.cross", "model.encoder.shared", "data.source_length"),
+        _unused_unless(lambda c: c.model.encoder.layers > 0, "model.encoder.layers"),
+        "model.encoder.layers=2",
+        switch=True,
+    ),
+    Rule(
+        ("model.encoder.features",),
+        _unused_unless(lambda c: c.model.encoder.cross == "linear", "model.encoder.cross"),
+        "model.encoder.cross=linear",
     ),
     # adapters and adaptive softmax
     Rule(

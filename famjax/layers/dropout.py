@@ -18,6 +18,8 @@ from famjax.core.types import Array
 EMBEDDING, OUTPUT, ATTENTION_WEIGHTS, MLP_HIDDEN, ATTENTION_OUTPUT, MLP_OUTPUT, LAYER, FEEDBACK = (
     range(8)
 )
+# all sites of a layer's attention to the encoder
+CROSS_ATTENTION = 8
 
 
 class DropoutKey(nnx.Variable):

@@ -191,6 +191,7 @@ class MixerSpec(abc.ABC):
       is_bounded: a document is at most `model.capacity` tokens long: the state is a cache of them.
       is_local: it attends to a token window (`window`), with the RoPE base of local layers.
       has_memory: it has the FAM prompt and `Mixer.memory`.
+      has_own_mlp: its layers are `Mixer.applies_mlp`.
       passes_memory: it has a memory that outlives the window, which `Mixer.pass_state` passes on.
       has_feature_map: it has a feature map that `train.match` and `train.only` train.
       has_attention_weights: it computes weights that dropout and caps can apply to.
@@ -209,6 +210,7 @@ class MixerSpec(abc.ABC):
     is_bounded: ClassVar[bool] = False
     is_local: ClassVar[bool] = False
     has_memory: ClassVar[bool] = False
+    has_own_mlp: ClassVar[bool] = False
     passes_memory: ClassVar[bool] = False
     has_feature_map: ClassVar[bool] = False
     has_attention_weights: ClassVar[bool] = True

@@ -17,7 +17,7 @@ from famjax.core.errors import UserError
 from famjax.core.types import Array, Params
 from famjax.layers import feature_map, lora
 from famjax.mixers import MIXERS, mixer_specs
-from famjax.models.language_model import LanguageModel
+from famjax.models.seq2seq import make_model
 from famjax.models.remap_feedback import check_same_stack, feedback_weight
 from famjax.parallel.sharding import path_name
 
@@ -80,7 +80,7 @@ def abstract_inference_model(model: ModelConfig) -> tuple[Any, Any]:
     """
     lora = replace(model.lora, dropout=0.0)
     model = replace(model, dropout=DropoutConfig(), lora=lora)
-    return nnx.split(nnx.eval_shape(lambda: LanguageModel(model, rngs=nnx.Rngs(0))))
+    return nnx.split(nnx.eval_shape(lambda: make_model(model, rngs=nnx.Rngs(0))))
 
 
 def remap_params(params: Params, old: ModelConfig, new: ModelConfig) -> Params:

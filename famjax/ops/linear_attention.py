@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from famjax.core.remat import tag_product
 from famjax.core.types import Array, Axes
@@ -115,10 +115,31 @@ def attend_all(
     q: Float[Array, "*lead t g r k"], k: Float[Array, "*lead s g k"], v: Float[Array, "*lead s g e"]
 ) -> Float[Array, "*lead t g r e"]:
     """Non-causal attention: [... t g r k], [... s g k], [... s g e] -> [... t g r e]."""
-    q, k, v_acc = (a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in (q, k, v))
+    k, v_acc = (a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in (k, v))
     s = jnp.einsum("...sgk,...sge->...gke", k, v_acc)
+    return attend_sums(q, s, k.sum(-3)).astype(v.dtype)
+
+
+def attend_sums(
+    q: Float[Array, "*lead t g r k"], s: Float[Array, "*lead g k e"], z: Float[Array, "*lead g k"]
+) -> Float[Array, "*lead t g r e"]:
+    """Attend with t queries to the same sums: [... t g r k] -> [... t g r e], in their dtype."""
+    q = q.astype(s.dtype)
     num = jnp.einsum("...tgrk,...gke->...tgre", q, s)
-    return _normalize(num, jnp.einsum("...tgrk,...gk->...tgr", q, k.sum(-3))).astype(v.dtype)
+    return _normalize(num, jnp.einsum("...tgrk,...gk->...tgr", q, z))
+
+
+def attend_masked(
+    q: Float[Array, "b t g r k"],
+    k: Float[Array, "b s g k"],
+    v: Float[Array, "b s g e"],
+    mask: Bool[Array, "b #t s"],
+) -> Float[Array, "b t g r e"]:
+    """Attend to the tokens that a mask [b t s] names, by all pairs of tokens."""
+    similar = _einsum_acc32("btgrk,bsgk->btgrs", q, k)
+    similar = jnp.where(mask[:, :, None, None], similar, 0)
+    num = _einsum_acc32("btgrs,bsge->btgre", similar, v.astype(similar.dtype))
+    return _normalize(num, similar.sum(-1)).astype(v.dtype)
 
 
 def causal_weights(

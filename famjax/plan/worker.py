@@ -102,9 +102,9 @@ def abstract_state(config: ResolvedConfig) -> Any:
     """Return the model's carried state of one document."""
     from flax import nnx
 
-    from famjax.models.language_model import LanguageModel
+    from famjax.models.seq2seq import make_model
 
-    return LanguageModel(config.model, rngs=nnx.Rngs(0)).init_state(1)
+    return make_model(config.model, rngs=nnx.Rngs(0)).init_state(1)
 
 
 def _count_bytes(tree: PyTree) -> dict[str, float]:

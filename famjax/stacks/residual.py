@@ -16,6 +16,7 @@ from famjax.config.resolved import ResolvedModelConfig
 from famjax.core.errors import UserError
 from famjax.core.remat import remat_with_policy
 from famjax.core.types import Array, Context, State
+from famjax.layers.cross_attention import CrossAttention, Source, SourceKeys
 from famjax.layers.dropout import (
     EMBEDDING,
     LAYER,
@@ -53,6 +54,7 @@ class Layer(nnx.Module):
 
     def __init__(self, name: str, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
         self.mixer = make_mixer(name, config, rngs=rngs)
+        self.cross = CrossAttention(config, rngs=rngs) if config.encoder.layers else None
         self.mlp = FeedForward(config, rngs=rngs)
         self.rate = config.dropout.layer
         self.block_len = self.mixer.block_len
@@ -68,7 +70,7 @@ class Layer(nnx.Module):
 
     def __call__(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
         a, state = self.mixer(x, state, ctx, self.mlp)
-        y = self.feed_forward(a, x, ctx.key)
+        y = self.feed_forward(self.attend_source(a, ctx), x, ctx.key)
         if ctx.key is None or not self.rate:
             return y, state
         dropped = jax.random.bernoulli(jax.random.fold_in(ctx.key, LAYER), self.rate)
@@ -76,7 +78,11 @@ class Layer(nnx.Module):
 
     def step(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
         a, state = self.mixer.step(x, state, ctx, self.mlp)
-        return self.feed_forward(a, x), state
+        return self.feed_forward(self.attend_source(a, ctx), x), state
+
+    def attend_source(self, a: Array, ctx: Context) -> Array:
+        """Attend to the encoder's output after the mixer, if there is an encoder."""
+        return a if self.cross is None else self.cross(a, ctx.source, ctx.key)
 
     def feed_forward(self, a: Array, x: Array, key: Array | None = None) -> Array:
         """Apply the feed-forward to the mixer's output, unless the mixer has."""
@@ -268,6 +274,20 @@ class ResidualStack(Stack):
         matched = jnp.stack(list(itertools.compress(errors, self.matched)), 1)  # [repeats layers b]
         return x, matched.reshape(-1, matched.shape[-1])
 
+    def project_source(self, source: Array) -> tuple[SourceKeys, ...]:
+        """[b s d] -> for each layer of the pattern, [repeats b s g ..]."""
+
+        def project(carry: None, layers: list[Layer], xs: None) -> tuple[None, Any]:
+            return carry, tuple(layer.cross.project(source) for layer in layers if layer.cross)
+
+        keys: tuple[SourceKeys, ...] = self._scan_repeats(project, None, None)[1]
+        return keys
+
+    def summarize_source(self, source: Source) -> Source:
+        summarize = self.layers[0].cross.summarize
+        mask = source.mask
+        return Source(tuple(jax.vmap(summarize, (0, None))(k, mask) for k in source.keys), mask)
+
     def unstack(self, state: State) -> State:
         """Return the state for a loop of `step` within one program.
 
@@ -383,12 +403,14 @@ class ResidualStack(Stack):
             extra_state = (after,)
         x = apply_dropout(x, make_dropout(self.rates.embedding, ctx.key, EMBEDDING))
 
-        def layers(carry, layers: list[Layer], xs: tuple[State, Array | None]):
+        def layers(carry, layers: list[Layer], xs: tuple[State, Array | None, Any]):
             x, prompt = carry
-            states, keys = xs
+            states, keys, sources = xs
             new = []
             for i, (layer, old) in enumerate(zip(layers, states, strict=True)):
                 context = ctx._replace(prompt=prompt, key=None if keys is None else keys[i])
+                if sources is not None:
+                    context = context._replace(source=ctx.source._replace(keys=sources[i]))
                 x, out = layer_method(layer)(with_logical_constraint(x, TOKENS), old, context)
                 new.append(out)
                 prompt = layer.encode_memory_prompt(prompt, ctx.offset) if encode_prompt else prompt
@@ -397,7 +419,10 @@ class ResidualStack(Stack):
         start = (x, self._prompt(ctx.offset) if encode_prompt else None)
         unstack = isinstance(state, UnstackedState)
         keys = split_key(ctx.key, LAYER, self.repeats, len(self.layers))
-        xs = [(old, None) for old in states] if unstack else (states, keys)
+        sources = None if ctx.source is None else ctx.source.keys
+        xs: Any = (states, keys, sources)
+        if unstack:
+            xs = [(old, None, _take_repeat(sources, r)) for r, old in enumerate(states)]
         (x, _), states = self._scan_repeats(layers, start, xs, unstack)
         x = apply_dropout(
             with_logical_constraint(x, TOKENS), make_dropout(self.rates.output, ctx.key, OUTPUT)

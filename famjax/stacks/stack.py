@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from famjax.core.errors import UserError
-from famjax.core.types import Array, Context, State
+from famjax.core.types import Array, Context, PyTree, State
+from famjax.layers.cross_attention import Source
 
 
 class Stack(nnx.Module):
@@ -48,6 +49,16 @@ class Stack(nnx.Module):
     @abc.abstractmethod
     def step(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
         """Process one token per lane: [b 1 d] -> [b 1 d], and the state after it."""
+
+    # a source that an encoder has read
+
+    def project_source(self, source: Array) -> PyTree:
+        """Return the keys and values of an encoder's output [b s d], [repeats b s ..] a layer."""
+        raise UserError("model.encoder.layers: this stack has no cross attention; set 0")
+
+    def summarize_source(self, source: Source) -> Source:
+        """Return the source with what linear attention keeps of it; the mask is [b 1 s]."""
+        return source
 
     # memories; a stack without FAMs has none
 

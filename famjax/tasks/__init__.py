@@ -21,6 +21,7 @@ from famjax.tasks.questions.summaries import SQUALITY, XLSUM
 from famjax.tasks.task import Task
 from famjax.tasks.text import TextTask
 from famjax.tasks.toy import TOYS, ToyTaskSpec
+from famjax.tasks.translate import TranslateTask
 
 TASKS: dict[str, Task] = {
     "text": TextTask(),
@@ -39,5 +40,6 @@ TASKS: dict[str, Task] = {
     "xlsum": XLSUM,
     "longbench": LONG_BENCH,
     "leval": L_EVAL,
+    "translate": TranslateTask(),
     "lm_eval": HarnessTask(),
 }

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from famjax.config.schema import Config, TrainConfig
 from famjax.core.types import Array, Batch, Context, State
 from famjax.models.language_model import LanguageModel
+from famjax.models.seq2seq import source_of
 from famjax.stacks.residual import ResidualStack
 from famjax.train.state import MetricSums
 
@@ -79,6 +80,7 @@ class NextToken:
         self, model: LanguageModel, memory: State, batch: Batch[Array], ctx: Context
     ) -> tuple[State, MetricSums]:
         train, embedded = self._config.train, model.embed(batch["tokens"])
+        ctx = ctx._replace(source=source_of(model, batch))
         if not has_memory_losses(train):
             x, memory = model.stack(embedded, memory, ctx)
             return memory, count(*model.losses(x, batch["targets"]), batch, self._token_bytes)

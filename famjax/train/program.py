@@ -16,10 +16,10 @@ from jax.sharding import Mesh
 from famjax.config.derived import layer_mixers
 from famjax.config.resolved import ResolvedConfig
 from famjax.config.schema import Config
-from famjax.core.types import Array, Batch, Context, Params, PyTree, State
+from famjax.core.types import Array, Batch, Params, PyTree, State
 from famjax.experiment.mesh_checks import call_blocks, check_divides, tensor_sizes
 from famjax.mixers import MIXERS
-from famjax.models.language_model import LanguageModel
+from famjax.models.seq2seq import make_model, source_of
 from famjax.optimizers import make_optimizer
 from famjax.parallel import sharding
 from famjax.parallel.mesh import DEVICE_BYTES, SHARE, MeshDemand
@@ -28,7 +28,7 @@ from famjax.train.objective import has_memory_losses
 from famjax.train.partition import inference_config
 from famjax.train.run import abstract_model
 from famjax.train.state import TrainState
-from famjax.train.step import init_train_state, make_step
+from famjax.train.step import init_train_state, make_step, row_context
 
 
 class TrainProgram(NamedTuple):
@@ -99,7 +99,7 @@ def make_program(
 
 def make_initial_state(config: Config, weights: Params = None) -> TrainState:
     """Return the state before the first step, with the given weights if any."""
-    model = LanguageModel(config.model, rngs=nnx.Rngs(config.seed))
+    model = make_model(config.model, rngs=nnx.Rngs(config.seed))
     if weights is not None:
         nnx.update(model, weights)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
@@ -170,11 +170,7 @@ def make_inspect(
         lanes = config.data.layout == "lanes"
         state = jax.tree.map(lambda a: a[:, :1], memory) if lanes else model.init_state(1)
         row = jax.tree.map(lambda a: a[:1], batch)
-        ctx = (
-            Context(row["reset"], row["valid"], pass_state=row.get("pass_state"))
-            if lanes
-            else Context()
-        )
+        ctx = row_context(config.data.layout, row)._replace(source=source_of(model, row))
         x = model.embed(row["tokens"])
         if config.train.match:
             errors = model.stack.match(x, ctx)[1][:, 0]

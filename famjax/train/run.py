@@ -24,6 +24,7 @@ from famjax.experiment.memory import check_model_fits, check_training_fits
 from famjax.mixers import mixer_constants
 from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
 from famjax.models.language_model import LanguageModel
+from famjax.models.seq2seq import make_model
 from famjax.models.remap_params import abstract_inference_model, merge_adapters, remap_params
 from famjax.parallel import sharding
 from famjax.pipeline import make_tokenizer
@@ -240,7 +241,7 @@ def initial_weights(
 def freeze(config: ModelConfig, weights: Params, only: str = "all") -> Frozen:
     """Return the frozen part of a model with these weights, donated (`partition_trainable`)."""
     # this initialisation is unused, so XLA removes it
-    model = LanguageModel(config, rngs=nnx.Rngs(0))
+    model = make_model(config, rngs=nnx.Rngs(0))
     nnx.update(model, weights)
     return partition_trainable(config, model, only)[2]
 
@@ -254,7 +255,7 @@ def abstract_model(
       attention_span: see `Feedback.set_attention_span`; () is all.
       only: `train.only`.
     """
-    module = nnx.eval_shape(lambda: LanguageModel(model, rngs=nnx.Rngs(0)))
+    module = nnx.eval_shape(lambda: make_model(model, rngs=nnx.Rngs(0)))
     if attention_span:
         module.stack.set_attention_span(attention_span)
     return partition_trainable(model, module, only)

@@ -107,7 +107,7 @@ def make_loss(config: Config, graph: Any, objective: Objective) -> Loss:
     Args:
       graph: the model's NNX graph, of `partition_trainable`.
     """
-    lanes = config.data.layout == "lanes"
+    lanes, layout = config.data.layout == "lanes", config.data.layout
     segments = config.train.bptt_segments
 
     def loss(
@@ -121,10 +121,7 @@ def make_loss(config: Config, graph: Any, objective: Objective) -> Loss:
         def read(memory: State, xs: tuple[Batch[Array], Array | int]) -> tuple[State, MetricSums]:
             batch, index = xs
             model = segment_model(index)
-            # packed rows start with the objective's initial memory, not with a reset
-            reset = batch["reset"] if lanes else None
-            valid, pass_state = (batch["valid"], batch.get("pass_state")) if lanes else (None, None)
-            ctx = Context(reset, valid, part.offset, pass_state=pass_state)
+            ctx = row_context(layout, batch)._replace(offset=part.offset)
             return objective.read(model, memory, batch, ctx)
 
         model = segment_model(0)
@@ -151,6 +148,14 @@ def make_loss(config: Config, graph: Any, objective: Objective) -> Loss:
         return total, (jax.lax.stop_gradient(memory), sums)
 
     return loss
+
+
+def row_context(layout: str, batch: Batch[Array]) -> Context:
+    """Return the context in which rows are read, without a source."""
+    if layout == "packed":
+        # they start with the objective's initial memory, not with a reset
+        return Context()
+    return Context(batch["reset"], batch["valid"], pass_state=batch.get("pass_state"))
 
 
 def make_gradients(config: Config, loss: Loss, weights: LossWeights) -> Gradients:

@@ -19,6 +19,7 @@ from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig
 from famjax.core.types import Array, Context
+from famjax.layers.cross_attention import Source, SourceKeys
 from famjax.layers.dropout import EMBEDDING, OUTPUT, apply_dropout, empty_key, make_dropout
 from famjax.layers.qkv import KVProjection
 from famjax.parallel import sharding
@@ -88,7 +89,7 @@ class Feedback(Stack):
         rates = spec.model.dropout
         x = apply_dropout(x, make_dropout(rates.embedding, key, EMBEDDING))
         indices = CallIndices.from_context(spec, state, ctx, x.shape[1])
-        args = (spec, self._partition(), x, self._history(state), indices.first, rng)
+        args = (spec, self._partition(), x, self._history(state), indices.first, rng, ctx.source)
         if self.parallel:
             y, entries, memory = solve.parallel(*args)
         elif spec.config.sweeps:
@@ -107,6 +108,18 @@ class Feedback(Stack):
         """[b 1 d] -> [b 1 d]."""
         return step(self.spec, combine(*self._partition()), x, state, ctx)
 
+    def project_source(self, source: Array) -> SourceKeys:
+        """[b s d] -> [l b s g ..]."""
+        cross = [layer.cross for layer in combine(*self._partition()).layers]
+        keys = [attention.project(source) for attention in cross if attention is not None]
+        return jax.tree.map(lambda *a: jnp.stack(a), *keys)
+
+    def summarize_source(self, source: Source) -> Source:
+        cross = combine(*self._partition()).layers[0].cross
+        assert cross is not None
+        summarize = jax.vmap(cross.summarize, (0, None))
+        return source._replace(keys=summarize(source.keys, source.mask))
+
     def report(self, x: Array, state: FeedbackState, ctx: Context) -> dict[str, Array]:
         """Return metrics of the memory: the mean learned span in tokens, and the relative change of
         the memory in the last sweep, as far as they apply."""
@@ -115,7 +128,7 @@ class Feedback(Stack):
             metrics["mean_span"] = spans.mean()
         if self.spec.config.sweeps:
             indices = CallIndices.from_context(self.spec, state, ctx, x.shape[1])
-            args = (self._partition(), x, self._history(state), indices.first, None)
+            args = (self._partition(), x, self._history(state), indices.first, None, ctx.source)
             metrics["sweep_change"] = solve.sweep(self.spec, *args)[1]
         return metrics
 

@@ -11,6 +11,7 @@ from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig
 from famjax.core.types import Array, Params, PyTree
+from famjax.layers.cross_attention import CrossAttention, Source
 from famjax.layers.dropout import ATTENTION_WEIGHTS, LAYER, make_dropout
 from famjax.layers.linear import MATMUL_PARAMS
 from famjax.layers.mlp import FeedForward
@@ -22,22 +23,31 @@ from famjax.stacks.feedback.spec import FeedbackSpec
 
 
 class FeedbackLayer(nnx.Module):
-    """Attention to a memory, and a feed-forward."""
+    """Attention to a memory, to the encoder's output if there is one, and a feed-forward."""
 
     def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
         feedback = config.feedback
         self.qkv = QKV(config, rngs=rngs, keys=not feedback.shared_kv)
+        self.cross = CrossAttention(config, rngs=rngs) if config.encoder.layers else None
         self.mlp = FeedForward(config, rngs=rngs)
         start = jnp.full((config.heads,), float(feedback.span_start))
         # fraction of the maximum span, for each head
         self.span = nnx.Param(start) if feedback.adaptive_span else None
 
     def __call__(
-        self, x: Array, attend: Callable[[Array], Array], key: Array | None = None
+        self,
+        x: Array,
+        attend: Callable[[Array], Array],
+        key: Array | None = None,
+        source: Source | None = None,
     ) -> Array:
         """[... d] -> [... d]; `attend` maps queries [... h e] to attention outputs."""
         q = self.qkv.project_query(self.qkv.normalize(x))
-        return self.mlp(self.qkv.output_projection(attend(q), x, key), x, key)
+        a = self.qkv.output_projection(attend(q), x, key)
+        if self.cross is not None:
+            assert source is not None
+            a = self.cross(a, source, key)
+        return self.mlp(a, x, key)
 
 
 class DropoutRng(NamedTuple):
@@ -68,12 +78,19 @@ class Parts(NamedTuple):
     mix: Array
 
     def apply_layer(
-        self, spec: FeedbackSpec, i: int, x: Array, attend: Any, rng: DropoutRng | None = None
+        self,
+        spec: FeedbackSpec,
+        i: int,
+        x: Array,
+        attend: Any,
+        rng: DropoutRng | None = None,
+        source: Source | None = None,
     ) -> Array:
         """Apply layer i to x [... d]; `attend` also takes the dropout function of weights."""
         key = None if rng is None else jax.random.fold_in(rng.key, LAYER + i)
         drop = make_dropout(spec.model.dropout.attention, key, ATTENTION_WEIGHTS)
-        y = self.layers[i](x, lambda q: attend(q, drop), key)
+        own = None if source is None else layer_source(source, i)
+        y = self.layers[i](x, lambda q: attend(q, drop), key, own)
         return y if rng is None else jnp.where(rng.layers[i], x, y)
 
     def mix_memory(self, states: list[Array]) -> Array:
@@ -112,6 +129,11 @@ class Parts(NamedTuple):
             c = spec.config
             bias = bias + relative.log_span_mask(share[...] * c.span, tokens, c.span_ramp)
         return bias
+
+
+def layer_source(source: Source, i: int) -> Source:
+    """Return layer i's part of a source with the keys of all layers, [l b s ..]."""
+    return source._replace(keys=jax.tree.map(lambda a: a[i], source.keys))
 
 
 class Partitioned(NamedTuple):

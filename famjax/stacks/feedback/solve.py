@@ -17,6 +17,7 @@ import jax.numpy as jnp
 
 from famjax.core.remat import remat_with_policy
 from famjax.core.types import Array, Params
+from famjax.layers.cross_attention import Source
 from famjax.layers.dropout import DropoutFn
 from famjax.ops import relative
 from famjax.ops.token_scan import Visible, token_scan
@@ -42,6 +43,7 @@ def sequential(
     history: list[KV],
     first: Array,
     rng: DropoutRng | None,
+    source: Source | None,
 ) -> Solution:
     """Compute Equation 1 token by token.
 
@@ -49,6 +51,7 @@ def sequential(
       x: [b t d].
       history: entries from before the call, [b g s e] twice for each set.
       first: [b t], see `CallIndices`.
+      source: that layers with cross attention attend to, with keys [l b s ..].
     """
     t = x.shape[1]
     block = min(BLOCK, t)
@@ -63,15 +66,20 @@ def sequential(
         jnp.swapaxes(first, 0, 1),
         _per_token_rng(rng, count, shards),
         broadcast_tokens(arrays.non_diff),
+        None if source is None else _token_masks(source.mask, t, block),
     )
     token_fn = functools.partial(_token_fn, spec, arrays.graphs)
     axes: Any = (1, None)  # of `DropoutRng`: keys are sharded
-    non_diff_axes = (1, None if rng is None else DropoutRng(*axes), None)
+    mask_axes = None if source is None else 1
+    non_diff_axes = (1, None if rng is None else DropoutRng(*axes), None, mask_axes)
     scan = functools.partial(token_scan, token_fn, block)
-    sharded_scan = shard_map_rows(scan, x.shape[0], (None, None, 0, 1, non_diff_axes), ((1, 2), 0))
+    # the source's gradient is added up token by token, as that of a parameter
+    keys, keys_axes = (None, None) if source is None else (source.keys, 1)
+    in_axes = (None, (None, keys_axes), 0, 1, non_diff_axes)
+    sharded_scan = shard_map_rows(scan, x.shape[0], in_axes, ((1, 2), 0))
     x = jnp.swapaxes(x, 0, 1)
     (y, memory), history = sharded_scan(
-        arrays.matmul_params, arrays.other_params, history, x, non_diff
+        arrays.matmul_params, (arrays.other_params, keys), history, x, non_diff
     )
     entries = [
         (k[:, :, n : n + t], v[:, :, n : n + t])
@@ -89,13 +97,15 @@ def _token_fn(
     xs: Any,
 ) -> Any:
     """One token: x [b d] -> ((y [b d], memory [j b d]), (k, v) [b g e] of each set)."""
-    x, (first, rng, non_diff) = xs
+    x, (first, rng, non_diff, mask) = xs
     rng = None if rng is None else rng._replace(key=rng.key[0])
+    other_params, keys = other_params
+    source = None if mask is None else Source(keys, mask[:, None])
     parts = combine(graphs, matmul_params, other_params, non_diff)
     states = [x]
     for i in range(len(parts.layers)):
         attend = functools.partial(_attend_window, spec, parts, i, visible, first)
-        states.append(parts.apply_layer(spec, i, states[-1], attend, rng))
+        states.append(parts.apply_layer(spec, i, states[-1], attend, rng, source))
     memory = parts.mix_memory(states)
     index = (spec.span + visible.index_in_call)[None]
     pairs = [
@@ -136,6 +146,13 @@ def _pad_to_blocks(a: Array, block: int) -> Array:
     return jnp.pad(a, [(0, 0), (0, -a.shape[1] % block)] + [(0, 0)] * (a.ndim - 2))
 
 
+def _token_masks(mask: Array, t: int, block: int) -> Array:
+    """Return the mask of the source by token, [t b s]; the last block's padding sees all."""
+    b, _, s = mask.shape
+    unseen = _pad_to_blocks(jnp.broadcast_to(~mask, (b, t, s)), block)
+    return jnp.swapaxes(~unseen, 0, 1)
+
+
 def _per_token_rng(rng: DropoutRng | None, count: int, shards: int) -> DropoutRng | None:
     """Return PRNG keys of each token and row shard, [t shards], and LayerDrop masks, [t l].
 
@@ -158,13 +175,14 @@ def parallel(
     history: list[KV],
     first: Array,
     rng: DropoutRng | None,
+    source: Source | None,
 ) -> Solution:
     """Compute a stack whose layers' memories are their own inputs: a Transformer."""
     parts = combine(*arrays)
 
     def apply_layer(i: int, x: Array) -> tuple[Array, KV]:
         (pair,) = _to_entries(spec, parts.project_memory(x[None], i))
-        return _attend_layer(spec, parts, i, x, history[i], pair, first, rng), pair
+        return _attend_layer(spec, parts, i, x, history[i], pair, first, rng, source), pair
 
     states, entries = [x], []
     for i in range(len(parts.layers)):
@@ -186,6 +204,7 @@ def _attend_layer(
     new: KV,
     first: Array,
     rng: DropoutRng | None,
+    source: Source | None,
 ) -> Array:
     """Apply layer i to x [b t d], with the entries before the call and those of the call."""
     k, v = (jnp.concatenate(a, 2) for a in zip(old, new, strict=True))
@@ -203,7 +222,7 @@ def _attend_layer(
         q = jnp.swapaxes(spec.rotate(jnp.swapaxes(q, 1, 2), spec.span + token), 1, 2)
         return relative.attend_history(q, k, v, bias, mask, parts.layers[i].qkv.cap, drop)
 
-    return parts.apply_layer(spec, i, x, attend, rng)
+    return parts.apply_layer(spec, i, x, attend, rng, source)
 
 
 def _to_entries(spec: FeedbackSpec, pairs: list[KV]) -> list[KV]:
@@ -222,13 +241,15 @@ def fixed_point(
     history: list[KV],
     first: Array,
     rng: DropoutRng | None,
+    source: Source | None,
 ) -> Solution:
     """Iterate the memory by sweeps; compute sequentially if the last sweep changed it too much."""
-    approximation, change = sweep(spec, arrays, x, history, first, rng)
+    args = (spec, arrays, x, history, first, rng, source)
+    approximation, change = sweep(*args)
     return jax.lax.cond(
         change <= spec.config.tolerance,
         lambda: approximation,
-        lambda: sequential(spec, arrays, x, history, first, rng),
+        lambda: sequential(*args),
     )
 
 
@@ -239,6 +260,7 @@ def sweep(
     history: list[KV],
     first: Array,
     rng: DropoutRng | None,
+    source: Source | None,
 ) -> tuple[Solution, Array]:
     """Return the result of `sweeps` sweeps, and the relative change of the memory in the last one.
 
@@ -253,8 +275,9 @@ def sweep(
         states = [x]
         for i in range(len(parts.layers)):
             s = i % spec.sets
+            pairs = history[s], entries[s]
             states.append(
-                _attend_layer(spec, parts, i, states[-1], history[s], entries[s], first, rng)
+                _attend_layer(spec, parts, i, states[-1], *pairs, first, rng, source)
             )
         return states[-1], entries, parts.mix_memory(states)
 

@@ -33,7 +33,7 @@ def step(
     states = [x[:, 0]]
     for i in range(len(parts.layers)):
         attend = functools.partial(_attend, spec, parts, i, views[i % spec.sets], write_index)
-        states.append(parts.apply_layer(spec, i, states[-1], attend))
+        states.append(parts.apply_layer(spec, i, states[-1], attend, source=ctx.source))
     memory = parts.mix_memory(states)
     new: tuple[Array, ...] = (memory,)
     if not spec.caches_memory:

@@ -1,0 +1,240 @@
+"""Rows that hold several pairs of a source and a target, none of them cut.
+
+Pairs are read in an order that depends on the seed only, a window of them at a time. A window's
+pairs are packed, longest first, each into the first row with room for its source and its target,
+and the rows are shuffled. So rows have little padding, and all batches one shape: one program.
+
+A document of the decoder is bos and the target, predicting the target and eos; the source ends with
+eos. Each begins with a reset, on a block boundary.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import grain
+import numpy as np
+
+from famjax.core.errors import UserError
+from famjax.core.types import Batch
+from famjax.data.lanes import RowsIterator
+from famjax.data.pairs import Pairs
+from famjax.data.shuffle import permuted_index
+from famjax.data.sources import Key, Piece, Source
+from famjax.tokenizers.tokenizer import Tokenizer
+
+# pairs that are packed together: the rows of a smaller window have more padding
+WINDOW = 8192
+
+
+class Pair(NamedTuple):
+    """Tokens of a source, with eos, and of a target without bos or eos: [s] and [t - 1] int32."""
+
+    source: np.ndarray
+    target: np.ndarray
+
+
+class Lengths(NamedTuple):
+    """Tokens of a row's sources, those of its targets, and the block at whose start each begins."""
+
+    source: int
+    target: int
+    block: int
+
+
+class PairSource(Source):
+    """Pairs as the source of a run; there are no documents of a single text."""
+
+    def __init__(self, pairs: Pairs, tokenizer: Tokenizer, lengths: Lengths, seed: int):
+        self.pairs, self.lengths = pairs, lengths
+        self._make = functools.partial(PairRows, pairs, tokenizer, lengths, seed)
+
+    def make_rows(self, batch: int, local_rows: Sequence[int] | None) -> PairRows:
+        """Return the batches of b rows."""
+        return self._make(batch, local_rows)
+
+    def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
+        raise ValueError("pairs are not documents; see make_rows")
+
+    def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
+        raise ValueError("pairs are not documents; see make_rows")
+
+    def get_state(self) -> dict[str, Any]:
+        """Return a fingerprint of the pairs, for which the rows' numbers are valid."""
+        return {"pairs": len(self.pairs), "digest": self.pairs.digest()}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        if state != self.get_state():
+            raise UserError(
+                f"{self.pairs.name}: the pairs changed since the run was saved "
+                f"({state.get('pairs')} then, {len(self.pairs)} now, or other texts); restore "
+                "them, or start another run"
+            )
+
+    def report(self) -> str:
+        return self._make(1, None).report()
+
+
+class PairRows(grain.IterDataset[Batch[np.ndarray]]):
+    """Batches of rows of pairs.
+
+    Args:
+      pairs: the texts.
+      tokenizer: of sources and targets.
+      lengths: of a row.
+      seed: of the order.
+      batch: b.
+      local_rows: see `RowsIterator`.
+      window: pairs that are packed together.
+    """
+
+    def __init__(
+        self,
+        pairs: Pairs,
+        tokenizer: Tokenizer,
+        lengths: Lengths,
+        seed: int,
+        batch: int,
+        local_rows: Sequence[int] | None = None,
+        window: int = WINDOW,
+    ):
+        super().__init__()
+        self._pairs, self._tokenizer, self._batch = pairs, tokenizer, batch
+        self._lengths, self._seed, self._local_rows = lengths, seed, local_rows
+        self._window = min(window, len(pairs))
+        # rows of the same window are asked for one after the other, those of the next one last
+        self.rows = functools.lru_cache(maxsize=2)(self._pack_window)
+
+    def __iter__(self) -> RowsIterator:
+        return RowsIterator(lambda i: _PairRow(self, i, self._batch), self._batch, self._local_rows)
+
+    def read_window(self, number: int) -> tuple[list[Pair], int]:
+        """Return a window's pairs that fit a row, and how many do not."""
+        count = len(self._pairs)
+        per_epoch = -(-count // self._window)
+        epoch, part = divmod(number, per_epoch)
+        seed = int(np.random.SeedSequence((self._seed, epoch)).generate_state(1)[0])
+        places = range(part * self._window, min((part + 1) * self._window, count))
+        fitting = []
+        for place in places:
+            pair = encode_pair(self._tokenizer, *self._pairs[permuted_index(place, count, seed)])
+            if fits(pair, self._lengths):
+                fitting.append(pair)
+        return fitting, len(places) - len(fitting)
+
+    def _pack_window(self, number: int) -> list[Batch[np.ndarray]]:
+        """Return the rows of a window."""
+        pairs, _ = self.read_window(number)
+        rows = [write_row(row, self._tokenizer, self._lengths) for row in pack(pairs, self._lengths)]
+        if not rows:
+            longest = f"data.source_length={self._lengths.source}, data.length"
+            raise UserError(
+                f"{self._pairs.name}: none of {self._window:,} pairs fits {longest}="
+                f"{self._lengths.target}; raise them"
+            )
+        order = np.random.Generator(np.random.Philox([self._seed, number])).permutation(len(rows))
+        return [rows[i] for i in order]
+
+    def report(self) -> str:
+        """Return a line on the pairs, and on padding and pairs left out in the first window."""
+        pairs, too_long = self.read_window(0)
+        sides = zip(self._pairs.empty(), ("source", "target"), strict=True)
+        notes = [f"{count:,} have an empty {side}" for count, side in sides if count]
+        checked = len(pairs) + too_long
+        if too_long:
+            share = f"{too_long:,} of {checked:,} are" if checked < len(self._pairs) else too_long
+            notes.append(
+                f"{share} longer than data.source_length={self._lengths.source} or "
+                f"data.length={self._lengths.target} and left out"
+            )
+        rows = self.rows(0)
+        positions = len(rows) * (self._lengths.source + self._lengths.target)
+        tokens = sum(int(row["valid"].sum() + (row["source_segment"] > 0).sum()) for row in rows)
+        notes.append(f"rows are {1 - tokens / positions:.1%} padding")
+        return f"{len(self._pairs):,} pairs; " + "; ".join(notes)
+
+
+def encode_pair(tokenizer: Tokenizer, source: str, target: str) -> Pair:
+    """Return the tokens of a pair of texts."""
+    ended = np.append(tokenizer.encode(source), np.int32(tokenizer.eos_id))
+    return Pair(ended, tokenizer.encode(target))
+
+
+def target_size(pair: Pair, block: int) -> int:
+    """Return the positions that a target takes in a row, whole blocks: bos and its tokens."""
+    return -(-(len(pair.target) + 1) // block) * block
+
+
+def fits(pair: Pair, lengths: Lengths) -> bool:
+    """Return whether a pair fits an empty row."""
+    return len(pair.source) <= lengths.source and target_size(pair, lengths.block) <= lengths.target
+
+
+def pack(pairs: list[Pair], lengths: Lengths) -> list[list[Pair]]:
+    """Divide pairs over rows: longest first, each into the first row with room for it."""
+    sizes = np.array([(len(p.source), target_size(p, lengths.block)) for p in pairs]).reshape(-1, 2)
+    order = np.argsort(-sizes.max(1, initial=0), kind="stable")
+    room = np.zeros((len(pairs), 2), np.int64)
+    rows: list[list[Pair]] = []
+    for i in order:
+        open_rows = (room[: len(rows)] >= sizes[i]).all(1)
+        row = int(open_rows.argmax()) if open_rows.any() else len(rows)
+        if row == len(rows):
+            rows.append([])
+            room[row] = lengths.source, lengths.target
+        rows[row].append(pairs[i])
+        room[row] -= sizes[i]
+    return rows
+
+
+def write_row(pairs: list[Pair], tokenizer: Tokenizer, lengths: Lengths) -> Batch[np.ndarray]:
+    """Return a row, [s] of sources and [t] of targets."""
+    s, t = lengths.source, lengths.target
+    row: Any = {
+        "tokens": np.zeros(t, np.int32),
+        "targets": np.zeros(t, np.int32),
+        "weights": np.zeros(t, np.float32),
+        "valid": np.zeros(t, bool),
+        "reset": np.zeros(t, bool),
+        "segment": np.zeros(t, np.int32),
+        "source": np.zeros(s, np.int32),
+        "source_segment": np.zeros(s, np.int32),
+    }
+    at = at_source = 0
+    for number, pair in enumerate(pairs, start=1):
+        n = len(pair.target) + 1
+        row["tokens"][at : at + n] = [tokenizer.bos_id, *pair.target]
+        row["targets"][at : at + n] = [*pair.target, tokenizer.eos_id]
+        row["weights"][at : at + n] = 1
+        row["valid"][at : at + n] = True
+        row["reset"][at] = True
+        row["segment"][at : at + n] = number
+        at += target_size(pair, lengths.block)
+        end = at_source + len(pair.source)
+        row["source"][at_source:end] = pair.source
+        row["source_segment"][at_source:end] = number
+        at_source = end
+    return row
+
+
+class _PairRow:
+    """Row i of every batch: of all windows' rows, one after the other, every b-th from the i-th."""
+
+    def __init__(self, dataset: PairRows, row: int, rows: int):
+        self._dataset, self._rows = dataset, rows
+        self._window, self._row = 0, row
+
+    def get_state(self) -> dict[str, Any]:
+        return {"window": self._window, "row": self._row}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        self._window, self._row = state["window"], state["row"]
+
+    def next_row(self) -> Batch[np.ndarray]:
+        while self._row >= len(rows := self._dataset.rows(self._window)):
+            self._window, self._row = self._window + 1, self._row - len(rows)
+        row = rows[self._row]
+        self._row += self._rows
+        return row

@@ -1,0 +1,143 @@
+"""Pairs of a source and a target: lines of parallel text files, or of JSON lines."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from famjax.core.errors import UserError
+from famjax.data.files import decode_text, is_jsonl, open_text, wrap_read_errors
+from famjax.data.find_files import list_files
+from famjax.data.json_lines import iter_lines, parse_record, wrap_line_errors
+
+_FORMS = '"inputs" with "targets", or "prompt" with "response"'
+
+
+class Column:
+    """Texts in memory: one string of bytes, and where each text ends."""
+
+    def __init__(self, texts: Iterator[bytes]):
+        parts = list(texts)
+        self.ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
+        self.data = b"".join(parts)
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    def __getitem__(self, i: int) -> str:
+        begin = int(self.ends[i - 1]) if i else 0
+        return self.data[begin : int(self.ends[i])].decode("utf-8")
+
+    def empty(self) -> int:
+        """Return the number of empty texts."""
+        return int((np.diff(self.ends, prepend=0) == 0).sum())
+
+
+class Pairs:
+    """Pairs of texts, by number.
+
+    Line i of a source file and line i of its target file are a pair. Several files are paired in
+    the order in which they are named; a glob's are sorted. Without target files the source is JSON
+    lines, `{"inputs": ..., "targets": ...}` or `{"prompt": ..., "response": ...}`.
+
+    Args:
+      source, target: files, or globs, several separated by commas; .gz and .xz are decompressed.
+
+    Raises:
+      UserError: the files differ in number or in lines, or a line cannot be read.
+    """
+
+    def __init__(self, source: str, target: str = ""):
+        self.name = f"{source} and {target}" if target else source
+        if not source:
+            raise UserError("data.source='': give the file of the sources, one on each line")
+        sources = list_files(source, "data.source")
+        if target:
+            targets = list_files(target, "data.target")
+            if len(sources) != len(targets):
+                raise UserError(
+                    f"data.source={source} names {len(sources)} files and data.target={target} "
+                    f"{len(targets)}; give one target file for each source file"
+                )
+            columns = [_read_columns(*both) for both in zip(sources, targets, strict=True)]
+        else:
+            columns = [_read_json_columns(path) for path in sources]
+        self._columns = columns
+        self._starts = np.cumsum([0, *(len(one) for one, _ in columns)])
+        if not len(self):
+            raise UserError(f"{self.name}: no pairs found")
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def __getitem__(self, i: int) -> tuple[str, str]:
+        """Return source and target of the i-th pair."""
+        file = int(np.searchsorted(self._starts, i, side="right")) - 1
+        row = i - int(self._starts[file])
+        source, target = self._columns[file]
+        return source[row], target[row]
+
+    def size(self) -> int:
+        """Return the bytes of all texts."""
+        return sum(len(one.data) for both in self._columns for one in both)
+
+    def digest(self) -> str:
+        """Return a hash of all texts."""
+        digest = hashlib.sha256()
+        for column in (one for both in self._columns for one in both):
+            digest.update(column.ends.tobytes())
+            digest.update(column.data)
+        return digest.hexdigest()[:16]
+
+    def empty(self) -> tuple[int, int]:
+        """Return how many sources and how many targets are empty."""
+        sources, targets = zip(*self._columns, strict=True)
+        return sum(one.empty() for one in sources), sum(one.empty() for one in targets)
+
+
+def _read_columns(source: str, target: str) -> tuple[Column, Column]:
+    """Return the lines of a source file and of its target file."""
+    columns = Column(_read_lines(source)), Column(_read_lines(target))
+    counts = [len(one) for one in columns]
+    if counts[0] != counts[1]:
+        longer, last = (source, counts[1]) if counts[0] > counts[1] else (target, counts[0])
+        raise UserError(
+            f"{source} has {counts[0]:,} lines and {target} {counts[1]:,}: line {last + 1:,} of "
+            f"{longer} has no pair; give files of equally many lines"
+        )
+    return columns
+
+
+def _read_lines(path: str) -> Iterator[bytes]:
+    """Yield the lines of a file, checked to be UTF-8, without line ends and outer white space."""
+    at = 0
+    with open_text(path) as stream, wrap_read_errors(path):
+        # only \n ends a line: files of other programs count them so
+        for line in stream:
+            decode_text(line, path, at)
+            at += len(line)
+            yield line.strip()
+
+
+def _read_json_columns(path: str) -> tuple[Column, Column]:
+    """Return inputs and targets of a file of JSON lines."""
+    if not is_jsonl(path):
+        raise UserError(
+            f"data.source={path}: is not JSON lines (.jsonl) with inputs and targets; give "
+            "data.target, the file of the targets"
+        )
+    sources, targets = [], []
+    with open_text(path) as stream, wrap_read_errors(path):
+        for number, line in enumerate(iter_lines(stream), start=1):
+            if not line.strip():
+                continue
+            with wrap_line_errors(path, lambda n=number: n):
+                parts, _ = parse_record(line, None)
+                if len(parts) != 2:
+                    raise UserError(f"is not a pair; it needs {_FORMS}")
+            (inputs, _), (outputs, _) = parts
+            sources.append(inputs.strip())
+            targets.append(outputs.strip())
+    return Column(iter(sources)), Column(iter(targets))

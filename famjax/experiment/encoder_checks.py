@@ -1,0 +1,58 @@
+"""Checks of models with an encoder: what attends to it, and what cannot be combined with it yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from famjax.config.schema import Config
+from famjax.mixers import mixer_specs
+
+_STACKS = ("residual", "feedback", "transformer")
+
+
+def check_encoder(config: Config) -> Iterator[str]:
+    """Yield an error line for each setting that a model with an encoder cannot work with."""
+    m = config.model
+    if not m.encoder.layers:
+        return
+    named = f"model.encoder.layers={m.encoder.layers}"
+    if m.stack not in _STACKS:
+        yield (
+            f"{named}: model.stack={m.stack} has no attention to an encoder; take "
+            f"{' or '.join(_STACKS)}"
+        )
+    for spec in mixer_specs(m):
+        if spec.has_own_mlp:
+            yield (
+                f"{named}: {spec.title} applies the feed-forward itself, so that nothing can come "
+                "between; take another mixer"
+            )
+    if m.arch.parallel:
+        yield (
+            f"model.arch.parallel=true: with {named} attention to the encoder comes between "
+            "attention and feed-forward; set false"
+        )
+    if m.arch.learned_positions:
+        yield "model.arch.learned_positions=true: an encoder has rotary positions; set false"
+    if m.adaptive.cutoffs and not m.encoder.shared:
+        yield (
+            "model.encoder.shared=false: an adaptive embedding is one for both; set true, or "
+            "model.adaptive.cutoffs=''"
+        )
+    if config.train.match:
+        yield f"train.match=true: with {named} there is no such first stage; set false"
+    if config.mesh.sequence > 1:
+        yield (
+            f"mesh.sequence={config.mesh.sequence}: with {named} every token attends to the whole "
+            "source; set 1"
+        )
+
+
+def check_encoder_task(config: Config) -> Iterator[str]:
+    """Yield an error line if a model with an encoder has no sources to read."""
+    layers, task = config.model.encoder.layers, config.data.task
+    if layers and task != "translate":
+        yield (
+            f"model.encoder.layers={layers}: data.task={task} has no sources to read; set "
+            "data.task=translate, or 0"
+        )

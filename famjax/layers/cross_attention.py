@@ -1,0 +1,103 @@
+"""A decoder layer's attention to the encoder's output: softmax, or normalised linear (T2R 3.2.2).
+
+There are no positions: what is read is where the encoder's output says it is. Keys and values are
+projected once for a source (`CrossAttention.project`), whatever is decoded from it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from famjax.config.resolved import ResolvedModelConfig
+from famjax.core.types import Array
+from famjax.layers.dropout import CROSS_ATTENTION
+from famjax.layers.feature_map import FeatureMap
+from famjax.layers.qkv import QKV
+from famjax.ops.linear_attention import attend_masked, attend_sums
+
+
+class SourceKeys(NamedTuple):
+    """Keys and values of a source's tokens: k [b s g e], or phi(k) [b s g k]; v [b s g e]."""
+
+    k: Array
+    v: Array
+
+
+class SourceSums(NamedTuple):
+    """All that linear attention needs of one source: s [b g k e], z [b g k] (T2R, Equation 7)."""
+
+    s: Array
+    z: Array
+
+
+class Source(NamedTuple):
+    """What a decoder attends to.
+
+    Attributes:
+      keys: `SourceKeys` or `SourceSums`, of one layer, or by layer as `Stack.project_source`
+        returns them.
+      mask: [b t s] bool, or [b 1 s]: which tokens of the source a token of the call sees; at least
+        one. `SourceSums` hold it already.
+    """
+
+    keys: SourceKeys | SourceSums
+    mask: Array
+
+
+class CrossAttention(nnx.Module):
+    """x + Attention(PreLN(x), source), or LN(x + Attention(x, source)) with `arch.pre_norm` false.
+
+    A row of the source may serve several rows of the decoder, its beams: rows b to b + n - 1.
+    """
+
+    def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
+        self.qkv = QKV(config, rngs=rngs)
+        encoder = config.encoder
+        is_linear = encoder.cross == "linear"
+        linear = replace(config, linear=replace(config.linear, features=encoder.features))
+        self.map = FeatureMap(linear, rngs=rngs) if is_linear else None
+
+    def project(self, source: Array) -> SourceKeys:
+        """Project the encoder's output, [b s d]."""
+        k, v = self.qkv.project_kv(source.astype(self.qkv.dtype))
+        return SourceKeys(k if self.map is None else self.map(k[..., None, :])[..., 0, :], v)
+
+    def summarize(self, keys: SourceKeys, mask: Array) -> SourceKeys | SourceSums:
+        """Return the sums of whole sources, with mask [b 1 s], if attention is linear."""
+        if self.map is None:
+            return keys
+        dtype = jnp.promote_types(keys.k.dtype, jnp.float32)
+        k = jnp.where(mask[:, 0, :, None, None], keys.k, 0).astype(dtype)
+        return SourceSums(jnp.einsum("bsgk,bsge->bgke", k, keys.v.astype(dtype)), k.sum(1))
+
+    def __call__(self, x: Array, source: Source, key: Array | None = None) -> Array:
+        """[b t d] -> [b t d], or one token, [b d] -> [b d]; `key` is for dropout."""
+        if x.ndim == 2:
+            return self(x[:, None], source, key)[:, 0]
+        key = None if key is None else jax.random.fold_in(key, CROSS_ATTENTION)
+        q = self.qkv.project_query(self.qkv.normalize(x))
+        rows, t = len(jax.tree.leaves(source.keys)[0]), x.shape[1]
+        # beams are more queries of the same source
+        q = q.reshape(rows, -1, *q.shape[2:])
+        y = self._attend(q, source, key).reshape(len(x), t, *q.shape[2:3], -1)
+        return self.qkv.output_projection(y, x, key)
+
+    def _attend(self, q: Array, source: Source, key: Array | None) -> Array:
+        """[b t h e] -> [b t h e]."""
+        keys = source.keys
+        if self.map is None:
+            assert isinstance(keys, SourceKeys)
+            return self.qkv.attend(q, keys.k, keys.v, source.mask, key)
+        *lead, h, e = q.shape
+        g = self.qkv.kv_heads
+        features = self.map(q.reshape(*lead, g, h // g, e))
+        if isinstance(keys, SourceSums):
+            y = attend_sums(features, keys.s, keys.z).astype(q.dtype)
+        else:
+            y = attend_masked(features, keys.k, keys.v, source.mask)
+        return y.reshape(q.shape)

@@ -1,0 +1,93 @@
+"""A sequence-to-sequence model: an encoder, and a language model whose layers attend to its output.
+
+    source = model.read_source(tokens, segment)          # once
+    logits, state = model(targets, state, Context(source=source))
+    logits, state = model.step(token, state, Context(source=source))
+
+The decoder is any stack with cross attention, and its state is what it is without an encoder. A row
+of training holds several pairs: a target attends to the source with its number.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from famjax.config.resolved import resolve_model
+from famjax.config.schema import ModelConfig
+from famjax.core.types import Array
+from famjax.layers.cross_attention import Source
+from famjax.models.language_model import LanguageModel
+from famjax.ops.lookup import look_up
+from famjax.parallel.sharding import TOKENS, register_parameter_axes, with_logical_constraint
+from famjax.stacks.encoder import Encoder
+
+register_parameter_axes((r"source_embedding$", ("vocab", "embed")))
+
+
+class Seq2Seq(LanguageModel):
+    """An encoder, and a decoder with the protocol of a language model.
+
+    Args:
+      config: its encoder.layers is not 0.
+    """
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        super().__init__(config, rngs=rngs)
+        resolved = resolve_model(config)
+        v, d = resolved.vocab_size, resolved.width
+        own = None if config.encoder.shared else jax.random.normal(rngs.params(), (v, d)) * d**-0.5
+        self.source_embedding = None if own is None else nnx.Param(own)
+        self.encoder = Encoder(resolved, rngs=rngs)
+
+    def encode(self, tokens: Array, segment: Array) -> Array:
+        """Encode sources: [b s] int32, [b s] int32 -> [b s d]; see `Encoder`."""
+        return self.encoder(self.embed_source(tokens), segment)
+
+    def embed_source(self, tokens: Array) -> Array:
+        """[b s] int32 -> [b s d]."""
+        if self.source_embedding is None:
+            return self.embed(tokens)
+        x = look_up(self.source_embedding[...], tokens).astype(self.dtype) * self.embed_scale
+        return with_logical_constraint(x, TOKENS)
+
+    def read_source(
+        self, tokens: Array, source_segment: Array, segment: Array | None = None
+    ) -> Source:
+        """Encode sources, and project what the decoder's layers need of them.
+
+        Args:
+          tokens: [b s] int32.
+          source_segment: [b s] int32, number of the source in its row, from 1; 0 is padding.
+          segment: [b t] int32, the same of targets, that attend to the source of their number. None
+            is one source a row, and targets of any length: for generation.
+
+        Returns:
+          The `Context.source` of the decoder.
+        """
+        keys = self.stack.project_source(self.encode(tokens, source_segment))
+        if segment is None:
+            mask = (source_segment > 0)[:, None]
+            return self.stack.summarize_source(Source(keys, see_something(mask)))
+        return Source(keys, see_something(segment[:, :, None] == source_segment[:, None, :]))
+
+
+def see_something(mask: Array) -> Array:
+    """Return a mask [b t s] with rows that see nothing seeing all, so that no softmax is empty."""
+    return mask | ~mask.any(-1, keepdims=True)
+
+
+def make_model(config: ModelConfig, *, rngs: nnx.Rngs) -> LanguageModel:
+    """Return a new model: with an encoder, or without."""
+    kind = Seq2Seq if config.encoder.layers else LanguageModel
+    return kind(config, rngs=rngs)
+
+
+def source_of(model: LanguageModel, batch: Any) -> Source | None:
+    """Return the source of a batch's rows; None without an encoder."""
+    if not isinstance(model, Seq2Seq):
+        return None
+    return model.read_source(batch["source"], batch["source_segment"], batch["segment"])

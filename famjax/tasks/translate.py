@@ -1,0 +1,56 @@
+"""Sequence to sequence: pairs of a source and a target, such as sentences and translations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from famjax.config.schema import Config
+from famjax.core.errors import multiples
+from famjax.data.pair_rows import Lengths, PairSource
+from famjax.data.pairs import Pairs
+from famjax.data.sources import Source, Split
+from famjax.tasks.task import Task
+from famjax.tokenizers.tokenizer import Tokenizer
+
+
+class TranslateTask(Task):
+    keys = ("data.source", "data.target")
+    switches = ("data.source_length",)
+    group = "translate"
+    options = ()
+    files = "SOURCES=TARGETS, or translate:PAIRS.jsonl"
+    needs_files = True
+    evaluation = "famjax.eval.translate:evaluate"
+    headline = "bleu"
+
+    def check(self, config: Config) -> Iterator[str]:
+        m, d, t = config.model, config.data, config.train
+        named = "data.task=translate"
+        if not m.encoder.layers:
+            yield f"{named} needs an encoder, model.encoder.layers=0; set as many as model.layers"
+        if d.layout != "pairs":
+            yield f"{named} has rows of pairs, data.layout={d.layout}; set data.layout=pairs"
+        if not d.source:
+            yield f"{named}: data.source is empty; give the file of the sources, one on each line"
+        if d.length % m.block_len:
+            yield (
+                f"data.length={d.length} is not a multiple of model.block_len={m.block_len}; take "
+                f"{multiples(d.length, m.block_len)}"
+            )
+        if t.bptt_segments > 1:
+            yield f"{named} reads each row whole, train.bptt_segments={t.bptt_segments}; set 1"
+
+    def make_source(
+        self, config: Config, tokenizer: Tokenizer, split: Split, checked: Path | None
+    ) -> Source:
+        data = config.data
+        lengths = Lengths(data.source_length or data.length, data.length, config.model.block_len)
+        return PairSource(Pairs(data.source, data.target), tokenizer, lengths, config.seed)
+
+    def eval_options(self, config: Config, source: Any, capacity: int | None) -> str | None:
+        return None
+
+    def scores(self, results: Any) -> dict[str, float]:
+        return {"": float(results[self.headline])}

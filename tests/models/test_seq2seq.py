@@ -1,0 +1,304 @@
+"""Sequence to sequence: every stack with cross attention, compared with its transcription."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from contracts import harness, transcription
+from flax import nnx
+from oracles import feedback, seq2seq, transformer
+
+from famjax.config.schema import (
+    ArchConfig,
+    EncoderConfig,
+    FeedbackConfig,
+    LinearConfig,
+    ModelConfig,
+)
+from famjax.core.types import Context
+from famjax.models.seq2seq import Seq2Seq, make_model
+from famjax.stacks.residual import UnstackedState
+
+ENCODER = EncoderConfig(layers=2, features=6)
+SHAPE = ModelConfig(
+    vocab_size=19,
+    layers=2,
+    width=12,
+    heads=4,
+    kv_heads=2,
+    head_dim=4,
+    mlp_width=10,
+    block_len=4,
+    window=5,
+    fam_len=2,
+    capacity=32,
+    encoder=ENCODER,
+)
+_FEEDBACK = replace(SHAPE, stack="feedback", block_len=1, feedback=FeedbackConfig(span=6))
+_POST = ArchConfig(pre_norm=False)
+_LINEAR = replace(ENCODER, cross="linear")
+MODELS: dict[str, ModelConfig] = {
+    "full": replace(SHAPE, mixer="full"),
+    "full-linear": replace(SHAPE, mixer="full", encoder=_LINEAR),
+    "full-unrolled": replace(SHAPE, mixer="full", scan_layers=False),
+    "own-embedding": replace(SHAPE, mixer="full", encoder=replace(ENCODER, shared=False)),
+    "swa": replace(SHAPE, mixer="swa", block_len=1),
+    "bswa": replace(SHAPE, mixer="bswa"),
+    "pattern": replace(SHAPE, mixer="swa,fam"),
+    "gated": replace(SHAPE, mixer="fam", fam_update="gated"),
+    "delta": replace(SHAPE, mixer="delta"),
+    "linear": replace(
+        SHAPE, mixer="linear", encoder=_LINEAR, linear=LinearConfig(features=2), norm="layernorm"
+    ),
+    "feedback": _FEEDBACK,
+    "feedback-linear": replace(_FEEDBACK, encoder=_LINEAR),
+    "feedback-post": replace(_FEEDBACK, arch=_POST, norm="layernorm"),
+    "feedback-top": replace(_FEEDBACK, feedback=FeedbackConfig(span=6, composition="top")),
+    "transformer": replace(_FEEDBACK, stack="transformer"),
+    "transformer-post": replace(
+        _FEEDBACK, stack="transformer", arch=_POST, feedback=FeedbackConfig(6, shared_kv=False)
+    ),
+}
+# those that have a transcription of their own here: the others are compared with themselves
+TRANSCRIBED = tuple(
+    name for name in MODELS if name not in ("bswa", "pattern", "gated", "delta", "linear")
+)
+
+# two pairs in one row: tokens of sources and of targets, whole blocks apart
+SOURCES = [np.array([3, 14, 15, 9, 2]), np.array([6, 5, 3])]
+TARGETS = [np.array([1, 7, 8, 2, 8, 1]), np.array([1, 4, 0, 4, 5])]
+
+
+@functools.cache
+def runner(name: str) -> tuple[Any, Any]:
+    """Return graph and float64 parameters of a model; attention is sharp, norms are not trivial."""
+    with jax.enable_x64(True):
+        graph, params = nnx.split(make_model(MODELS[name], rngs=nnx.Rngs(0)))
+        given = harness.perturb_params(params)
+        return graph, jax.tree.map(lambda a, b: jnp.asarray(b, a.dtype), params, given)
+
+
+def model(name: str, params: Any = None) -> Seq2Seq:
+    graph, own = runner(name)
+    merged = nnx.merge(graph, own if params is None else params)
+    assert isinstance(merged, Seq2Seq)
+    return merged
+
+
+def packed_row(block: int) -> dict[str, np.ndarray]:
+    """Return a row with both pairs, and padding after each."""
+    row: dict[str, Any] = {name: [] for name in ("tokens", "segment", "reset", "valid")}
+    for number, target in enumerate(TARGETS, start=1):
+        size = -(-len(target) // block) * block
+        row["tokens"] += [*target, *[0] * (size - len(target))]
+        row["segment"] += [number] * len(target) + [0] * (size - len(target))
+        row["reset"] += [True] + [False] * (size - 1)
+        row["valid"] += [True] * len(target) + [False] * (size - len(target))
+    row["source"] = [*SOURCES[0], *SOURCES[1], 0]
+    row["source_segment"] = [1] * len(SOURCES[0]) + [2] * len(SOURCES[1]) + [0]
+    return {key: np.array(values)[None] for key, values in row.items()}
+
+
+def read_packed(name: str, params: Any = None) -> Any:
+    """Return the logits of a packed row [t v]."""
+    m = model(name, params)
+    row = packed_row(m.block_len)
+    source = m.read_source(row["source"], row["source_segment"], row["segment"])
+    ctx = Context(jnp.asarray(row["reset"]), jnp.asarray(row["valid"]), source=source)
+    return m(row["tokens"], m.init_state(1), ctx)[0][0]
+
+
+def starts(name: str) -> list[int]:
+    block = model(name).block_len
+    return [0, -(-len(TARGETS[0]) // block) * block]
+
+
+def read_alone(name: str, pair: int, together: bool = False) -> np.ndarray:
+    """Return the logits [t v] of one pair, token by token; in a batch of both pairs if together."""
+    m = model(name)
+    both = [0, 1] if together else [pair]
+    longest = max(len(SOURCES[i]) for i in both)
+    tokens = np.stack([np.pad(SOURCES[i], (0, longest - len(SOURCES[i]))) for i in both])
+    segment = np.stack([np.arange(longest) < len(SOURCES[i]) for i in both]).astype(int)
+    ctx = Context(source=m.read_source(tokens, segment))
+    state, out = m.init_state(len(both)), []
+    for t in range(len(TARGETS[pair])):
+        token = np.stack([TARGETS[i][min(t, len(TARGETS[i]) - 1)] for i in both])[:, None]
+        logits, state = m.step(token, state, ctx)
+        out.append(np.asarray(logits[both.index(pair), 0]))
+    return np.stack(out)
+
+
+def transcribe(name: str, pair: int) -> np.ndarray:
+    """Return the logits [t v] of the transcription in NumPy."""
+    c, params = MODELS[name], jax.tree.map(np.asarray, nnx.to_pure_dict(runner(name)[1]))
+    pre_norm = c.arch.pre_norm
+    layers = [_layer(c, params, i) for i in range(c.layers)]
+    table = params["embedding"]
+    own = params.get("source_embedding", table)
+    final = None if not pre_norm else (params["encoder"]["norm"]["scale"], _bias(params["encoder"]))
+    stacked = params["encoder"]["layers"][0]
+    encoder = [
+        transcription._weights(w["qkv"], w["mlp"], c.mlp)
+        for w in (jax.tree.map(lambda a, i=i: a[i], stacked) for i in range(c.encoder.layers))
+    ]
+    source = seq2seq.encoder(encoder, final, own[SOURCES[pair]] * c.width**0.5)
+    x = table[TARGETS[pair]] * c.width**0.5
+    if c.stack == "residual":
+        window = c.window if c.mixer == "swa" else 10**9
+        y = seq2seq.decoder(layers, pre_norm, x, source, window)
+    else:
+        y = seq2seq.feedback_decoder(_feedback_stack(c, params, layers), layers, x, source)
+    if pre_norm:
+        y = np.stack([transformer.norm(a, params["norm"]["scale"], _bias(params)) for a in y])
+    return y @ table.T
+
+
+def _bias(params: Any) -> Any:
+    return params["norm"].get("bias")
+
+
+def _layer(c: ModelConfig, params: Any, i: int) -> seq2seq.Layer:
+    w = jax.tree.map(lambda a: a[i], params["stack"]["layers"][0])
+    qkv = w["mixer"]["window"]["qkv"] if "window" in w.get("mixer", {}) else None
+    qkv = qkv or (w["mixer"]["qkv"] if "mixer" in w else w["qkv"])
+    phi = None
+    if c.encoder.cross == "linear":
+        phi = transcription._phi(c, w["cross"]["map"])
+    weights = transcription._weights
+    return seq2seq.Layer(weights(qkv, w["mlp"], c.mlp), weights(w["cross"]["qkv"], w["mlp"], c.mlp), phi)
+
+
+def _feedback_stack(c: ModelConfig, params: Any, layers: Any) -> feedback.Stack:
+    own = params["stack"]
+    return feedback.Stack(
+        layers=[layer.own for layer in layers],
+        tau=c.feedback.span,
+        composition="previous" if c.stack == "transformer" else c.feedback.composition,
+        keys=transcription._keys(own["keys"]) if "keys" in own else None,
+        logits=own.get("mix"),
+        distances=own["distances"].T[::-1],
+        pre_norm=c.arch.pre_norm,
+    )
+
+
+@pytest.fixture(autouse=True)
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.mark.parametrize("name", TRANSCRIBED)
+def test_models_equal_their_transcriptions(name):
+    for pair in range(2):
+        np.testing.assert_allclose(read_alone(name, pair), transcribe(name, pair), atol=1e-10)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_pairs_in_one_row_equal_each_pair_alone(name):
+    packed = np.asarray(jax.jit(functools.partial(read_packed, name))(runner(name)[1]))
+    for pair, at in enumerate(starts(name)):
+        alone = read_alone(name, pair)
+        np.testing.assert_allclose(packed[at : at + len(alone)], alone, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["full", "linear", "feedback", "pattern"])
+def test_pairs_of_a_batch_equal_each_pair_alone(name):
+    for pair in range(2):
+        together = read_alone(name, pair, together=True)
+        np.testing.assert_allclose(together, read_alone(name, pair), atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["full", "full-linear", "feedback", "transformer-post", "gated"])
+def test_gradients_equal_finite_differences(name):
+    """Of all parameters along a random direction; encoder and cross attention are among them."""
+    params = runner(name)[1]
+    rng = np.random.default_rng(0)
+    probe = rng.normal(size=(len(packed_row(model(name).block_len)["tokens"][0]), 19))
+    weights = packed_row(model(name).block_len)["valid"][0][:, None] * probe
+
+    def loss(params):
+        return (read_packed(name, params) * weights).sum()
+
+    grads = jax.jit(jax.grad(loss))(params)
+    for part in ("encoder", "cross", "stack"):
+        direction = jax.tree_util.tree_map_with_path(
+            lambda path, a, part=part: (
+                rng.normal(size=a.shape) * (f"'{part}'" in jax.tree_util.keystr(path))
+            ),
+            params,
+        )
+        along = sum(
+            float((g * d).sum())
+            for g, d in zip(jax.tree.leaves(grads), jax.tree.leaves(direction), strict=True)
+        )
+        step = 1e-6
+        moved = [
+            loss(jax.tree.map(lambda a, d, s=sign: a + s * step * d, params, direction))
+            for sign in (1, -1)
+        ]
+        assert abs(along) > 1e-3
+        np.testing.assert_allclose(along, float(moved[0] - moved[1]) / (2 * step), rtol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["full", "linear", "feedback", "pattern"])
+def test_beams_share_a_source(name):
+    """Rows of the decoder that follow one row of the source read the same of it."""
+    m = model(name)
+    pairs = np.repeat([0, 1], 3)
+    tokens = np.stack([np.pad(s, (0, 5 - len(s))) for s in SOURCES])
+    segment = np.stack([np.arange(5) < len(s) for s in SOURCES]).astype(int)
+    few = Context(source=m.read_source(tokens, segment))
+    many = Context(source=m.read_source(tokens[pairs], segment[pairs]))
+    state = m.init_state(6)
+    for token in ([3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]):
+        steps = [m.step(np.array(token)[:, None], state, ctx) for ctx in (few, many)]
+        np.testing.assert_allclose(steps[0][0], steps[1][0], atol=1e-10)
+        state = steps[0][1]
+
+
+@pytest.mark.parametrize("name", ["full", "linear", "pattern"])
+def test_an_unstacked_state_gives_the_same(name):
+    m = model(name)
+    ctx = Context(source=m.read_source(SOURCES[0][None], np.ones((1, 5), int)))
+    stacked, plain = m.init_state(1), m.stack.unstack(m.init_state(1))
+    assert isinstance(plain, UnstackedState)
+    for token in TARGETS[0]:
+        given = np.array([[token]])
+        logits, stacked = m.step(given, stacked, ctx)
+        others, plain = m.step(given, plain, ctx)
+        np.testing.assert_allclose(logits, others, atol=1e-12)
+
+
+def test_linear_cross_attention_keeps_one_matrix_a_head():
+    m = model("linear")
+    longer = np.tile(SOURCES[0], 20)[None]
+    shapes = [
+        jax.tree.map(jnp.shape, m.read_source(s, np.ones_like(s)).keys)
+        for s in (SOURCES[0][None], longer)
+    ]
+    assert shapes[0] == shapes[1]
+    (keys,) = shapes[0]
+    assert keys.s == (2, 1, 2, 6, 4)  # layers b g k e
+
+
+def test_a_target_depends_on_its_own_source_alone():
+    def logits(other: int) -> np.ndarray:
+        m = model("full")
+        row = packed_row(m.block_len)
+        row["source"][0, 6] = other  # of the second source
+        source = m.read_source(row["source"], row["source_segment"], row["segment"])
+        ctx = Context(jnp.asarray(row["reset"]), jnp.asarray(row["valid"]), source=source)
+        return np.asarray(m(row["tokens"], m.init_state(1), ctx)[0][0])
+
+    a, b = logits(5), logits(6)
+    first = slice(0, len(TARGETS[0]))
+    second = slice(starts("full")[1], None)
+    np.testing.assert_array_equal(a[first], b[first])
+    assert np.abs(a[second] - b[second]).max() > 1e-3
