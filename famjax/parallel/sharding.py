@@ -65,7 +65,7 @@ PARAMETER_AXES: list[tuple[str, Axes]] = [
     (r"[kv]/lora/b$", ("rank", "kv_heads", None)),
     (r"(up|gate)/lora/b$", ("rank", "mlp")),
     (r"(out|down)/lora/b$", (None, "embed")),
-    (r"(lora|stack)/key$", (None,)),
+    (r"(lora|stack|encoder)/key$", (None,)),
     (r"(scale|bias|prompt|prefix)$", ()),
 ]
 
