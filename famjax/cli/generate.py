@@ -1,4 +1,4 @@
-"""`famjax generate RUN --prompt TEXT [--chat] [--read FILE] [--state-out F] [--state-in F]`."""
+"""`famjax generate RUN --prompt TEXT [--beam N] [--chat] [--read FILE] [--state-out F] ...`."""
 
 from __future__ import annotations
 
@@ -52,6 +52,12 @@ class Arguments:
     """Sample from so many of the likeliest tokens; 0 = all."""
     top_p: float = 1.0
     """Sample from the likeliest tokens that together reach this probability."""
+    beam: int | None = None
+    """Write the likeliest text that beam search finds with so many hypotheses at once."""
+    length_penalty: float = 1.0
+    """Beam search: a text's score is log p / length ** this; 0 prefers short texts."""
+    no_repeat_ngram: int = 0
+    """Beam search: no so many tokens in a row come twice in the prompt and the text; 0 = any may."""
     stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Stop before this string; may be given several times."""
     seed: int = 0
@@ -64,13 +70,16 @@ def run(argv: list[str]) -> int:
     prompt = None if arguments.prompt is None else _decode_prompt(arguments.prompt)
     runtime.setup()
     from famjax.convert.open import open_model
-    from famjax.eval.generate import Generator, check_sampling
+    from famjax.eval.generate import Generator, check_sampling, check_search
     from famjax.tokenizers.words import WordTokenizer
 
     a = arguments
     # before --read, which may take an hour
     check_sampling(a.max_tokens, a.temperature, a.top_k, a.top_p, a.stop, a.seed)
     opened = open_model(arguments.run)
+    if a.beam is not None:
+        size = opened.tokenizer.vocab_size
+        check_search(a.beam, a.max_tokens, a.length_penalty, a.no_repeat_ngram, a.stop, size)
     if arguments.chat and opened.tokenizer.chat_template is None:
         raise UserError(
             f"--chat: the tokenizer of {arguments.run} has no chat template; remove it, or "
@@ -121,8 +130,20 @@ def _check(arguments: Arguments) -> None:
         raise UserError("--read starts a new memory and --state-in loads one; give one of them")
     if a.state_out is not None and a.read is None:
         raise UserError("--state-out saves the memory of what --read reads; give --read FILE")
+    _check_decoding(a)
     if a.state_out is not None and a.read is not None:
         _check_writable(Path(a.state_out), expanded(a.read))
+
+
+def _check_decoding(a: Arguments) -> None:
+    samples = a.temperature != 0 or a.top_k != 0 or a.top_p != 1
+    if a.beam is not None and samples:
+        raise UserError(
+            "--beam searches for the likeliest text; --temperature, --top-k and --top-p sample "
+            "one; give either"
+        )
+    if a.beam is None and (a.length_penalty != 1 or a.no_repeat_ngram != 0):
+        raise UserError("--length-penalty and --no-repeat-ngram are of beam search; give --beam N")
 
 
 def _check_writable(path: Path, document: Path) -> None:
@@ -161,6 +182,12 @@ def _write(
     from famjax.eval.progress import TokenProgress
 
     a = arguments
+    if a.beam is not None:
+        limits = (a.max_tokens, a.length_penalty, a.no_repeat_ngram)
+        with TokenProgress("generate") as progress, progress.compiling():
+            found = generator.search(prompt, a.beam, *limits, a.stop, state, a.chat)
+        print(found[0].text if found else "")
+        return
     with TokenProgress("generate") as progress, progress.compiling():
         texts = generator.generate(
             prompt, a.max_tokens, a.temperature, a.top_k, a.top_p, a.stop, a.seed, state, a.chat

@@ -13,8 +13,9 @@ Dimensions, used in every docstring and einsum of the project:
 
 c is of linear attention (a chunk) and of `famjax.ops.token_scan` (a block); j is of the stack
 `feedback`. Other dimensions have words: repeats (of the layer pattern), span, sets, pairs, rank,
-lead (any leading axes). Two modules have letters of their own, which their docstrings explain:
-`famjax.ops.linear_attention_kernel` (m, i, j) and `famjax.layers.adaptive` (c, s, n).
+lead (any leading axes). Three modules have letters of their own, which their docstrings explain:
+`famjax.ops.linear_attention_kernel` (m, i, j), `famjax.layers.adaptive` (c, s, n) and
+`famjax.eval.beam` (n, p, c, e, s).
 
 A model is a function of a segment and a carried state. `Context` holds the other arguments.
 """

@@ -6,12 +6,14 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from famjax.core.errors import UserError
 from famjax.data.files import read_text_pieces
+from famjax.eval.beam import BeamSettings
 from famjax.eval.progress import TokenProgress
 from famjax.eval.sampling import Sampling
 from famjax.eval.streaming import PIECE, Streamer, StreamState, rechunk
@@ -20,6 +22,20 @@ from famjax.train.run import Run
 
 # target latency of a generated piece, since text is streamed
 PIECE_SECONDS = 0.1
+# of alpha, beyond which the penalty of long texts is no number of float32
+_MOST_PENALTY = 5
+
+
+class Hypothesis(NamedTuple):
+    """A text that beam search found.
+
+    Attributes:
+      text: without the stop token, and up to the first stop string.
+      score: log p / length ** length_penalty.
+    """
+
+    text: str
+    score: float
 
 
 class Generator:
@@ -88,17 +104,72 @@ class Generator:
           UserError: a number out of range, an empty stop string, an empty prompt with a state, more
             tokens than full attention's KV cache, or chat with a tokenizer without a template.
         """
+        tokens = self._encode_prompt(prompt, state, chat)
+        return self.continue_tokens(
+            tokens, max_tokens, temperature, top_k, top_p, stop, seed, state
+        )
+
+    def _encode_prompt(self, prompt: str, state: StreamState | None, chat: bool) -> np.ndarray:
+        """Return the tokens [t] of a prompt, with bos if it starts a document."""
         if state is not None and not prompt:
             raise UserError("the prompt is empty; a saved memory needs at least one character")
         if chat:
             tokens = self._tokenizer.encode_chat([{"role": "user", "content": prompt}])
         else:
             tokens = self._tokenizer.encode(prompt)
-        if state is None:
-            tokens = np.append(self._tokenizer.bos_id, tokens)
-        return self.continue_tokens(
-            tokens, max_tokens, temperature, top_k, top_p, stop, seed, state
-        )
+        return np.append(self._tokenizer.bos_id, tokens) if state is None else tokens
+
+    def search(
+        self,
+        prompt: str,
+        beams: int,
+        max_tokens: int = 256,
+        length_penalty: float = 1.0,
+        no_repeat_ngram: int = 0,
+        stop: Sequence[str] = (),
+        state: StreamState | None = None,
+        chat: bool = False,
+    ) -> list[Hypothesis]:
+        """Return the likeliest texts that beam search finds, best first: at most `beams`.
+
+        Args:
+          prompt, stop, state, chat: as in `generate`; stop strings cut what was found.
+          beams: hypotheses that are extended at once; 1 is greedy.
+          max_tokens: maximum number of tokens, of all of which memory is held.
+          length_penalty: a text's score is log p / length ** length_penalty; 0 is log p.
+          no_repeat_ngram: no so many tokens in a row come twice in the prompt and the text; 0 =
+            they may.
+
+        Raises:
+          UserError: a number out of range, or as `generate`.
+        """
+        size = self._tokenizer.vocab_size
+        check_search(beams, max_tokens, length_penalty, no_repeat_ngram, stop, size)
+        tokens = self._encode_prompt(prompt, state, chat)
+        stream = self._read_prompt(tokens, state)
+        settings = BeamSettings(beams, max_tokens, size, float(length_penalty), no_repeat_ngram)
+        counted = tokens if no_repeat_ngram else tokens[:0]
+        found = jax.device_get(stream.search(settings, self._stops(), _pad_prompt(counted)))
+        return [
+            Hypothesis(self._decode_hypothesis(tokens[:length], stop), float(score))
+            for tokens, length, score in zip(*(a[0] for a in found), strict=True)
+            if length
+        ]
+
+    def _decode_hypothesis(self, tokens: np.ndarray, stop: Sequence[str]) -> str:
+        written = tokens[:-1] if tokens[-1] in self._stops() else tokens
+        return "".join(_cut_at_stop(stop, self._decode_tokens(iter(written.tolist()))))
+
+    def _stops(self) -> np.ndarray:
+        return np.array(sorted(self._tokenizer.stop_ids), np.int32)
+
+    def _read_prompt(self, tokens: np.ndarray, state: StreamState | None) -> Streamer:
+        """Return a stream after tokens [t], from a state or the start."""
+        stream = self._streamer.new_stream()
+        if state is not None:
+            stream.state = state
+        stream.read(tokens[None])
+        return stream
 
     def continue_tokens(
         self,
@@ -113,10 +184,7 @@ class Generator:
     ) -> Iterator[str]:
         """As `generate`, from a prompt of tokens [t], with bos if it starts a document."""
         check_sampling(max_tokens, temperature, top_k, top_p, stop, seed)
-        stream = self._streamer.new_stream()
-        if state is not None:
-            stream.state = state
-        stream.read(tokens[None])
+        stream = self._read_prompt(tokens, state)
         key = jax.random.key(seed)
         size = self._tokenizer.vocab_size
         sampling = Sampling(key, float(temperature), top_k, float(top_p), size)
@@ -129,7 +197,7 @@ class Generator:
 
         A program generates a piece of tokens; pieces double from one token while they are fast.
         """
-        stops = np.array(sorted(self._tokenizer.stop_ids), np.int32)
+        stops = self._stops()
         tokens, size = stream.draw(sampling), 1
         while True:
             for number in tokens.tolist():
@@ -167,8 +235,7 @@ def check_sampling(
     Raises:
       UserError: a number out of its range, or an empty stop string.
     """
-    if max_tokens < 1:
-        raise UserError(f"max_tokens={max_tokens}: must be at least 1")
+    _check_writing(max_tokens, stop)
     if not 0 <= temperature < float("inf"):
         raise UserError(f"temperature={temperature}: must be 0 (the likeliest token) or more")
     if not 0 <= top_k < 2**31:
@@ -177,8 +244,44 @@ def check_sampling(
         raise UserError(f"top_p={top_p}: must be more than 0 and at most 1")
     if not 0 <= seed < 2**32:
         raise UserError(f"seed={seed}: must be from 0 to {2**32 - 1}")
+
+
+def check_search(
+    beams: int,
+    max_tokens: int,
+    length_penalty: float,
+    no_repeat_ngram: int,
+    stop: Sequence[str],
+    vocab_size: int,
+) -> None:
+    """Refuse what `Generator.search` cannot search with.
+
+    Raises:
+      UserError: a number out of its range, or an empty stop string.
+    """
+    _check_writing(max_tokens, stop)
+    if not 1 <= beams <= vocab_size:
+        raise UserError(f"beam={beams}: must be from 1 to {vocab_size}, the size of the vocabulary")
+    if not -_MOST_PENALTY <= length_penalty <= _MOST_PENALTY:
+        raise UserError(
+            f"length_penalty={length_penalty}: must be from -{_MOST_PENALTY} to {_MOST_PENALTY}"
+        )
+    if no_repeat_ngram < 0:
+        raise UserError(f"no_repeat_ngram={no_repeat_ngram}: must be 0 (no limit) or more")
+
+
+def _check_writing(max_tokens: int, stop: Sequence[str]) -> None:
+    if max_tokens < 1:
+        raise UserError(f"max_tokens={max_tokens}: must be at least 1")
     if "" in stop:
         raise UserError("a stop string is empty; give at least one character")
+
+
+def _pad_prompt(tokens: np.ndarray) -> np.ndarray:
+    """Return tokens [t] as [1 p] after -1, p a power of two or 0, so that few programs compile."""
+    count = len(tokens)
+    before = (1 << (count - 1).bit_length()) - count if count else 0
+    return np.pad(tokens, (before, 0), constant_values=-1)[None].astype(np.int32)
 
 
 def _cut_at_stop(stop: Sequence[str], texts: Iterator[str]) -> Iterator[str]:

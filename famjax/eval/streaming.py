@@ -15,6 +15,7 @@ from flax import nnx
 
 from famjax.core.errors import UserError
 from famjax.core.types import Array, Batch, Context, Params, State
+from famjax.eval.beam import BeamSettings, Hypotheses, beam_search
 from famjax.eval.sampling import Sampling
 from famjax.experiment.memory import check_bytes_fit
 from famjax.models.language_model import LanguageModel
@@ -40,7 +41,7 @@ class StreamState(NamedTuple):
 
 
 class StreamFunctions(NamedTuple):
-    """The jitted functions of a model. Their state argument is donated.
+    """The jitted functions of a model. Their state argument is donated, but for `search`.
 
     Attributes:
       start: (params, b) -> state.
@@ -52,6 +53,8 @@ class StreamFunctions(NamedTuple):
       draw: (logits [b v], sampling, position) -> [b 1], the token at that position of the text.
       write: (params, state, token [1 1], position, count, sampling, stops) ->
         (tokens [PIECE], number of tokens written, logits [1 v], state).
+      search: (params, state, logits [b v], settings, stops, prompt) -> hypotheses, as
+        `famjax.eval.beam.beam_search`.
     """
 
     start: Callable[..., Any]
@@ -61,6 +64,7 @@ class StreamFunctions(NamedTuple):
     step: Callable[..., Any]
     draw: Callable[..., Any]
     write: Callable[..., Any]
+    search: Callable[..., Any]
 
 
 @functools.lru_cache(maxsize=8)
@@ -121,6 +125,12 @@ def jit_functions(graph: Any) -> StreamFunctions:
         _, written, tokens, logits, state = jax.lax.while_loop(keep_writing, write_token, carry)
         return tokens, written, logits, model.restack(state)
 
+    def search(params: Params, state: State, logits: Array, *arguments: Any) -> Hypotheses:
+        model = nnx.merge(graph, params)
+        state = model.unstack(state)
+        axes = model.stack.row_axes(state)
+        return beam_search(model.step, logits, state, axes, *arguments)
+
     return StreamFunctions(
         jax.jit(start, static_argnums=1),
         jax.jit(read, donate_argnums=1),
@@ -129,6 +139,7 @@ def jit_functions(graph: Any) -> StreamFunctions:
         jax.jit(step, donate_argnums=1),
         jax.jit(lambda logits, sampling, position: sampling.draw(logits, position)),
         jax.jit(write, donate_argnums=1),
+        jax.jit(search),
     )
 
 
@@ -324,6 +335,36 @@ class Streamer:
         drawn = np.asarray(tokens)[: int(written)]
         self.tokens += len(drawn)
         return drawn
+
+    def search(
+        self, settings: BeamSettings, stops: np.ndarray, prompt: np.ndarray | None = None
+    ) -> Hypotheses:
+        """Return the best continuations of each lane, by beam search. The stream stays as it is.
+
+        Args:
+          settings: of the search.
+          stops: [...] int32, stop tokens.
+          prompt: [b p] int32, tokens before, whose n-grams count; -1 is none.
+
+        Raises:
+          UserError: the hypotheses do not fit full attention's KV cache, or the device.
+        """
+        if self._reset_every is not None:
+            raise ValueError("search needs no reset_every")
+        longest = settings.max_tokens
+        # the last token is not read
+        if self._capacity is not None and self.tokens + longest - 1 > self._capacity:
+            raise UserError(
+                f"max_tokens={longest}: does not fit the model's cache of {self._capacity:,} after "
+                f"{self.tokens:,} tokens; give at most {self._capacity - self.tokens + 1:,}"
+            )
+        hypotheses = self.batch * settings.beams
+        what = f"searching with {hypotheses:,} hypotheses of up to {longest:,} tokens"
+        # finished ones beside those that go on
+        check_bytes_fit(what, hypotheses * (self._lane_bytes + 8 * longest))
+        return self._functions.search(
+            self._params, self._memory, self.logits, settings, stops, prompt
+        )
 
     def _position(self, ahead: int) -> np.uint32:
         return np.uint32((self.tokens + ahead) % 2**32)

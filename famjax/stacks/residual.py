@@ -304,6 +304,14 @@ class ResidualStack(Stack):
             return state
         return (*_stack_repeats(state.repeats), *state.extra_state)
 
+    def row_axes(self, state: State) -> tuple[int, ...]:
+        axes = super().row_axes(state)
+        if not isinstance(state, UnstackedState):
+            return axes
+        count = len(axes) - len(jax.tree.leaves(state.extra_state))
+        # of each repeat, without its axis
+        return tuple(axis - 1 for axis in axes[:count]) * self.repeats + axes[count:]
+
     def attention_mass(self, x: Array, state: State, ctx: Context) -> Array:
         """Return the mean share of the memory in what is read, by layer: [l]."""
         _, shares = self._run(x, state, ctx, lambda layer: layer.attention_mass)

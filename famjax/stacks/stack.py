@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import abc
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from famjax.core.errors import UserError
 from famjax.core.types import Array, Context, PyTree, State
 from famjax.layers.cross_attention import Source
+from famjax.parallel.sharding import is_axes
 
 
 class Stack(nnx.Module):
@@ -101,6 +103,11 @@ class Stack(nnx.Module):
     def restack(self, state: State) -> State:
         """Return the inverse of `unstack`."""
         return state
+
+    def row_axes(self, state: State) -> tuple[int, ...]:
+        """Return the axis of the rows in each array of a state, in the layout that it has."""
+        axes = jax.tree.leaves(self.state_axes(), is_leaf=is_axes)
+        return tuple(names.index("batch") for names in axes)
 
     @property
     def is_approximate(self) -> bool:

@@ -23,6 +23,7 @@ from famjax.eval.generate import Generator
 from famjax.eval.state_file import refuse_special
 from famjax.tasks.parse import parse_lengths, parse_tasks
 from famjax.tokenizers.load import load_tokenizer
+from famjax.train.run import open_run
 
 
 @pytest.fixture(scope="module")
@@ -282,6 +283,25 @@ def test_a_saved_state_can_be_loaded_later(
     assert capsys.readouterr().out == ""
 
 
+def test_beam_search_writes_the_best_hypothesis(
+    run: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ask = ["--prompt", "the", "--max-tokens", "8", "--beam", "3"]
+    more = ["--length-penalty", "0.5", "--no-repeat-ngram", "2"]
+    assert main(["generate", run, *ask, *more]) == 0
+    best = Generator(open_run(run)).search("the", 3, 8, 0.5, 2)[0].text
+    assert capsys.readouterr().out == best + "\n"
+    # from the memory of a document, and from its file
+    state = str(tmp_path / "s")
+    assert main(["generate", run, "--read", str(text), "--state-out", state, *ask]) == 0
+    first = capsys.readouterr().out
+    assert main(["generate", run, "--state-in", state, *ask]) == 0
+    assert capsys.readouterr().out == first
+    whole = ["--prompt", text.read_text(encoding="utf-8") + "the", *ask[2:]]
+    assert main(["generate", run, *whole]) == 0
+    assert capsys.readouterr().out == first
+
+
 def test_prompt_from_standard_input_and_stop(
     run: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -314,6 +334,14 @@ def test_prompt_from_standard_input_and_stop(
         (["--prompt", "x", "--read", "/no/such/file", "--top-k", "-1"], "top_k=-1: must be 0"),
         (["--prompt", "x", "--state-in", "/no/such/s", "--stop", ""], "a stop string is empty"),
         (["--prompt", "x", "--temperature", "hot"], "temperature"),
+        (["--prompt", "x", "--beam", "0"], "beam=0: must be from 1 to 258, the size of the"),
+        # before the document is read
+        (["--prompt", "x", "--read", "/no/such/file", "--beam", "259"], "beam=259: must be from 1"),
+        (["--prompt", "x", "--beam", "2", "--temperature", "1"], "sample one; give either"),
+        (["--prompt", "x", "--beam", "2", "--top-k", "5"], "sample one; give either"),
+        (["--prompt", "x", "--beam", "2", "--top-p", "0.5"], "sample one; give either"),
+        (["--prompt", "x", "--length-penalty", "2"], "are of beam search; give --beam N"),
+        (["--prompt", "x", "--no-repeat-ngram", "3"], "are of beam search; give --beam N"),
         (["--promt", "x"], "did you mean '--prompt'"),
         (["--chat", "--read", "x", "--state-out", "s"], "give --prompt TEXT"),
         (["--prompt", "x", "--chat", "--read", "/no/such/file"], "has no chat template; remove it"),

@@ -119,6 +119,7 @@ def test_other_mistakes_have_their_usual_errors(capsys: pytest.CaptureFixture[st
         ("eval --model x", "unknown option --model; the run's folder comes first, without an"),
         ("generate x -p hello", "unknown option -p; write --prompt hello; see famjax generate"),
         ("generate x --max-new-tokens=9", "unknown option --max-new-tokens; write --max-tokens 9;"),
+        ("generate x --num-beams 5", "unknown option --num-beams; write --beam 5; see famjax"),
         ("generate x --device cpu", "unknown option --device; all devices that JAX finds"),
         ("evaluate x", "unknown verb 'evaluate'; did you mean famjax eval?"),
         ("finetune x", "unknown verb 'finetune'; did you mean famjax train finetune?"),

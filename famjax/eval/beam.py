@@ -1,0 +1,261 @@
+"""Beam search in one compiled program, over any function of a token and a carried state.
+
+n unfinished hypotheses of a row are extended at once, and of all their continuations the n
+likeliest go on. One that ends, with a stop token or at the most tokens, is finished, with the score
+
+    log p(tokens) / length ** alpha
+
+a length penalty as in Wu et al. 2016 (7, Equation 14), without its constants. What counts is as in
+Hugging Face's transformers, whose `generate(num_beams=n, early_stopping="never")` finds the same:
+
+- the length is that of the written tokens, the stop token among them;
+- of e stop tokens, (1 + e) n continuations are looked at, so that n of them go on. One that ends is
+  finished only if it is among the first n. With n = 1 the search is greedy decoding;
+- log p is the model's: tokens that are forbidden lose theirs, and others gain nothing;
+- n-grams may come once in the prompt and what is written, taken together.
+
+A row has found its n best when no unfinished hypothesis can beat the last of them: log p never
+grows, so that a score is at most log p now over the longest length, or with alpha < 0 the shortest.
+
+Here n are the beams of a row. The model's rows are b * n, those of one row next to each other.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from famjax.core.types import Array, State
+
+# (tokens [rows 1], state) -> (logits [rows 1 v], state)
+Step = Callable[[Array, State], tuple[Array, State]]
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("length_penalty",),
+    meta_fields=("beams", "max_tokens", "size", "no_repeat_ngram"),
+)
+@dataclass(frozen=True)
+class BeamSettings:
+    """Settings of a search; a program has all but the length penalty compiled in.
+
+    Attributes:
+      beams: n.
+      max_tokens: t, most tokens of a hypothesis.
+      size: of the vocabulary; logits of a padded embedding table beyond it are masked.
+      length_penalty: alpha. Above 0 it favours long hypotheses, as log p is negative.
+      no_repeat_ngram: no so many tokens in a row come twice; 0 = they may.
+    """
+
+    beams: int
+    max_tokens: int
+    size: int
+    length_penalty: Any = 1.0
+    no_repeat_ngram: int = 0
+
+
+class Hypotheses(NamedTuple):
+    """The n best hypotheses of each row, best first.
+
+    Attributes:
+      tokens: [b n t] int32, with the stop token if one ended it; 0 after them.
+      lengths: [b n] int32.
+      scores: [b n], log p / length ** alpha; -inf, with length 0, where a row has fewer than n.
+    """
+
+    tokens: Array
+    lengths: Array
+    scores: Array
+
+
+class _Search(NamedTuple):
+    """What is carried beside the model's state.
+
+    Attributes:
+      length: [], tokens of each unfinished hypothesis.
+      tokens: [b n p+t], the prompt and the unfinished hypotheses, the likeliest first.
+      log_probs: [b n], theirs without the prompt's; -inf where a row has fewer than n.
+      parents: [b n], the beams whose states they continue from.
+      finished: the best so far, tokens [b n p+t].
+    """
+
+    length: Array
+    tokens: Array
+    log_probs: Array
+    parents: Array
+    finished: Hypotheses
+
+
+def beam_search(
+    step: Step,
+    logits: Array,
+    state: State,
+    axes: tuple[int, ...],
+    settings: BeamSettings,
+    stops: Array,
+    prompt: Array | None = None,
+) -> Hypotheses:
+    """Return the n best continuations of each row.
+
+    Args:
+      step: of the model, on b * n rows. What it closes over has these rows too (`repeat_rows`).
+      logits: [b v], of the first token.
+      state: of b rows, which may be at different positions.
+      axes: the axis of the rows in each array of the state (`Stack.row_axes`).
+      settings: of the search.
+      stops: [e] int32, tokens that end a hypothesis.
+      prompt: [b p] int32, tokens before the first one, for n-grams; -1 is none. None for no prompt.
+    """
+    b, n = len(logits), settings.beams
+    first_row = n * jnp.arange(b)[:, None]
+
+    def extend(carry: tuple[_Search, State]) -> tuple[_Search, State]:
+        search, state = carry
+        state = take_rows(state, axes, (first_row + search.parents).reshape(-1))
+        logits, state = step(_last_tokens(settings, search).reshape(b * n, 1), state)
+        return _choose(settings, stops, search, logits.reshape(b, n, -1)), state
+
+    search = _start(settings, logits, prompt)
+    # all beams but one have no probability yet
+    search = _choose(settings, stops, search, jnp.repeat(logits[:, None], n, 1))
+    carry = search, repeat_rows(state, axes, n)
+    carry = jax.lax.while_loop(lambda carry: _may_improve(settings, carry[0]), extend, carry)
+    return _without_prompt(settings, carry[0].finished)
+
+
+# rows of states ---------------------------------------------------------------------------------
+
+
+def repeat_rows(state: State, axes: tuple[int, ...], count: int) -> State:
+    """Return a state of b rows with each of them `count` times, next to each other."""
+    return _map_rows(lambda a, axis: jnp.repeat(a, count, axis), state, axes)
+
+
+def take_rows(state: State, axes: tuple[int, ...], rows: Array) -> State:
+    """Return the given rows [rows] of a state."""
+    return _map_rows(lambda a, axis: jnp.take(a, rows, axis), state, axes)
+
+
+def _map_rows(f: Callable[[Array, int], Array], state: State, axes: tuple[int, ...]) -> State:
+    leaves, tree = jax.tree.flatten(state)
+    return jax.tree.unflatten(tree, [f(a, axis) for a, axis in zip(leaves, axes, strict=True)])
+
+
+# the search -------------------------------------------------------------------------------------
+
+
+def _start(settings: BeamSettings, logits: Array, prompt: Array | None) -> _Search:
+    """Return the search before the first token: one empty hypothesis a row, and none finished."""
+    b, n, t = len(logits), settings.beams, settings.max_tokens
+    before = jnp.zeros((b, 0), jnp.int32) if prompt is None else prompt
+    tokens = jnp.repeat(jnp.pad(before, ((0, 0), (0, t)))[:, None], n, 1)
+    none = jnp.full((b, n), -jnp.inf, logits.dtype)
+    zero = jnp.zeros((b, n), jnp.int32)
+    finished = Hypotheses(jnp.zeros_like(tokens), zero, none)
+    return _Search(jnp.int32(0), tokens, none.at[:, 0].set(0), zero, finished)
+
+
+def _choose(settings: BeamSettings, stops: Array, search: _Search, logits: Array) -> _Search:
+    """Return the search after one more token, given its logits [b n v].
+
+    c are the continuations that are looked at, the likeliest first.
+    """
+    n, length = settings.beams, search.length + 1
+    log_probs = search.log_probs[..., None] + _token_log_probs(settings, search, logits)
+    b, _, v = log_probs.shape
+    # a single one ends with its first stop token, as greedy decoding does
+    count = min((1 + max(len(stops), 1)) * n, n * v) if n > 1 else 1
+    log_probs, index = jax.lax.top_k(log_probs.reshape(b, n * v), count)  # [b c]
+    parents, token = index // v, (index % v).astype(jnp.int32)
+    tokens = _take_beams(search.tokens, parents).at[:, :, _end(settings, search)].set(token)
+    ends = jnp.isin(token, stops) | (length == settings.max_tokens)
+    counted = ends & (jnp.arange(count) < n)
+    scores = jnp.where(counted, log_probs, -jnp.inf) / _penalty(settings, length)
+    lengths = jnp.broadcast_to(length, token.shape)
+    finished = _keep_best(search.finished, Hypotheses(tokens, lengths, scores))
+    log_probs, chosen = jax.lax.top_k(jnp.where(ends, -jnp.inf, log_probs), n)
+    parents = jnp.take_along_axis(parents, chosen, 1)
+    return _Search(length, _take_beams(tokens, chosen), log_probs, parents, finished)
+
+
+def _token_log_probs(settings: BeamSettings, search: _Search, logits: Array) -> Array:
+    """Return log p of the next tokens [b n v], -inf where one is forbidden."""
+    is_token = jnp.arange(logits.shape[-1]) < settings.size
+    log_probs = jax.nn.log_softmax(jnp.where(is_token, logits, -jnp.inf))
+    if not settings.no_repeat_ngram:
+        return log_probs
+    size = settings.no_repeat_ngram
+    return _forbid_repeats(log_probs, search.tokens, _end(settings, search), size)
+
+
+def _forbid_repeats(log_probs: Array, tokens: Array, end: Array, size: int) -> Array:
+    """Return log p [b n v], -inf for tokens that complete an n-gram that came before.
+
+    Args:
+      tokens: [b n s], of which the first `end` count; -1 is none.
+      size: of the n-grams.
+    """
+    windows = tokens.shape[-1] - size + 1
+    if windows < 1:
+        return log_probs
+    last = jax.lax.dynamic_slice_in_dim(tokens, end - size + 1, size - 1, 2)
+    same = jnp.arange(windows) + size - 1 < end
+    for i in range(size - 1):
+        same = same & (tokens[..., i : i + windows] == last[..., i : i + 1])
+    completing = tokens[..., size - 1 :]
+    # out of bounds, which is dropped
+    completing = jnp.where(same & (completing >= 0), completing, log_probs.shape[-1])
+    b, n, _ = tokens.shape
+    rows, beams = jnp.arange(b)[:, None, None], jnp.arange(n)[:, None]
+    return log_probs.at[rows, beams, completing].set(-jnp.inf, mode="drop")
+
+
+def _keep_best(old: Hypotheses, new: Hypotheses) -> Hypotheses:
+    """Return the best of two sets of hypotheses, as many as in `old`; of equals the old ones."""
+    both = Hypotheses(*(jnp.concatenate(pair, 1) for pair in zip(old, new, strict=True)))
+    scores, chosen = jax.lax.top_k(both.scores, old.scores.shape[1])
+    lengths = jnp.take_along_axis(both.lengths, chosen, 1)
+    return Hypotheses(_take_beams(both.tokens, chosen), lengths, scores)
+
+
+def _may_improve(settings: BeamSettings, search: _Search) -> Array:
+    """Return whether an unfinished hypothesis of any row may still be one of its n best."""
+    positive = jnp.asarray(settings.length_penalty) > 0
+    length = jnp.where(positive, settings.max_tokens, search.length + 1)
+    most = search.log_probs[:, 0] / _penalty(settings, length)
+    return (most > search.finished.scores[:, -1]).any()
+
+
+def _penalty(settings: BeamSettings, length: Array) -> Array:
+    """Return length ** alpha, []."""
+    return jnp.asarray(length, jnp.result_type(float)) ** settings.length_penalty
+
+
+def _last_tokens(settings: BeamSettings, search: _Search) -> Array:
+    """Return the last token of each unfinished hypothesis, [b n]."""
+    last = _end(settings, search) - 1
+    return jax.lax.dynamic_index_in_dim(search.tokens, last, 2, keepdims=False)
+
+
+def _end(settings: BeamSettings, search: _Search) -> Array:
+    """Return the index after the last token, of the prompt or written."""
+    return search.tokens.shape[2] - settings.max_tokens + search.length
+
+
+def _take_beams(tokens: Array, beams: Array) -> Array:
+    """Return the tokens [b n s] of the given beams [b c]: [b c s]."""
+    return jnp.take_along_axis(tokens, beams[..., None], 1)
+
+
+def _without_prompt(settings: BeamSettings, found: Hypotheses) -> Hypotheses:
+    """Return hypotheses without the prompt, and none where a score says that there is none."""
+    lengths = jnp.where(jnp.isfinite(found.scores), found.lengths, 0)
+    tokens = found.tokens[:, :, found.tokens.shape[2] - settings.max_tokens :]
+    written = jnp.arange(settings.max_tokens) < lengths[..., None]
+    return Hypotheses(jnp.where(written, tokens, 0), lengths, found.scores)
