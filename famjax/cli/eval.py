@@ -41,7 +41,8 @@ class Arguments:
     vt, cwe, fwe, qa_1 and qa_2, and babilong (niah_single_2:FILES, babilong:FILES: with that text
     as filler); text:FILES (file, folder or glob, several separated by commas), text:holdout (the
     documents that training held out); questions in files of JSON lines (narrativeqa:FILES, qasper,
-    quality, squality, xlsum, longbench, leval); a toy task (random_walk, blocked_walk, copy,
+    quality, squality, xlsum, longbench, leval); translate:SOURCES=TARGETS and summarize, of lines of
+    two files, or of JSON lines of inputs and targets; a toy task (random_walk, blocked_walk, copy,
     reverse, counting, algorithmic); lm_eval:NAMES (tasks of lm-evaluation-harness, or YAML files of
     such tasks); several separated by commas. Default: what the run was trained on."""
     lengths: str = ""
@@ -66,6 +67,12 @@ class Arguments:
     """lm_eval: solved examples before each question, default the task's own number."""
     chat: bool = False
     """lm_eval: ask with the tokenizer's chat template."""
+    beam: int | None = None
+    """translate and summarize: hypotheses that beam search extends at once; default 1, greedy."""
+    length_penalty: float | None = None
+    """Beam search: an output's score is log p / length ** this, default 1."""
+    no_repeat_ngram: int | None = None
+    """Beam search: no so many tokens in a row come twice in an output, default any may."""
     window: int | None = None
     """Texts: evaluate in windows of so many tokens, each with an empty memory, instead of whole.
     Files with questions: read only the last so many tokens, question and answer included."""
@@ -149,6 +156,9 @@ def evaluate(
             shots=arguments.shots,
             chat=arguments.chat,
             skip_broken=arguments.skip_broken,
+            beam=1 if arguments.beam is None else arguments.beam,
+            length_penalty=1.0 if arguments.length_penalty is None else arguments.length_penalty,
+            no_repeat_ngram=arguments.no_repeat_ngram or 0,
         )
         result = task.evaluate(opened, request)
         if task.group == "passkey":
@@ -186,7 +196,7 @@ def save_result(folder: Path, step: int, group: str, name: str, result: Any) -> 
         parts += [f":{files}" for files in [result.get("files")] if files]
         parts += [
             f" --{key} {result[key]}"
-            for key in ("facts", "window", "shots", "chat")
+            for key in ("facts", "window", "shots", "chat", "beam", "length_penalty")
             if result.get(key)
         ]
     saved["results"]["".join(parts)] = {"group": group, "result": result}
@@ -213,7 +223,7 @@ def read_report(folder: Path) -> dict[str, Any]:
 # that only some tasks take
 _OPTIONS = (
     *("lengths", "questions", "facts", "ablate", "window", "score", "words"),
-    *("shots", "chat", "skip_broken"),
+    *("shots", "chat", "skip_broken", "beam", "length_penalty", "no_repeat_ngram"),
 )
 
 
@@ -227,7 +237,10 @@ def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
             raise UserError(
                 "--lengths is for passkey, texts are read whole; remove it or add --tasks passkey"
             )
-        given = f"--{option}" if value is True else f"--{option} {value}"
+        flag = option.replace("_", "-")
+        given = f"--{flag}" if value is True else f"--{flag} {value}"
+        if option in ("beam", "length_penalty", "no_repeat_ngram"):
+            raise UserError(f"{given}: is for translate and summarize; remove it")
         if option == "skip_broken":
             raise UserError("--skip-broken: is for files with questions; remove it")
         if option == "ablate":

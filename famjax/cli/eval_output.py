@@ -9,7 +9,10 @@ from famjax.core.units import byte_size
 from famjax.eval.subsets import LENGTHS
 
 # of the report: what has a table of its own here, and what is not a task's
-_KNOWN = {"run", "step", "memory", "passkey", "toy", "text", "long", "questions", "lm_eval"}
+_KNOWN = {
+    *("run", "step", "memory", "passkey", "toy", "text", "long", "questions", "lm_eval"),
+    "translate",
+}
 _NEGATIVE = (
     "gained by memory is negative where the memory makes predictions worse than a reset at every "
     "block: usual early in training, and for texts unlike the training data, or longer"
@@ -36,6 +39,7 @@ def show(report: dict[str, Any]) -> None:
         "questions",
         "text",
         "lm_eval",
+        "translate",
         *sorted(report.keys() - _KNOWN),
     ]
     for group in groups:
@@ -70,7 +74,38 @@ def result_tables(group: str, result: Any) -> list[Table | str]:
         ]
     if group == "lm_eval":
         return [harness_table(result)]
+    if group == "translate":
+        return [translation_table(result), *translation_notes(result)]
     return [rows_table(group, result["rows"])]
+
+
+def translation_table(result: dict[str, Any]) -> Table:
+    """Return the table of the scores of translations or summaries."""
+    if "bleu" in result:
+        names = {"bleu": "BLEU", "chrf": "chrF", "bleu_compounds": "BLEU, compounds split"}
+        scores = [f"{result[name]:.2f}" for name in names]
+    else:
+        names = {"rouge_l": "ROUGE-L", "rouge_1": "ROUGE-1", "rouge_2": "ROUGE-2"}
+        scores = [f"{result[name]:.1%}" for name in names]
+    table = Table(
+        f"{result['task']}:{result['files']}",
+        ("pairs", "beam", "length penalty", *names.values(), "cut", "tokens/s"),
+    )
+    table.add_row(
+        f"{result['pairs']:,}",
+        str(result["beam"]),
+        f"{result['length_penalty']:g}",
+        *scores,
+        str(result["cut"]),
+        f"{result['tokens_per_second']:,.0f}",
+    )
+    return table
+
+
+def translation_notes(result: dict[str, Any]) -> list[str]:
+    """Return sacrebleu's signatures."""
+    signatures: dict[str, str] = result.get("signatures", {})
+    return [f"{name}: {signature}" for name, signature in signatures.items()]
 
 
 def questions_table(result: dict[str, Any]) -> Table:

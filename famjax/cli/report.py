@@ -129,7 +129,7 @@ def _section(run: Path) -> str:
         if group != "passkey":
             report[group] = [result]
         parts += [_image(name, figure) for name, figure in figures(report)]
-        if group in ("long", "questions"):
+        if group in ("long", "questions", "translate"):
             parts += _examples(read_examples(run, result), result)
     return "".join(parts)
 

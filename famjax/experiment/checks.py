@@ -285,10 +285,11 @@ def _check_feedback(config: Config) -> Iterator[str]:
             f"model.feedback.span_loss={c.span_loss} needs learned spans; set "
             "model.feedback.adaptive_span=true, or 0"
         )
-    if d.layout == "packed" and c.span > d.length > 1:
+    if d.layout != "lanes" and c.span > d.length > 1:
+        lanes = ", or data.layout=lanes" if d.layout == "packed" else ""
         yield (
             f"model.feedback.span={c.span} is longer than data.length={d.length}, all that a token "
-            f"of a packed row can see; take at most {d.length}, or data.layout=lanes"
+            f"of a row can see with data.layout={d.layout}; take at most {d.length}{lanes}"
         )
 
 
@@ -309,7 +310,12 @@ def _check_data(config: Config) -> Iterator[str]:
         )
     if d.holdout == 1:
         yield "data.holdout=1 keeps every document from training; take 0 or at least 2"
-    if d.layout == "lanes" and d.repeat_len:
+    if d.layout == "pairs" and d.task != "translate":
+        yield (
+            f"data.layout=pairs is of data.task=translate, not of {d.task}; set data.layout=lanes "
+            "or packed"
+        )
+    if d.layout != "packed" and d.repeat_len:
         yield (
             f"data.repeat_len={d.repeat_len} is for packed rows; "
             "set data.layout=packed or data.repeat_len=0"
@@ -379,9 +385,10 @@ def _check_train(config: Config) -> Iterator[str]:
             f"train.accumulate={t.accumulate} does not divide data.batch={d.batch}; "
             f"take one of {divisors(d.batch)}"
         )
-    if t.rsp and d.layout == "lanes":
+    if t.rsp and d.layout != "packed":
+        always = ", lanes always carry their memory" if d.layout == "lanes" else ""
         yield (
-            f"train.rsp={t.rsp} is for packed rows, lanes always carry their memory; "
+            f"train.rsp={t.rsp} is for packed rows{always}; "
             "set data.layout=packed or train.rsp=0"
         )
 
@@ -399,9 +406,9 @@ def _check_bptt_warmup(config: Config) -> Iterator[str]:
         )
     if not t.bptt_start:
         return
-    if d.layout == "packed":
+    if d.layout != "lanes":
         yield (
-            f"{start} is for lanes, packed rows carry no memory from step to step; "
+            f"{start} is for lanes, {d.layout} rows carry no memory from step to step; "
             f"set data.layout=lanes {off}"
         )
     least = m.block_len * t.bptt_segments

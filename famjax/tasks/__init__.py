@@ -21,7 +21,7 @@ from famjax.tasks.questions.summaries import SQUALITY, XLSUM
 from famjax.tasks.task import Task
 from famjax.tasks.text import TextTask
 from famjax.tasks.toy import TOYS, ToyTaskSpec
-from famjax.tasks.translate import TranslateTask
+from famjax.tasks.translate import SummarizeTask, TranslateTask
 
 TASKS: dict[str, Task] = {
     "text": TextTask(),
@@ -41,5 +41,6 @@ TASKS: dict[str, Task] = {
     "longbench": LONG_BENCH,
     "leval": L_EVAL,
     "translate": TranslateTask(),
+    "summarize": SummarizeTask(),
     "lm_eval": HarnessTask(),
 }

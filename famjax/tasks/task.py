@@ -36,6 +36,8 @@ class Request(NamedTuple):
       shots: solved examples before each question; None is the task's own number.
       chat: questions are messages of the tokenizer's chat template.
       skip_broken: lines of files that cannot be read are left out.
+      beam, length_penalty, no_repeat_ngram: of the search for outputs of pairs, see
+        `famjax.eval.translator.Translator`.
     """
 
     task: str
@@ -54,6 +56,9 @@ class Request(NamedTuple):
     shots: int | None = None
     chat: bool = False
     skip_broken: bool = False
+    beam: int = 1
+    length_penalty: float = 1.0
+    no_repeat_ngram: int = 0
 
 
 class Task(abc.ABC):
@@ -65,7 +70,7 @@ class Task(abc.ABC):
       has_own_words: its vocabulary is a list of its own words, `data.tokenizer=task`.
       group: where its results are in the report of `famjax eval`, which tasks may share.
       options: of `famjax eval`, which of lengths, questions, facts, ablate, window, score, words,
-        shots, chat and skip_broken it takes.
+        shots, chat, skip_broken, beam, length_penalty and no_repeat_ngram it takes.
       files: what may follow its name and a colon; "" is nothing.
       needs_files: and has to.
       evaluation: "module:function" of `Request` and a `Run` to results: a dictionary with "rows",

@@ -11,7 +11,7 @@ from famjax.core.errors import multiples
 from famjax.data.pair_rows import Lengths, PairSource
 from famjax.data.pairs import Pairs
 from famjax.data.sources import Source, Split
-from famjax.tasks.task import Task
+from famjax.tasks.task import EvaluationTask, Task
 from famjax.tokenizers.tokenizer import Tokenizer
 
 
@@ -19,7 +19,7 @@ class TranslateTask(Task):
     keys = ("data.source", "data.target")
     switches = ("data.source_length",)
     group = "translate"
-    options = ()
+    options = ("beam", "length_penalty", "no_repeat_ngram")
     files = "SOURCES=TARGETS, or translate:PAIRS.jsonl"
     needs_files = True
     evaluation = "famjax.eval.translate:evaluate"
@@ -51,6 +51,21 @@ class TranslateTask(Task):
 
     def eval_options(self, config: Config, source: Any, capacity: int | None) -> str | None:
         return None
+
+    def scores(self, results: Any) -> dict[str, float]:
+        return {"": float(results[self.headline])}
+
+
+class SummarizeTask(EvaluationTask):
+    """The outputs of a model trained on data.task=translate, scored as summaries."""
+
+    group = "translate"
+    options = TranslateTask.options
+    files = TranslateTask.files
+    needs_files = True
+    evaluation = TranslateTask.evaluation
+    headline = "rouge_l"
+    instead = "train with data.task=translate"
 
     def scores(self, results: Any) -> dict[str, float]:
         return {"": float(results[self.headline])}

@@ -115,6 +115,11 @@ def _with_rows(session: Session, state: TrainState, data: dict[str, Any]) -> Tra
             f"data.batch={rows}: the saved run has {before} rows, of which data.text_rows={texts} "
             f"are text; their documents cannot be reassigned; resume with data.batch={before}"
         )
+    if session.config.data.layout == "pairs":
+        raise UserError(
+            f"data.batch={rows}: the saved run has {before} rows, over which its pairs are "
+            f"divided; resume with data.batch={before}"
+        )
     session.batches.set_state(resize_rows(data, rows, session.source))
     change = f"{before - rows} end" if rows < before else f"{rows - before} begin anew"
     session.progress.note(

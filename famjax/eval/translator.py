@@ -1,0 +1,160 @@
+"""Writes the targets of sources with an encoder-decoder, by beam search in batches of one shape."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from famjax.core.errors import UserError
+from famjax.core.types import Array, Context, Params
+from famjax.eval.beam import BeamSettings, Hypotheses, beam_search
+from famjax.models.seq2seq import Seq2Seq
+from famjax.train.run import Run
+
+# of a source's length in tokens, which is rounded up to a multiple: few shapes, few programs
+_MULTIPLE = 16
+# most tokens of a target: so many times the source's, and so many more
+_LONGER, _MORE = 2, 16
+
+
+class Translation(NamedTuple):
+    """What was written for a source.
+
+    Attributes:
+      text: the likeliest hypothesis.
+      score: log p / length ** length_penalty.
+      tokens: of it, eos included.
+      cut: it ended at the most tokens, and not with eos.
+    """
+
+    text: str
+    score: float
+    tokens: int
+    cut: bool
+
+
+class Translator:
+    """Translates: `Translator(run).translate(["Guten Tag."])[0].text`.
+
+    Args:
+      run: of a model with an encoder.
+      beams: hypotheses that are extended at once; 1 is greedy.
+      length_penalty: see `famjax.eval.beam`.
+      no_repeat_ngram: no so many tokens in a row come twice in a target; 0 = they may.
+      batch: sources that are decoded together.
+
+    Raises:
+      UserError: the model has no encoder.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        beams: int = 1,
+        length_penalty: float = 1.0,
+        no_repeat_ngram: int = 0,
+        batch: int = 32,
+    ):
+        if not isinstance(run.model, Seq2Seq):
+            raise UserError(
+                "this model has no encoder, model.encoder.layers=0; train one with "
+                "data.task=translate"
+            )
+        self._run, self._batch = run, batch
+        self._graph, self._params = nnx.split(run.model)
+        self._settings = BeamSettings(
+            beams, 1, run.tokenizer.vocab_size, float(length_penalty), no_repeat_ngram
+        )
+        self._stops = np.array(sorted(run.tokenizer.stop_ids), np.int32)
+
+    def translate(
+        self, texts: Sequence[str], advance: Callable[[int], None] = lambda count: None
+    ) -> list[Translation]:
+        """Return the translation of each text.
+
+        Args:
+          advance: called with the number of texts of each batch when it is written.
+
+        Raises:
+          UserError: full attention's KV cache cannot hold a target.
+        """
+        tokenizer = self._run.tokenizer
+        sources = [np.append(tokenizer.encode(text), tokenizer.eos_id) for text in texts]
+        found: list[Translation | None] = [None] * len(texts)
+        for numbers, tokens, segment in batches(sources, self._batch):
+            for number, translation in zip(numbers, self._search(tokens, segment), strict=False):
+                found[number] = translation
+            advance(len(numbers))
+        return [translation for translation in found if translation is not None]
+
+    def _search(self, tokens: np.ndarray, segment: np.ndarray) -> list[Translation]:
+        """Translate sources [b s]."""
+        most = self._most_tokens(tokens.shape[1])
+        settings = replace(self._settings, max_tokens=most)
+        bos = np.int32(self._run.tokenizer.bos_id)
+        arguments = (self._params, tokens, segment, settings, self._stops, bos)
+        found = jax.device_get(_search(self._graph, *arguments))
+        return [
+            self._decode(*best) for best in zip(*(a[:, 0] for a in found), strict=True)
+        ]
+
+    def _most_tokens(self, source: int) -> int:
+        """Return the most tokens of targets of sources with so many."""
+        capacity = self._run.model.stack.capacity
+        most = _LONGER * source + _MORE
+        return most if capacity is None else min(most, capacity - 1)
+
+    def _decode(self, tokens: np.ndarray, length: int, score: float) -> Translation:
+        written = tokens[:length]
+        cut = not np.isin(written[-1:], self._stops).any()
+        text = self._run.tokenizer.decode(written if cut else written[:-1])
+        return Translation(text, float(score), int(length), cut)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _search(
+    graph: Any,
+    params: Params,
+    tokens: Array,
+    segment: Array,
+    settings: BeamSettings,
+    stops: Array,
+    bos: Array,
+) -> Hypotheses:
+    """Encode sources [b s], and search for their targets."""
+    model: Seq2Seq = nnx.merge(graph, params)
+    ctx = Context(source=model.read_source(tokens, segment))
+    state = model.unstack(model.init_state(len(tokens)))
+    first = jnp.full((len(tokens), 1), bos)
+    logits, state = model.step(first, state, ctx)
+    # the beams of a row read the same source
+    step = functools.partial(model.step, ctx=ctx)
+    return beam_search(step, logits[:, 0], state, model.stack.row_axes(state), settings, stops)
+
+
+def batches(
+    sources: Sequence[np.ndarray], batch: int
+) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yield batches of sources of about equal lengths, longest first.
+
+    Returns:
+      numbers [n], at most `batch` of them; tokens and segment [batch s] of `Seq2Seq.read_source`,
+      whose last rows repeat the first if there are fewer sources.
+    """
+    order = np.argsort([-len(source) for source in sources], kind="stable")
+    for begin in range(0, len(order), batch):
+        numbers = order[begin : begin + batch]
+        rows = np.resize(numbers, batch)
+        longest = max(len(sources[i]) for i in rows)
+        size = -(-longest // _MULTIPLE) * _MULTIPLE
+        tokens = np.stack([np.pad(sources[i], (0, size - len(sources[i]))) for i in rows])
+        lengths = np.array([len(sources[i]) for i in rows])
+        segment = (np.arange(size) < lengths[:, None]).astype(np.int32)
+        yield numbers, tokens.astype(np.int32), segment
