@@ -127,7 +127,9 @@ class PairRows(grain.IterDataset[Batch[np.ndarray]]):
     def _pack_window(self, number: int) -> list[Batch[np.ndarray]]:
         """Return the rows of a window."""
         pairs, _ = self.read_window(number)
-        rows = [write_row(row, self._tokenizer, self._lengths) for row in pack(pairs, self._lengths)]
+        rows = [
+            write_row(row, self._tokenizer, self._lengths) for row in pack(pairs, self._lengths)
+        ]
         if not rows:
             longest = f"data.source_length={self._lengths.source}, data.length"
             raise UserError(
@@ -144,9 +146,9 @@ class PairRows(grain.IterDataset[Batch[np.ndarray]]):
         notes = [f"{count:,} have an empty {side}" for count, side in sides if count]
         checked = len(pairs) + too_long
         if too_long:
-            share = f"{too_long:,} of {checked:,} are" if checked < len(self._pairs) else too_long
+            of = f" of {checked:,}" if checked < len(self._pairs) else ""
             notes.append(
-                f"{share} longer than data.source_length={self._lengths.source} or "
+                f"{too_long:,}{of} are longer than data.source_length={self._lengths.source} or "
                 f"data.length={self._lengths.target} and left out"
             )
         rows = self.rows(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Iterator
 
@@ -133,7 +134,7 @@ def _read_json_columns(path: str) -> tuple[Column, Column]:
         for number, line in enumerate(iter_lines(stream), start=1):
             if not line.strip():
                 continue
-            with wrap_line_errors(path, lambda n=number: n):
+            with wrap_line_errors(path, functools.partial(int, number)):
                 parts, _ = parse_record(line, None)
                 if len(parts) != 2:
                     raise UserError(f"is not a pair; it needs {_FORMS}")

@@ -48,12 +48,14 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
         check_metrics(_ROUGE)
     else:
         translation_scores.check_library()
-    how = {
+    how: dict[str, Any] = {
         "beam": request.beam,
         "length_penalty": request.length_penalty,
         "no_repeat_ngram": request.no_repeat_ngram,
     }
-    translator = Translator(run, *how.values(), request.batch)
+    translator = Translator(
+        run, request.beam, request.length_penalty, request.no_repeat_ngram, request.batch
+    )
     settings = {
         "run": repr(run.config),
         "weights": request.folder and weights_version(request.folder.parent, run.step),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -101,9 +102,7 @@ class Translator:
         bos = np.int32(self._run.tokenizer.bos_id)
         arguments = (self._params, tokens, segment, settings, self._stops, bos)
         found = jax.device_get(_search(self._graph, *arguments))
-        return [
-            self._decode(*best) for best in zip(*(a[:, 0] for a in found), strict=True)
-        ]
+        return [self._decode(*best) for best in zip(*(a[:, 0] for a in found), strict=True)]
 
     def _most_tokens(self, source: int) -> int:
         """Return the most tokens of targets of sources with so many."""
@@ -141,20 +140,19 @@ def _search(
 
 def batches(
     sources: Sequence[np.ndarray], batch: int
-) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
     """Yield batches of sources of about equal lengths, longest first.
 
     Returns:
       numbers [n], at most `batch` of them; tokens and segment [batch s] of `Seq2Seq.read_source`,
       whose last rows repeat the first if there are fewer sources.
     """
-    order = np.argsort([-len(source) for source in sources], kind="stable")
+    order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
     for begin in range(0, len(order), batch):
         numbers = order[begin : begin + batch]
-        rows = np.resize(numbers, batch)
-        longest = max(len(sources[i]) for i in rows)
-        size = -(-longest // _MULTIPLE) * _MULTIPLE
-        tokens = np.stack([np.pad(sources[i], (0, size - len(sources[i]))) for i in rows])
-        lengths = np.array([len(sources[i]) for i in rows])
+        rows = [sources[i] for i in itertools.islice(itertools.cycle(numbers), batch)]
+        lengths = np.array([len(row) for row in rows])
+        size = -(-int(lengths.max()) // _MULTIPLE) * _MULTIPLE
+        tokens = np.stack([np.pad(row, (0, size - len(row))) for row in rows])
         segment = (np.arange(size) < lengths[:, None]).astype(np.int32)
         yield numbers, tokens.astype(np.int32), segment

@@ -388,8 +388,7 @@ def _check_train(config: Config) -> Iterator[str]:
     if t.rsp and d.layout != "packed":
         always = ", lanes always carry their memory" if d.layout == "lanes" else ""
         yield (
-            f"train.rsp={t.rsp} is for packed rows{always}; "
-            "set data.layout=packed or train.rsp=0"
+            f"train.rsp={t.rsp} is for packed rows{always}; set data.layout=packed or train.rsp=0"
         )
 
 

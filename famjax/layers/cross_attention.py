@@ -7,7 +7,7 @@ projected once for a source (`CrossAttention.project`), whatever is decoded from
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,7 +45,7 @@ class Source(NamedTuple):
         one. `SourceSums` hold it already.
     """
 
-    keys: SourceKeys | SourceSums
+    keys: Any
     mask: Array
 
 

@@ -187,6 +187,7 @@ class FeedbackSegments(Mixer):
 
 class FmSpec(BswaSpec):
     title = "feedback memory segments"
+    has_own_mlp = True
     switches: ClassVar[tuple[str, ...]] = ()
     has_attention_map = False  # unlike bswa's: it also attends to outputs
     formats = MixerSpec.formats

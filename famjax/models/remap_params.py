@@ -17,8 +17,8 @@ from famjax.core.errors import UserError
 from famjax.core.types import Array, Params
 from famjax.layers import feature_map, lora
 from famjax.mixers import MIXERS, mixer_specs
-from famjax.models.seq2seq import make_model
 from famjax.models.remap_feedback import check_same_stack, feedback_weight
+from famjax.models.seq2seq import make_model
 from famjax.parallel.sharding import path_name
 
 # config fields that may differ between the given weights and the model. What they add to the

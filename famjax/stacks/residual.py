@@ -284,9 +284,11 @@ class ResidualStack(Stack):
         return keys
 
     def summarize_source(self, source: Source) -> Source:
-        summarize = self.layers[0].cross.summarize
-        mask = source.mask
-        return Source(tuple(jax.vmap(summarize, (0, None))(k, mask) for k in source.keys), mask)
+        cross = self.layers[0].cross
+        assert cross is not None
+        summarize = jax.vmap(cross.summarize, (0, None))
+        keys = tuple(summarize(keys, source.mask) for keys in source.keys)
+        return source._replace(keys=keys)
 
     def unstack(self, state: State) -> State:
         """Return the state for a loop of `step` within one program.

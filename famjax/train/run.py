@@ -24,8 +24,8 @@ from famjax.experiment.memory import check_model_fits, check_training_fits
 from famjax.mixers import mixer_constants
 from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
 from famjax.models.language_model import LanguageModel
-from famjax.models.seq2seq import make_model
 from famjax.models.remap_params import abstract_inference_model, merge_adapters, remap_params
+from famjax.models.seq2seq import make_model
 from famjax.parallel import sharding
 from famjax.pipeline import make_tokenizer
 from famjax.processes.collective import broadcast_from_first, process_index

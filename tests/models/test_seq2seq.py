@@ -172,7 +172,9 @@ def _layer(c: ModelConfig, params: Any, i: int) -> seq2seq.Layer:
     if c.encoder.cross == "linear":
         phi = transcription._phi(c, w["cross"]["map"])
     weights = transcription._weights
-    return seq2seq.Layer(weights(qkv, w["mlp"], c.mlp), weights(w["cross"]["qkv"], w["mlp"], c.mlp), phi)
+    return seq2seq.Layer(
+        weights(qkv, w["mlp"], c.mlp), weights(w["cross"]["qkv"], w["mlp"], c.mlp), phi
+    )
 
 
 def _feedback_stack(c: ModelConfig, params: Any, layers: Any) -> feedback.Stack:
@@ -238,13 +240,12 @@ def test_gradients_equal_finite_differences(name):
             float((g * d).sum())
             for g, d in zip(jax.tree.leaves(grads), jax.tree.leaves(direction), strict=True)
         )
-        step = 1e-6
         moved = [
-            loss(jax.tree.map(lambda a, d, s=sign: a + s * step * d, params, direction))
-            for sign in (1, -1)
+            loss(jax.tree.map(lambda a, d, step=step: a + step * d, params, direction))
+            for step in (1e-6, -1e-6)
         ]
         assert abs(along) > 1e-3
-        np.testing.assert_allclose(along, float(moved[0] - moved[1]) / (2 * step), rtol=2e-5)
+        np.testing.assert_allclose(along, float(moved[0] - moved[1]) / 2e-6, rtol=2e-5)
 
 
 @pytest.mark.parametrize("name", ["full", "linear", "feedback", "pattern"])

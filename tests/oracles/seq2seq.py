@@ -1,8 +1,8 @@
 """An encoder and decoders with cross attention, token by token in float64 NumPy.
 
-One source [s d] and one target [t d], embedded. Letters as in `oracles.transformer`. A decoder layer
-attends to the tokens before, then to the source, then has its feed-forward (Vaswani et al., 2017,
-3.1); linear cross attention is T2R's (arXiv 2103.13076, 3.2.2 with Equations 4 and 5).
+One source [s d] and one target [t d], embedded. Letters as in `oracles.transformer`. A decoder
+layer attends to the tokens before, then to the source, then has its feed-forward (Vaswani et al.,
+2017, 3.1); linear cross attention is T2R's (arXiv 2103.13076, 3.2.2 with Equations 4 and 5).
 """
 
 from __future__ import annotations
@@ -99,9 +99,7 @@ def decoder(
     return x
 
 
-def feedback_decoder(
-    w: feedback.Stack, layers: Sequence[Layer], x: Array, source: Array
-) -> Array:
+def feedback_decoder(w: feedback.Stack, layers: Sequence[Layer], x: Array, source: Array) -> Array:
     """Return the output of a Feedback Transformer with cross attention (v3 4.2.1)."""
     memory, ys = feedback.Memory(), []
     for t, row in enumerate(f64(x)):

@@ -276,9 +276,7 @@ def sweep(
         for i in range(len(parts.layers)):
             s = i % spec.sets
             pairs = history[s], entries[s]
-            states.append(
-                _attend_layer(spec, parts, i, states[-1], *pairs, first, rng, source)
-            )
+            states.append(_attend_layer(spec, parts, i, states[-1], *pairs, first, rng, source))
         return states[-1], entries, parts.mix_memory(states)
 
     memory = jnp.broadcast_to(x, (spec.memories, *x.shape))

@@ -1,0 +1,198 @@
+"""Pairs of files, and the rows that hold them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+
+import numpy as np
+import pytest
+
+from famjax.core.errors import UserError
+from famjax.data.pair_rows import Lengths, Pair, PairRows, PairSource, fits, pack, target_size
+from famjax.data.pairs import Pairs
+from famjax.tokenizers.tokenizer import ByteTokenizer
+
+BYTES = ByteTokenizer()
+
+
+def write(folder, sources, targets):
+    """Write two files, and return their names."""
+    files = folder / "a.src", folder / "a.tgt"
+    for file, lines in zip(files, (sources, targets), strict=True):
+        file.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return [str(file) for file in files]
+
+
+def natural(folder, count=300):
+    """Pairs of lengths like those of sentences; a target tells which source it is of."""
+    rng = random.Random(0)
+    sizes = [min(max(int(rng.lognormvariate(2.6, 0.45)), 3), 40) for _ in range(count)]
+    sources = [f"{i:03}" + "s" * size for i, size in enumerate(sizes)]
+    targets = [f"{i:03}" + "t" * max(size + rng.randint(-3, 3), 0) for i, size in enumerate(sizes)]
+    return Pairs(*write(folder, sources, targets))
+
+
+def read_rows(rows, batches):
+    iterator = iter(rows)
+    return [next(iterator) for _ in range(batches)]
+
+
+def unpack(batch):
+    """Return source and target texts of all pairs in a batch."""
+    found = []
+    for row in range(len(batch["tokens"])):
+        for number in range(1, batch["segment"][row].max() + 1):
+            source = batch["source"][row][batch["source_segment"][row] == number]
+            inside = batch["segment"][row] == number
+            tokens, targets = batch["tokens"][row][inside], batch["targets"][row][inside]
+            assert source[-1] == targets[-1] == BYTES.eos_id
+            assert tokens[0] == BYTES.bos_id
+            np.testing.assert_array_equal(tokens[1:], targets[:-1])
+            found.append((BYTES.decode(source[:-1]), BYTES.decode(targets[:-1])))
+    return found
+
+
+# files ----------------------------------------------------------------------------------------
+
+
+def test_lines_of_two_files_are_pairs(tmp_path):
+    sources, targets = ["ein Haus", "", "drei"], ["a house", "two\u2028lines", ""]
+    pairs = Pairs(*write(tmp_path, sources, targets))
+    assert [pairs[i] for i in range(3)] == list(zip(sources, targets, strict=True))
+    assert pairs.empty() == (1, 1)
+
+
+def test_files_are_decompressed_and_globs_sorted(tmp_path):
+    for name in ("b", "a"):
+        for side in ("src", "tgt"):
+            path = tmp_path / f"{name}.{side}.gz"
+            path.write_bytes(gzip.compress(f"{name} {side}\n".encode()))
+    pairs = Pairs(str(tmp_path / "*.src.gz"), str(tmp_path / "*.tgt.gz"))
+    assert [pairs[i] for i in range(2)] == [("a src", "a tgt"), ("b src", "b tgt")]
+
+
+def test_json_lines_are_pairs(tmp_path):
+    file = tmp_path / "pairs.jsonl"
+    records = [{"inputs": "x", "targets": "y"}, {"prompt": "p", "response": "r"}]
+    file.write_text("\n".join(map(json.dumps, records)))
+    pairs = Pairs(str(file))
+    assert [pairs[i] for i in range(2)] == [("x", "y"), ("p", "r")]
+
+
+def test_files_that_are_no_pairs_are_refused(tmp_path):
+    source, target = write(tmp_path, ["1", "2", "3"], ["1", "2"])
+    with pytest.raises(UserError, match=r"3 lines and .* 2: line 3 of .*a\.src has no pair"):
+        Pairs(source, target)
+    with pytest.raises(UserError, match=r"names 2 files and data\.target=.* 1"):
+        Pairs(f"{source},{target}", target)
+    with pytest.raises(UserError, match=r"is not JSON lines"):
+        Pairs(source)
+    with pytest.raises(UserError, match=r"data\.source: no such file"):
+        Pairs(str(tmp_path / "missing"), target)
+    with pytest.raises(UserError, match=r"data\.source=''"):
+        Pairs("", target)
+    broken = tmp_path / "broken.jsonl"
+    broken.write_text('{"inputs": "a", "targets": "b"}\n{"text": "c"}\n')
+    with pytest.raises(UserError, match=r"broken\.jsonl, line 2: is not a pair"):
+        Pairs(str(broken))
+    (tmp_path / "latin").write_bytes("für\n".encode("latin-1"))
+    with pytest.raises(UserError, match=r"not UTF-8 at byte 1"):
+        Pairs(str(tmp_path / "latin"), target)
+    with pytest.raises(UserError, match="no pairs found"):
+        Pairs(*write(tmp_path, [], []))
+
+
+# rows -----------------------------------------------------------------------------------------
+
+
+def test_each_epoch_has_every_pair_once_in_another_order(tmp_path):
+    pairs = natural(tmp_path)
+    rows = PairRows(pairs, BYTES, Lengths(120, 120, 1), seed=3, batch=1, window=100)
+    epochs = [
+        [text for number in windows for row in rows.rows(number) for text in unpack(_batch(row))]
+        for windows in (range(3), range(3, 6))
+    ]
+    everything = sorted(pairs[i] for i in range(len(pairs)))
+    assert sorted(epochs[0]) == sorted(epochs[1]) == everything
+    assert epochs[0] != epochs[1]
+
+
+def _batch(row):
+    return {name: values[None] for name, values in row.items()}
+
+
+def test_rows_of_sentences_are_at_most_a_tenth_padding(tmp_path):
+    source = PairSource(natural(tmp_path, 2000), BYTES, Lengths(128, 128, 1), seed=0)
+    report = source.report()
+    assert report.startswith("2,000 pairs; rows are ")
+    assert float(report.split("rows are ")[1].split("%")[0]) < 10
+
+
+def test_a_target_begins_on_a_block(tmp_path):
+    rows = PairRows(natural(tmp_path), BYTES, Lengths(128, 128, 8), seed=0, batch=4)
+    for batch in read_rows(rows, 5):
+        starts = np.argwhere(batch["reset"])
+        assert (starts[:, 1] % 8 == 0).all()
+        assert (batch["reset"].sum(1) == batch["segment"].max(1)).all()
+        np.testing.assert_array_equal(batch["valid"], batch["segment"] > 0)
+        np.testing.assert_array_equal(batch["weights"], batch["valid"].astype(np.float32))
+
+
+def test_pairs_that_do_not_fit_are_left_out_and_told(tmp_path):
+    pairs = Pairs(*write(tmp_path, ["ab", "a" * 50, "c"], ["x", "y", "z" * 50]))
+    source = PairSource(pairs, BYTES, Lengths(20, 20, 1), seed=0)
+    assert "2 are longer than data.source_length=20 or data.length=20 and left out" in (
+        source.report()
+    )
+    (batch,) = read_rows(source.make_rows(1, None), 1)
+    assert unpack(batch) == [("ab", "x")]
+    with pytest.raises(UserError, match="none of 3 pairs fits"):
+        read_rows(PairSource(pairs, BYTES, Lengths(2, 2, 1), seed=0).make_rows(1, None), 1)
+
+
+def test_packing_keeps_to_both_lengths():
+    rng = np.random.default_rng(0)
+    pairs = [
+        Pair(np.zeros(s, np.int32), np.zeros(t, np.int32)) for s, t in rng.integers(1, 31, (200, 2))
+    ]
+    lengths = Lengths(40, 48, 4)
+    rows = pack(pairs, lengths)
+    assert sum(map(len, rows)) == 200
+    for row in rows:
+        assert sum(len(pair.source) for pair in row) <= 40
+        assert sum(target_size(pair, 4) for pair in row) <= 48
+    assert all(fits(pair, lengths) for pair in pairs)
+    assert not fits(Pair(np.zeros(5, np.int32), np.zeros(48, np.int32)), lengths)
+
+
+def test_rows_continue_from_their_state(tmp_path):
+    rows = PairRows(natural(tmp_path), BYTES, Lengths(60, 60, 1), seed=1, batch=3, window=64)
+    iterator = iter(rows)
+    for _ in range(40):  # over the ends of windows and of the epoch
+        next(iterator)
+    state = json.loads(json.dumps(iterator.get_state()))
+    expected = [next(iterator) for _ in range(30)]
+    again = iter(rows)
+    again.set_state(state)
+    for batch in expected:
+        for name, values in next(again).items():
+            np.testing.assert_array_equal(values, batch[name])
+
+
+def test_processes_read_parts_of_the_same_batches(tmp_path):
+    pairs, lengths = natural(tmp_path), Lengths(60, 60, 1)
+    whole = read_rows(PairRows(pairs, BYTES, lengths, 1, 4), 6)
+    part = read_rows(PairRows(pairs, BYTES, lengths, 1, 4, local_rows=[1, 3]), 6)
+    for batch, local in zip(whole, part, strict=True):
+        np.testing.assert_array_equal(batch["source"][[1, 3]], local["source"])
+
+
+def test_a_run_does_not_continue_with_other_pairs(tmp_path):
+    source = PairSource(natural(tmp_path), BYTES, Lengths(60, 60, 1), seed=0)
+    state = source.get_state()
+    source.set_state(state)
+    other = PairSource(natural(tmp_path, 299), BYTES, Lengths(60, 60, 1), seed=0)
+    with pytest.raises(UserError, match=r"the pairs changed since the run was saved \(300 then"):
+        other.set_state(state)

@@ -1,0 +1,163 @@
+"""Runs on pairs: they learn, resume bit for bit, are evaluated, and say what is wrong with them."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import small
+from small import Crash, assert_same, compiled_once, crash_at  # noqa: F401
+
+from famjax.config.schema import Config
+from famjax.core.errors import UserError
+from famjax.eval.translate import evaluate
+from famjax.eval.translator import Translator
+from famjax.experiment.load import load_config, override
+from famjax.tasks.task import Request
+from famjax.train.loop import train
+from famjax.train.metrics import read_metrics
+from famjax.train.run import Run
+
+LETTERS = "abcdefgh"
+
+
+def write_pairs(folder: Path, count: int = 500, longest: int = 6) -> tuple[str, str]:
+    """Write words, and what they are backwards; return the names of the files."""
+    rng = random.Random(1)
+    words = ["".join(rng.choices(LETTERS, k=rng.randint(2, longest))) for _ in range(count)]
+    files = folder / "words", folder / "backwards"
+    folder.mkdir(parents=True, exist_ok=True)
+    files[0].write_text("".join(f"{word}\n" for word in words))
+    files[1].write_text("".join(f"{word[::-1]}\n" for word in words))
+    return str(files[0]), str(files[1])
+
+
+def config(folder: Path, *more: str) -> Config:
+    source, target = write_pairs(folder)
+    shape = [given for given in small.COMMAND if "block_len" not in given]
+    keys = [
+        *("model.block_len=1", "model.mixer=full", "model.capacity=32", "model.encoder.layers=1"),
+        *("data.task=translate", "data.layout=pairs", f"data.source={source}"),
+        *(f"data.target={target}", "data.length=32", "data.source_length=28"),
+    ]
+    return override(Config(), [*shape, *keys, *more])
+
+
+def learned(folder: Path, *more: str) -> Run:
+    """Return a run that has learned to write words backwards."""
+    keys = ["model.width=32", "model.mlp_width=64", "data.batch=8", "optimizer.learning_rate=0.01"]
+    keys += ["train.steps=300", "train.log_every=50", "train.checkpoint_every=300"]
+    return train(config(folder, *keys, *more), folder / "run", quiet=True)
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_resume_after_crashes_is_bitwise_equal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = config(tmp_path, "train.steps=13")
+    reference, resumed = tmp_path / "once", tmp_path / "again"
+    train(given, reference, quiet=True)
+    for count in (4, 6):
+        undo = crash_at(monkeypatch, count)
+        with pytest.raises(Crash):
+            train(given, resumed, quiet=True)
+        undo()
+    train(given, resumed, quiet=True)
+    assert_same(reference, resumed, given)
+
+
+def test_parts_of_a_batch_add_up(tmp_path: Path) -> None:
+    """Of equal batches the first steps have the same loss, whatever parts they are read in."""
+    losses = []
+    for accumulate in (1, 2):
+        given = config(tmp_path, "train.steps=4", f"train.accumulate={accumulate}")
+        train(given, tmp_path / str(accumulate), quiet=True)
+        losses.append(read_metrics(tmp_path / str(accumulate) / "metrics.jsonl")[-1]["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_a_model_learns_to_write_words_backwards_and_is_evaluated(tmp_path: Path) -> None:
+    tasks = f"translate:{tmp_path / 'words'}={tmp_path / 'backwards'}"
+    run = learned(tmp_path, f"eval.tasks={tasks}", "eval.every=300", "eval.examples=40")
+    words = ["abcd", "hg", "fedcba", "aab"]
+    for beams in (1, 3):
+        found = Translator(run, beams, batch=4).translate(words)
+        assert [each.text for each in found] == [word[::-1] for word in words]
+        assert [each.tokens for each in found] == [len(word) + 1 for word in words]
+        assert not any(each.cut for each in found)
+    folder = tmp_path / "run" / "eval"
+    files = tasks.removeprefix("translate:")
+    request = Request("translate", files, examples=40, batch=16, folder=folder, quiet=True, beam=2)
+    result = evaluate(run, request)
+    assert result["pairs"] == 40
+    assert result["chrf"] > 85
+    assert result["signatures"]["bleu"].startswith("nrefs:1|case:mixed")
+    greedy = evaluate(run, Request("translate", files, examples=40, quiet=True))
+    assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["translate"] == greedy["bleu"]
+    _, *lines = (folder / result["examples"]).read_text().splitlines()
+    first = json.loads(lines[0])
+    assert first["prompt"][::-1] == first["references"][0]
+    # the outputs are kept: nothing is written anew
+    again = evaluate(run, request)
+    assert again == result
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        "model.encoder.cross=linear model.encoder.features=8",
+        "model.stack=feedback model.mixer=fam model.feedback.span=16",
+        pytest.param("model.mixer=fam model.block_len=4", marks=pytest.mark.slow),
+        pytest.param("model.mixer=linear", marks=pytest.mark.slow),
+    ],
+)
+def test_other_decoders_train_and_write(tmp_path: Path, keys: str) -> None:
+    given = [key for key in keys.split() if key != "model.mixer=fam" or "stack" not in keys]
+    run = train(config(tmp_path, "train.steps=3", *given), tmp_path / "run", quiet=True)
+    found = Translator(run, 2, batch=2).translate(["abc", "d", "efgh"])
+    assert len(found) == 3
+    assert all(np.isfinite(each.score) for each in found)
+
+
+def test_an_output_at_the_most_tokens_is_cut_and_counted(tmp_path: Path) -> None:
+    run = train(
+        config(tmp_path, "train.steps=1", "model.capacity=32"), tmp_path / "run", quiet=True
+    )
+    (found,) = Translator(run, batch=1).translate(["abc"])
+    # an untrained model may end early
+    assert found.cut == (found.tokens == 31)
+
+
+def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
+    write_pairs(tmp_path)
+    named = [
+        *(f"data.source={tmp_path / 'words'}", f"data.target={tmp_path / 'backwards'}"),
+        *("data.layout=pairs", "model.mixer=full", "model.block_len=1", "model.encoder.layers=2"),
+    ]
+    pairs = ["data.task=translate", *named]
+
+    def refused(*more: str) -> str:
+        with pytest.raises(UserError) as error:
+            load_config("text_fam", [*pairs, *more])
+        return str(error.value)
+
+    assert "data.task=translate needs an encoder" in refused("model.encoder.layers=0")
+    assert "set data.layout=pairs" in refused("data.layout=lanes")
+    assert "data.task=text has no sources" in refused("data.task=text")
+    assert "data.source is empty" in refused("data.source=")
+    assert "model.stack=lstm has no attention to an encoder" in refused("model.stack=lstm")
+    assert "feedback memory segments applies" in refused("model.mixer=fm", "model.block_len=8")
+    assert "train.rsp=0.5 is for packed rows" in refused("train.rsp=0.5")
+    assert "an encoder has rotary positions" in refused("model.arch.learned_positions=true")
+    assert "reads each row whole" in refused("train.bptt_segments=2")
+    assert "model.encoder.features: has no effect" in refused("model.encoder.features=8")
+
+
+def test_a_model_without_an_encoder_does_not_translate() -> None:
+    import tiny
+
+    with pytest.raises(UserError, match=r"no encoder, model\.encoder\.layers=0"):
+        Translator(tiny.run())
