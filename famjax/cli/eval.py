@@ -41,10 +41,10 @@ class Arguments:
     vt, cwe, fwe, qa_1 and qa_2, and babilong (niah_single_2:FILES, babilong:FILES: with that text
     as filler); text:FILES (file, folder or glob, several separated by commas), text:holdout (the
     documents that training held out); questions in files of JSON lines (narrativeqa:FILES, qasper,
-    quality, squality, xlsum, longbench, leval); translate:SOURCES=TARGETS and summarize, of lines of
-    two files, or of JSON lines of inputs and targets; a toy task (random_walk, blocked_walk, copy,
-    reverse, counting, algorithmic); lm_eval:NAMES (tasks of lm-evaluation-harness, or YAML files of
-    such tasks); several separated by commas. Default: what the run was trained on."""
+    quality, squality, xlsum, longbench, leval); translate:SOURCES=TARGETS and summarize, of lines
+    of two files, or of JSON lines of inputs and targets; a toy task (random_walk, blocked_walk,
+    copy, reverse, counting, algorithmic); lm_eval:NAMES (tasks of lm-evaluation-harness, or YAML
+    files of such tasks); several separated by commas. Default: what the run was trained on."""
     lengths: str = ""
     """Tokens of the documents, default 256,1024,4096,16384 for passkey and 1024,4096,16384 for
     RULER's. Toy tasks: steps of the episodes (digits, A's, actions, statements), default

@@ -18,6 +18,11 @@ from famjax.processes import runtime
 
 # of a prompt, which is held in memory
 _PROMPT_BYTES = 64 << 20
+# options that models with an encoder lack
+_OF_DECODERS = (
+    *("chat", "read", "state_out", "state_in", "small_cache", "max_tokens", "temperature"),
+    *("top_k", "top_p", "stop"),
+)
 
 if TYPE_CHECKING:
     from famjax.eval.generate import Generator
@@ -32,7 +37,7 @@ class Arguments:
     run: tyro.conf.Positional[str]
     """Folder of the run, or of a Hugging Face model."""
     prompt: str | None = None
-    """Text to continue; - reads it from standard input."""
+    """Text to continue, or for a model with an encoder its source; - reads standard input."""
     chat: bool = False
     """The prompt is a user's message, formatted with the tokenizer's chat template."""
     read: str | None = None
@@ -57,7 +62,7 @@ class Arguments:
     length_penalty: float = 1.0
     """Beam search: a text's score is log p / length ** this; 0 prefers short texts."""
     no_repeat_ngram: int = 0
-    """Beam search: no so many tokens in a row come twice in the prompt and the text; 0 = any may."""
+    """Beam search: no so many tokens in a row come twice in prompt and text; 0 = any may."""
     stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Stop before this string; may be given several times."""
     seed: int = 0
@@ -87,6 +92,8 @@ def run(argv: list[str]) -> int:
         )
     if prompt is not None and isinstance(opened.tokenizer, WordTokenizer):
         _report_unknown_words(opened.tokenizer.unknown_words(prompt))
+    if opened.config.model.encoder.layers:
+        return _translate(arguments, opened, prompt)
     if arguments.small_cache:
         opened = opened.with_small_cache()
     # state files belong to the run as it is, without folded maps
@@ -174,6 +181,27 @@ def _load_memory(arguments: Arguments, opened: Run, generator: Generator) -> Str
         said = f"read {state.tokens:,} tokens; wrote {arguments.state_out}, {size:,} bytes"
         print(said, file=sys.stderr)
     return state
+
+
+def _translate(arguments: Arguments, opened: Run, prompt: str | None) -> int:
+    """Write the target of a source."""
+    from famjax.eval.progress import TokenProgress
+    from famjax.eval.translator import Translator
+
+    a = arguments
+    defaults = Arguments(a.run)
+    for name in _OF_DECODERS:
+        if getattr(a, name) != getattr(defaults, name):
+            raise UserError(
+                f"--{name.replace('_', '-')}: the target of a model with an encoder is searched "
+                "for, from its source alone; remove it"
+            )
+    assert prompt is not None  # since there is no --read
+    search = (a.beam or 1, a.length_penalty, a.no_repeat_ngram)
+    with TokenProgress("generate") as progress, progress.compiling():
+        (found,) = Translator(opened.with_folded_maps(), *search, batch=1).translate([prompt])
+    print(found.text)
+    return 0
 
 
 def _write(

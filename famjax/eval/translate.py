@@ -54,7 +54,11 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
         "no_repeat_ngram": request.no_repeat_ngram,
     }
     translator = Translator(
-        run, request.beam, request.length_penalty, request.no_repeat_ngram, request.batch
+        run.with_folded_maps(),
+        request.beam,
+        request.length_penalty,
+        request.no_repeat_ngram,
+        request.batch,
     )
     settings = {
         "run": repr(run.config),

@@ -49,6 +49,12 @@ class Source(NamedTuple):
     mask: Array
 
 
+def make_feature_map(config: ResolvedModelConfig, *, rngs: nnx.Rngs) -> FeatureMap:
+    """Return phi of linear cross attention, with `encoder.features`."""
+    linear = replace(config.linear, features=config.encoder.features)
+    return FeatureMap(replace(config, linear=linear), rngs=rngs)
+
+
 class CrossAttention(nnx.Module):
     """x + Attention(PreLN(x), source), or LN(x + Attention(x, source)) with `arch.pre_norm` false.
 
@@ -57,10 +63,8 @@ class CrossAttention(nnx.Module):
 
     def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
         self.qkv = QKV(config, rngs=rngs)
-        encoder = config.encoder
-        is_linear = encoder.cross == "linear"
-        linear = replace(config, linear=replace(config.linear, features=encoder.features))
-        self.map = FeatureMap(linear, rngs=rngs) if is_linear else None
+        is_linear = config.encoder.cross == "linear"
+        self.map = make_feature_map(config, rngs=rngs) if is_linear else None
 
     def project(self, source: Array) -> SourceKeys:
         """Project the encoder's output, [b s d]."""
@@ -100,4 +104,14 @@ class CrossAttention(nnx.Module):
             y = attend_sums(features, keys.s, keys.z).astype(q.dtype)
         else:
             y = attend_masked(features, keys.k, keys.v, source.mask)
-        return y.reshape(q.shape)
+        return y.reshape(*q.shape[:-1], -1)
+
+    def fold_feature_map(self) -> None:
+        """Fold the feature map into the projections, if there is one (T2R, Equation 8)."""
+        if self.map is None:
+            return
+        assert self.qkv.k is not None
+        self.map.fold_into(self.qkv.q, self.qkv.query_gain)
+        self.map.fold_into(self.qkv.k)
+        self.map.drop_weights()
+        self.qkv.query_gain = 1.0

@@ -39,4 +39,6 @@ def fold_feature_maps(model: LanguageModel) -> LanguageModel:
     assert isinstance(model.stack, ResidualStack)
     for layer in model.stack.layers:
         layer.mixer.fold_feature_map()
+        if layer.cross is not None:
+            layer.cross.fold_feature_map()
     return model

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from famjax.config.schema import ArchConfig, DropoutConfig, LoraConfig, ModelCon
 from famjax.core.errors import UserError
 from famjax.core.types import Array, Params
 from famjax.layers import feature_map, lora
+from famjax.layers.cross_attention import make_feature_map
 from famjax.mixers import MIXERS, mixer_specs
 from famjax.models.remap_feedback import check_same_stack, feedback_weight
 from famjax.models.seq2seq import make_model
@@ -27,7 +29,8 @@ from famjax.parallel.sharding import path_name
 # tokens, the prefixes of fam_init, the gates of fam_update=gated with biases from
 # fam_min_timescale and fam_max_timescale, feature maps (all `init_mixer_param`), and what a
 # Feedback Transformer has (`feedback_weight`). Values that given weights depend on are checked one
-# by one in `check_compatible`: stack, arch, linear, and with learned positions capacity
+# by one in `check_compatible`: stack, arch, linear, of the encoder its layers and embedding, and
+# with learned positions capacity
 _MAY_DIFFER = {
     "mixer",
     "block_len",
@@ -52,9 +55,10 @@ _MAY_DIFFER = {
     "linear",
     "stack",
     "feedback",
+    "encoder",
     "dropout",
 }
-_MIXER = "layer.mixer."
+_MIXER, _CROSS_MAP = "layer.mixer.", "layer.cross.map."
 
 
 def canonical_name(path: tuple[Any, ...]) -> tuple[str, int | None]:
@@ -161,12 +165,16 @@ def init_fam_prompt(embedding: Array, model: ModelConfig) -> Array:
 
 def is_feature_map(name: str) -> bool:
     """Return whether a parameter, by its canonical name, belongs to a feature map."""
-    return name.startswith(f"{_MIXER}map.")
+    return name.startswith((f"{_MIXER}map.", _CROSS_MAP))
 
 
 def is_of_mixer(name: str) -> bool:
-    """Return whether a parameter, by its canonical name, is one that other mixers lack."""
-    return name.startswith(_MIXER) and not name.startswith(f"{_MIXER}qkv.")
+    """Return whether a parameter, by its canonical name, is one that other mixers lack.
+
+    Or, of attention to an encoder, that softmax attention lacks.
+    """
+    own = name.startswith(_MIXER) and not name.startswith(f"{_MIXER}qkv.")
+    return own or name.startswith(_CROSS_MAP)
 
 
 def init_mixer_param(name: str, model: ModelConfig, layer: int) -> Array:
@@ -174,6 +182,9 @@ def init_mixer_param(name: str, model: ModelConfig, layer: int) -> Array:
 
     It depends only on the layer's index, not on which other layers change.
     """
+    if name.startswith(_CROSS_MAP):
+        made = make_feature_map(resolve_model(model), rngs=nnx.Rngs(layer))
+        return operator.attrgetter(name.removeprefix(_CROSS_MAP))(made)[...]
     spec = MIXERS[layer_mixers(model)[layer]]
     return spec.initial_param(resolve_model(model), name.removeprefix(_MIXER), nnx.Rngs(layer))
 
@@ -212,6 +223,12 @@ def check_compatible(old: ModelConfig, new: ModelConfig) -> None:
             raise UserError(
                 f"model.{field}={getattr(new, field)}: the given weights have "
                 f"{getattr(old, field)}; keep it"
+            )
+    for name in ("layers", "shared"):
+        there, given = (getattr(model.encoder, name) for model in (old, new))
+        if there != given:
+            raise UserError(
+                f"model.encoder.{name}={given}: the given weights have {there}; keep it"
             )
     if new.arch.learned_positions and new.capacity != old.capacity:
         raise UserError(

@@ -59,14 +59,30 @@ def forward_flops(model: ResolvedModelConfig, computed: bool = False) -> float:
     """
     if not model.vocab_size:
         raise ValueError("vocab_size 0 stands for the tokenizer's: fill it in first")
+    encoder = _encoder_flops(model)
     if model.stack == "lstm":
         return model.layers * 2 * 8 * model.width**2 + _vocabulary_flops(model)
     if is_segmented(model):
         return _segmented_flops(model) + _vocabulary_flops(model)
     if model.stack != "residual":
-        return _feedback_flops(model) + _vocabulary_flops(model)
+        return _feedback_flops(model) + encoder + _vocabulary_flops(model)
     layers = (MIXERS[name].flops(model, computed) for name in layer_mixers(model))
-    return sum(layers) + _vocabulary_flops(model)
+    return sum(layers) + encoder + _vocabulary_flops(model)
+
+
+def _encoder_flops(model: ResolvedModelConfig) -> float:
+    """Model FLOPs of one token of a source, and of one token's attention to the source.
+
+    Sources are taken to have as many tokens as targets, few against the width: the products of
+    queries and keys are not counted.
+    """
+    (d, h, g, e, _), encoder = sizes(model), model.encoder
+    if not encoder.layers:
+        return 0.0
+    cross = 2 * d * (2 * h * e + 2 * g * e)
+    if encoder.cross == "linear":
+        cross += 2 * encoder.features * e * (2 * h + 2 * g)
+    return encoder.layers * 2 * layer_weights(model) + model.layers * cross
 
 
 def training_flops(model: ResolvedModelConfig, only: str = "all", computed: bool = False) -> float:

@@ -277,7 +277,7 @@ def test_an_override_does_not_build_a_parser_of_the_schema(
         ("model.layers=", "model.layers=: must be a whole number"),
         ("train.rsp=x", "train.rsp=x: must be a number"),
         ("train.rpo=maybe", "train.rpo=maybe: must be true or false"),
-        ("data.layout=pack", "data.layout=pack: must be one of lanes, packed; did you mean"),
+        ("data.layout=pack", "data.layout=pack: must be one of lanes, packed, pairs; did you mean"),
         ("--data.files", "data.files needs a value"),
         ("books.txt", "'books.txt' is not an override"),
     ],

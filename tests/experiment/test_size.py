@@ -13,6 +13,7 @@ from famjax.config.schema import (
     AdaptiveConfig,
     ArchConfig,
     Config,
+    EncoderConfig,
     FeedbackConfig,
     LinearConfig,
     LoraConfig,
@@ -22,8 +23,8 @@ from famjax.core.errors import UserError
 from famjax.core.units import byte_size
 from famjax.experiment import memory, size
 from famjax.experiment.load import available_configs, load_config
-from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import canonical_name, is_feature_map
+from famjax.models.seq2seq import make_model
 
 SHAPE = ModelConfig(vocab_size=50, layers=4, width=24, heads=4, kv_heads=2, head_dim=8)
 EVERYTHING = ArchConfig(
@@ -64,6 +65,11 @@ MODELS = {
     "feedback, lora": replace(stack(shared_kv=False, composition="average"), lora=LORA),
     "transformer": replace(stack(shared_kv=False), stack="transformer"),
     "lstm": replace(SHAPE, stack="lstm", block_len=1),
+    "encoder": replace(SHAPE, encoder=EncoderConfig(layers=3), lora=LORA, norm="layernorm"),
+    "encoder, linear": replace(
+        SHAPE, mixer="linear", encoder=EncoderConfig(1, "linear", 6, shared=False)
+    ),
+    "feedback, encoder": replace(stack(), encoder=EncoderConfig(layers=1)),
     "rmt": replace(SHAPE, stack="rmt", lora=LORA, norm="layernorm"),
     "autocompressor": replace(SHAPE, stack="autocompressor", tied=False),
 }
@@ -74,14 +80,14 @@ def test_parameters_and_states_are_counted(name):
     """Parameter counts are equal; the estimate of a state is never too large."""
     model = MODELS.get(name) or replace(load_config(name).model, vocab_size=300_000)
     model = replace(model, lora=replace(model.lora, dropout=0.0), dropout=type(model.dropout)())
-    made = nnx.eval_shape(lambda: LanguageModel(model, rngs=nnx.Rngs(0)))
+    made = nnx.eval_shape(lambda: make_model(model, rngs=nnx.Rngs(0)))
     leaves = jax.tree_util.tree_leaves_with_path(nnx.state(made, nnx.Param))
     adapters = [a.size for path, a in leaves if "lora" in str(path)]
     maps = [a.size for path, a in leaves if is_feature_map(canonical_name(path)[0])]
     total = sum(a.size for _, a in leaves)
     assert size.count_params(model) == (total - sum(adapters), sum(adapters), sum(maps))
     state = jax.tree.leaves(
-        jax.eval_shape(lambda: LanguageModel(model, rngs=nnx.Rngs(0)).init_state(1))
+        jax.eval_shape(lambda: make_model(model, rngs=nnx.Rngs(0)).init_state(1))
     )
     there = sum(a.size * a.dtype.itemsize for a in state)
     assert 0.9 * there <= size.state_bytes(model) + 100 <= there + 100

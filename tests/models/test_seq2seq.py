@@ -14,6 +14,7 @@ from contracts import harness, transcription
 from flax import nnx
 from oracles import feedback, seq2seq, transformer
 
+from famjax.config.resolved import resolve_model, sizes
 from famjax.config.schema import (
     ArchConfig,
     EncoderConfig,
@@ -21,9 +22,13 @@ from famjax.config.schema import (
     LinearConfig,
     ModelConfig,
 )
+from famjax.core.errors import UserError
 from famjax.core.types import Context
+from famjax.models.fold_feature_maps import fold_feature_maps
+from famjax.models.remap_params import canonical_name, is_feature_map, remap_params
 from famjax.models.seq2seq import Seq2Seq, make_model
 from famjax.stacks.residual import UnstackedState
+from famjax.train.flops import forward_flops
 
 ENCODER = EncoderConfig(layers=2, features=6)
 SHAPE = ModelConfig(
@@ -303,3 +308,61 @@ def test_a_target_depends_on_its_own_source_alone():
     second = slice(starts("full")[1], None)
     np.testing.assert_array_equal(a[first], b[first])
     assert np.abs(a[second] - b[second]).max() > 1e-3
+
+
+def test_folded_maps_give_the_same():
+    c = replace(
+        MODELS["linear"],
+        encoder=replace(_LINEAR, features=2),
+        linear=LinearConfig(features=2, rope=False),
+    )
+    m = make_model(c, rngs=nnx.Rngs(0))
+    folded = fold_feature_maps(m)
+    assert nnx.state(folded.stack.layers[0].cross.map, nnx.Param) == {}
+    state, token = m.init_state(1), np.array([[3]])
+    logits = [
+        one.step(
+            token, state, Context(source=one.read_source(SOURCES[0][None], np.ones((1, 5), int)))
+        )
+        for one in (m, folded)
+    ]
+    np.testing.assert_allclose(logits[0][0], logits[1][0], atol=1e-10)
+
+
+def test_a_trained_model_gets_linear_attention_in_both_places():
+    """T2R 3.2.2: everything but the maps is the teacher's; maps of trained ones are kept."""
+    teacher = runner("full")[1]
+    student = replace(SHAPE, mixer="linear", encoder=_LINEAR, linear=LinearConfig(features=2))
+    params = remap_params(teacher, MODELS["full"], student)
+    of_teacher = {
+        canonical_name(path): a for path, a in jax.tree_util.tree_leaves_with_path(teacher)
+    }
+    new = []
+    for path, a in jax.tree_util.tree_leaves_with_path(params):
+        name = canonical_name(path)
+        if is_feature_map(name[0]):
+            new.append(name[0])
+        else:
+            np.testing.assert_array_equal(a, of_teacher[name])
+    assert sorted(new) == [
+        f"layer.{where}.map.{part}" for where in ("cross", "mixer") for part in ("bias", "kernel")
+    ]
+    again = remap_params(params, student, replace(student, capacity=64))
+    for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(again), strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(UserError, match=r"model\.encoder\.layers=3: the given weights have 2"):
+        remap_params(teacher, MODELS["full"], replace(student, encoder=replace(_LINEAR, layers=3)))
+
+
+@pytest.mark.parametrize("name", ["full", "linear", "feedback"])
+def test_flops_are_those_of_the_products_with_weights(name):
+    """A source's token passes the encoder, and both sides their part of cross attention."""
+    c = resolve_model(MODELS[name])
+    without = replace(c, encoder=EncoderConfig())
+    d, h, g, e, hidden = sizes(c)
+    attention = d * (2 * h * e + 2 * g * e)
+    expected = c.encoder.layers * 2 * (attention + 3 * d * hidden) + c.layers * 2 * attention
+    if c.encoder.cross == "linear":
+        # W of queries and keys, S and phi(q) S
+        expected += c.layers * 2 * c.encoder.features * e * (2 * h + 2 * g)
+    assert forward_flops(c) - forward_flops(without) == expected
