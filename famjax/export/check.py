@@ -16,6 +16,7 @@ from famjax.core.errors import UserError
 from famjax.core.types import Context, Params
 from famjax.mixers import is_bounded, mixer_specs
 from famjax.models.language_model import LanguageModel
+from famjax.models.seq2seq import Seq2Seq
 
 # as a fraction of the logits' range
 _LIMIT = 1e-4
@@ -52,7 +53,11 @@ def compute_logits(model: LanguageModel, tokens: np.ndarray, last: int) -> np.nd
     def read(params: Params, tokens: Any, valid: Any) -> Any:
         model = nnx.merge(graph, params)
         state = model.init_state(len(tokens))
-        x, _ = model.stack(model.embed(tokens), state, Context(valid=valid))
+        source = None
+        if isinstance(model, Seq2Seq):
+            # of an encoder-decoder the same tokens are source and target
+            source = model.read_source(tokens, valid.astype(jnp.int32))
+        x, _ = model.stack(model.embed(tokens), state, Context(valid=valid, source=source))
         return model.logits(x[:, count - last : count])
 
     valid = np.broadcast_to(np.arange(padded.shape[1]) < count, padded.shape)

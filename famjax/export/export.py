@@ -53,6 +53,11 @@ def export(
             f"--format {format}: does not support adaptive embedding and softmax; take "
             "--format stablehlo or orbax"
         )
+    if format in ("hf", "peft") and source.model.encoder.layers:
+        raise UserError(
+            f"--format {format}: does not support an encoder, model.encoder.layers="
+            f"{source.model.encoder.layers}; take --format stablehlo or orbax"
+        )
     if format in ("hf", "peft") and source.model.stack != "residual":
         raise UserError(
             f"--format {format}: does not support model.stack={source.model.stack}; take --format "
@@ -69,7 +74,10 @@ def export(
                 f"--format {format}: does not support {setting}; take --format stablehlo or orbax"
             )
     report(f"writing {dest}, then reading it back to compare its logits")
-    write = importlib.import_module(f"famjax.export.{format}").write
+    module = format
+    if format == "stablehlo" and source.model.encoder.layers:
+        module = "stablehlo_pairs"
+    write = importlib.import_module(f"famjax.export.{module}").write
     with atomic_folder(dest) as folder:
         return write(source, folder)
 

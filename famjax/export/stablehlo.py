@@ -80,13 +80,11 @@ def write(source: ExportSource, folder: Path) -> list[str]:
     model = source.run.model if reason else fold_feature_maps(source.run.model)
     chunk = _chunk_length(model)
     _, params = nnx.split(model)
-    held = {name: np.asarray(a) for name, a in _name_arrays(params).items()}
+    held = {name: np.asarray(a) for name, a in name_arrays(params).items()}
     save_file(held, folder / "params.safetensors")
-    state = {name: np.asarray(a) for name, a in _name_arrays(model.init_state(1)).items()}
+    state = {name: np.asarray(a) for name, a in name_arrays(model.init_state(1)).items()}
     save_file(state, folder / "state.safetensors")
-    for name, (program, *extra) in _programs(model, chunk).items():
-        exported = jax.export.export(jax.jit(program), platforms=PLATFORMS)(*extra)
-        (folder / f"{name}.stablehlo").write_bytes(exported.serialize())
+    write_programs(_programs(model, chunk), folder)
     (folder / CONFIG).write_text(to_json(source.run.config), encoding="utf-8")
     said = write_tokenizer(source.run.tokenizer, folder)
     readme = _README.format(
@@ -98,6 +96,19 @@ def write(source: ExportSource, folder: Path) -> list[str]:
     )
     (folder / "README.md").write_text(readme, encoding="utf-8")
     return [*_compare_folded(source, reason), *_compare(source, model, folder, chunk), *said]
+
+
+def write_programs(programs: dict[str, tuple[Any, ...]], folder: Path) -> None:
+    """Write functions, each with the shapes of its arguments."""
+    for name, (program, *shapes) in programs.items():
+        exported = jax.export.export(jax.jit(program), platforms=PLATFORMS)(*shapes)
+        (folder / f"{name}.stablehlo").write_bytes(exported.serialize())
+
+
+def read_program(folder: Path, name: str) -> Any:
+    """Return a function that `write_programs` wrote."""
+    content = (folder / f"{name}.stablehlo").read_bytes()
+    return jax.jit(jax.export.deserialize(bytearray(content)).call)
 
 
 def _compare_folded(source: ExportSource, reason: str) -> list[str]:
@@ -132,7 +143,7 @@ def _programs(model: LanguageModel, chunk: int) -> dict[str, tuple[Any, ...]]:
     graph, params = nnx.split(model)
     state = jax.eval_shape(lambda: model.init_state(1))
     trees = jax.tree.structure(params), jax.tree.structure(state)
-    orders = list(_name_arrays(params)), list(_name_arrays(state))
+    orders = list(name_arrays(params)), list(name_arrays(state))
     (batch,) = jax.export.symbolic_shape("b")
 
     def rebuild(named: NamedArrays, which: int) -> Any:
@@ -143,18 +154,18 @@ def _programs(model: LanguageModel, chunk: int) -> dict[str, tuple[Any, ...]]:
     ) -> tuple[Any, NamedArrays]:
         model = nnx.merge(graph, rebuild(params, 0))
         logits, new = model(tokens, rebuild(state, 1), Context(valid=valid))
-        return logits, _name_arrays(new)
+        return logits, name_arrays(new)
 
     def step(params: NamedArrays, state: NamedArrays, tokens: Any) -> tuple[Any, NamedArrays]:
         model = nnx.merge(graph, rebuild(params, 0))
         logits, new = model.step(tokens, rebuild(state, 1))
-        return logits, _name_arrays(new)
+        return logits, name_arrays(new)
 
     def lanes(a: Any) -> Any:
         return jax.ShapeDtypeStruct((a.shape[0], batch, *a.shape[2:]), a.dtype)
 
     # every array of a state is [repeats b ...]
-    inputs = _name_arrays(params), {name: lanes(a) for name, a in _name_arrays(state).items()}
+    inputs = name_arrays(params), {name: lanes(a) for name, a in name_arrays(state).items()}
     many = jax.ShapeDtypeStruct((batch, chunk), jnp.int32)
     one = jax.ShapeDtypeStruct((batch, 1), jnp.int32)
     return {
@@ -163,7 +174,8 @@ def _programs(model: LanguageModel, chunk: int) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def _name_arrays(tree: PyTree) -> NamedArrays:
+def name_arrays(tree: PyTree) -> NamedArrays:
+    """Return the arrays of a tree by the names of their paths."""
     return {path_name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
@@ -188,12 +200,9 @@ def _compare(source: ExportSource, model: LanguageModel, folder: Path, chunk: in
             logits.append(np.asarray(logits_read))
         return np.concatenate(logits, 1)
 
-    prefill, step = (
-        jax.jit(jax.export.deserialize(bytearray((folder / f"{name}.stablehlo").read_bytes())).call)
-        for name in ("prefill", "step")
-    )
+    prefill, step = (read_program(folder, name) for name in ("prefill", "step"))
     ours = [jax.jit(program) for program, *_ in _programs(model, chunk).values()]
     logits_read = read(prefill, step, load_file(folder / "params.safetensors"))
-    expected = read(ours[0], ours[1], _name_arrays(nnx.split(model)[1]))
+    expected = read(ours[0], ours[1], name_arrays(nnx.split(model)[1]))
     by = f"the programs read back, on {jax.default_backend()}"
     return [check.compare_logits(by, logits_read, expected)]

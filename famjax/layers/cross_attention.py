@@ -85,10 +85,10 @@ class CrossAttention(nnx.Module):
             return self(x[:, None], source, key)[:, 0]
         key = None if key is None else jax.random.fold_in(key, CROSS_ATTENTION)
         q = self.qkv.project_query(self.qkv.normalize(x))
-        rows, t = len(jax.tree.leaves(source.keys)[0]), x.shape[1]
+        b, t, h, e = q.shape
         # beams are more queries of the same source
-        q = q.reshape(rows, -1, *q.shape[2:])
-        y = self._attend(q, source, key).reshape(len(x), t, *q.shape[2:3], -1)
+        rows = jax.tree.leaves(source.keys)[0].shape[0]
+        y = self._attend(q.reshape(rows, -1, h, e), source, key).reshape(b, t, h, -1)
         return self.qkv.output_projection(y, x, key)
 
     def _attend(self, q: Array, source: Source, key: Array | None) -> Array:

@@ -16,6 +16,7 @@ from famjax.core.errors import UserError
 from famjax.eval.translate import evaluate
 from famjax.eval.translator import Translator
 from famjax.experiment.load import load_config, override
+from famjax.export.export import export
 from famjax.tasks.task import Request
 from famjax.train.loop import train
 from famjax.train.metrics import read_metrics
@@ -161,3 +162,17 @@ def test_a_model_without_an_encoder_does_not_translate() -> None:
 
     with pytest.raises(UserError, match=r"no encoder, model\.encoder\.layers=0"):
         Translator(tiny.run())
+
+
+@pytest.mark.parametrize("keys", ["", "model.encoder.cross=linear model.mixer=linear"])
+def test_exports_equal_the_run(tmp_path: Path, keys: str) -> None:
+    given = config(tmp_path, "train.steps=1", *keys.split())
+    train(given, tmp_path / "run", quiet=True)
+    lines = export(tmp_path / "run", tmp_path / "stablehlo", "stablehlo")
+    assert any(line.startswith("compared with the programs read back") for line in lines)
+    if keys:
+        return
+    lines = export(tmp_path / "run", tmp_path / "orbax", "orbax")
+    assert any("famjax opening it as a run" in line for line in lines)
+    with pytest.raises(UserError, match=r"--format hf: does not support an encoder"):
+        export(tmp_path / "run", tmp_path / "hf", "hf")

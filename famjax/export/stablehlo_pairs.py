@@ -1,0 +1,158 @@
+"""Exports an encoder-decoder as StableHLO, with two functions of parameters.
+
+`encode` reads sources, once: the keys and values of every layer, or of linear attention its sums.
+`step` reads a token of each target, from a state.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from safetensors.numpy import load_file
+
+from famjax.convert.save import save_file
+from famjax.core.types import Context
+from famjax.experiment.load import to_json
+from famjax.export import check, stablehlo
+from famjax.export.source import ExportSource
+from famjax.export.tokenizer import write_tokenizer
+from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
+from famjax.models.seq2seq import Seq2Seq
+from famjax.train.run import CONFIG
+
+_README = """\
+# {name}
+
+An encoder-decoder as StableHLO, for {platforms}; JAX runs it without famjax, with any batch size.
+`encode` reads sources of at most {length} tokens, with padding marked in `valid`; `step` reads one
+token of each target.
+
+```
+pip install jax flatbuffers safetensors
+```
+
+```python
+import jax.export
+import numpy as np
+from safetensors.numpy import load_file
+
+def program(name):
+    content = open(f"{{FOLDER}}/{{name}}.stablehlo", "rb").read()
+    return jax.jit(jax.export.deserialize(bytearray(content)).call)
+
+encode, step = program("encode"), program("step")
+params = load_file(f"{{FOLDER}}/params.safetensors")
+state = load_file(f"{{FOLDER}}/state.safetensors")  # initial state of one target
+
+ids = [1, 2, {eos}]  # ends with eos
+batch = 2
+state = {{name: np.repeat(a, batch, axis=1) for name, a in state.items()}}
+tokens = np.zeros((batch, {length}), np.int32)
+tokens[:, : len(ids)] = ids
+valid = np.broadcast_to(np.arange({length}) < len(ids), tokens.shape)
+source = encode(params, tokens, valid)
+likeliest = np.full(batch, {bos})  # begins with bos
+for _ in range(20):
+    logits, state = step(params, source, state, likeliest[:, None].astype(np.int32))
+    likeliest = np.asarray(logits[:, 0]).argmax(-1)
+```
+"""
+
+
+def write(source: ExportSource, folder: Path) -> list[str]:
+    """Write the folder and return lines on the comparison."""
+    source = source.merge_adapters()
+    model = source.run.model
+    if not why_not_foldable(source.model):
+        model = fold_feature_maps(model)
+    assert isinstance(model, Seq2Seq)
+    data, named = source.run.config.data, stablehlo.name_arrays
+    length = data.source_length or data.length
+    for file, tree in (("params", nnx.split(model)[1]), ("state", model.init_state(1))):
+        arrays = {name: np.asarray(a) for name, a in named(tree).items()}
+        save_file(arrays, folder / f"{file}.safetensors")
+    stablehlo.write_programs(_programs(model, length), folder)
+    (folder / CONFIG).write_text(to_json(source.run.config), encoding="utf-8")
+    said = write_tokenizer(source.run.tokenizer, folder)
+    readme = _README.format(
+        name=source.run.config.name,
+        platforms=", ".join(stablehlo.PLATFORMS),
+        length=length,
+        bos=source.run.tokenizer.bos_id,
+        eos=source.run.tokenizer.eos_id,
+    )
+    (folder / "README.md").write_text(readme, encoding="utf-8")
+    return [_compare(source, folder, length), *said]
+
+
+def _programs(model: Seq2Seq, length: int) -> dict[str, tuple[Any, ...]]:
+    """Return each function and the shapes of its arguments, with a symbolic batch size."""
+    named = stablehlo.name_arrays
+    graph, params = nnx.split(model)
+    (batch,) = jax.export.symbolic_shape("b")
+    tokens = jax.ShapeDtypeStruct((batch, length), jnp.int32)
+    valid = jax.ShapeDtypeStruct((batch, length), bool)
+
+    def read(params: Any, tokens: Any, valid: Any) -> Any:
+        return nnx.merge(graph, params).read_source(tokens, valid.astype(jnp.int32))
+
+    of_one = jax.ShapeDtypeStruct((1, length), jnp.int32)
+    sources = jax.eval_shape(read, params, of_one, of_one)
+    trees = [params, jax.eval_shape(lambda: model.init_state(1)), sources]
+
+    def rebuild(arrays: stablehlo.NamedArrays, which: int) -> Any:
+        order = [arrays[name] for name in named(trees[which])]
+        return jax.tree.unflatten(jax.tree.structure(trees[which]), order)
+
+    def encode(params: stablehlo.NamedArrays, tokens: Any, valid: Any) -> stablehlo.NamedArrays:
+        return named(read(rebuild(params, 0), tokens, valid))
+
+    def step(
+        params: stablehlo.NamedArrays,
+        source: stablehlo.NamedArrays,
+        state: stablehlo.NamedArrays,
+        tokens: Any,
+    ) -> tuple[Any, stablehlo.NamedArrays]:
+        model = nnx.merge(graph, rebuild(params, 0))
+        ctx = Context(source=rebuild(source, 2))
+        logits, new = model.step(tokens, rebuild(state, 1), ctx)
+        return logits, named(new)
+
+    def with_batch(a: Any, axis: int) -> Any:
+        return jax.ShapeDtypeStruct((*a.shape[:axis], batch, *a.shape[axis + 1 :]), a.dtype)
+
+    arrays = {name: with_batch(a, 1) for name, a in named(trees[1]).items()}
+    # the mask is [b 1 s], the keys of the layers [repeats b ..]
+    read_arrays = {
+        name: with_batch(a, 0 if name == "mask" else 1) for name, a in named(sources).items()
+    }
+    one = jax.ShapeDtypeStruct((batch, 1), jnp.int32)
+    return {
+        "encode": (encode, named(params), tokens, valid),
+        "step": (step, named(params), read_arrays, arrays, one),
+    }
+
+
+def _compare(source: ExportSource, folder: Path, length: int) -> str:
+    """Load the folder as in its README, and compare its logits with those of the run's calls."""
+    tokens, last = check.sample_tokens(source.model)
+    tokens, last = tokens[:, :length], min(last, length)
+    encode, step = (stablehlo.read_program(folder, name) for name in ("encode", "step"))
+    params = load_file(folder / "params.safetensors")
+    state = load_file(folder / "state.safetensors")
+    state = {name: np.repeat(a, len(tokens), axis=1) for name, a in state.items()}
+    padded = np.pad(tokens, ((0, 0), (0, length - tokens.shape[1]))).astype(np.int32)
+    valid = np.broadcast_to(np.arange(length) < tokens.shape[1], padded.shape)
+    read, logits = encode(params, padded, valid), []
+    for at in range(tokens.shape[1]):
+        found, state = step(params, read, state, tokens[:, at : at + 1].astype(np.int32))
+        logits.append(np.asarray(found))
+    run = check.run_logits(source.run.model, tokens, last)
+    by = f"the programs read back, on {jax.default_backend()}"
+    return check.compare_logits(by, np.concatenate(logits, 1)[:, -last:], run)
