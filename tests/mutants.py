@@ -435,6 +435,13 @@ MUTANTS = (
         "tests/test_optimizers.py",
     ),
     Mutant(
+        "optimizer: the inverse square root is of the steps since the warm-up",
+        "optimizers.py",
+        "jnp.sqrt(warmup / (warmup + jnp.maximum(step, 0)))",
+        "jnp.sqrt(warmup / (1 + jnp.maximum(step, 0)))",
+        "tests/test_optimizers.py",
+    ),
+    Mutant(
         "resume: the step after a checkpoint is made twice",
         "train/resume.py",
         "session.step = session.saved = step",

@@ -369,7 +369,9 @@ class OptimizerConfig:
     # adamw, adafactor, or nag: SGD with Nesterov momentum beta1
     name: str = "adamw"
     learning_rate: float = 3e-3
-    schedule: Literal["constant", "cosine", "wsd"] = "cosine"
+    # inverse_sqrt falls as sqrt(warmup_steps / step) after the warm-up (Vaswani et al., 2017)
+    schedule: Literal["constant", "cosine", "wsd", "inverse_sqrt"] = "cosine"
+    # steps over which the rate rises linearly from 0
     warmup_steps: int = 100
     # wsd: final fraction of the run over which the rate decays linearly to zero
     decay_fraction: float = 0.2

@@ -45,6 +45,7 @@ def validate(config: Config) -> None:
             *_MODEL_CHECKS,
             _check_data,
             _check_train,
+            _check_optimizer,
             _check_bptt_warmup,
             check_eval,
             _check_profile,
@@ -381,6 +382,15 @@ def _check_train(config: Config) -> Iterator[str]:
         yield (
             f"train.rsp={t.rsp} is for packed rows, lanes always carry their memory; "
             "set data.layout=packed or train.rsp=0"
+        )
+
+
+def _check_optimizer(config: Config) -> Iterator[str]:
+    o = config.optimizer
+    if o.schedule == "inverse_sqrt" and not o.warmup_steps:
+        yield (
+            "optimizer.warmup_steps=0: optimizer.schedule=inverse_sqrt falls with the square root "
+            "of warmup_steps / step; take at least 1, or another schedule"
         )
 
 
