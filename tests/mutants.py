@@ -414,6 +414,20 @@ MUTANTS = (
         "tests/train/test_step.py",
     ),
     Mutant(
+        "losses: label smoothing is spread over the other words only",
+        "ops/losses.py",
+        "(select_logit(logits, targets) - logits.mean(-1))",
+        "(select_logit(logits, targets) - logits.mean(-1)) * logits.shape[-1] / 257",
+        "tests/ops/test_losses.py",
+    ),
+    Mutant(
+        "objective: bits per byte have label smoothing",
+        "train/objective.py",
+        "return count(nats, likeliest, batch, token_bytes)._replace(loss=loss)",
+        "return count(smoothed, likeliest, batch, token_bytes)._replace(loss=loss)",
+        "tests/train/test_step.py",
+    ),
+    Mutant(
         "data: the last token of a document is predicted from nothing",
         "data/lanes.py",
         "count = len(span.tokens) - span.last",

@@ -421,6 +421,9 @@ class TrainConfig:
     # uniform up to the longest wavelength, 0 with probability 1/2. It does not change relative
     # positions
     rpo: bool = False
+    # label smoothing (Szegedy et al., 2016): with this share each token of the vocabulary is the
+    # target, in the loss that is minimized; bits per byte are without it. 0 = off
+    label_smoothing: float = 0.0
     log_every: int = 10
     checkpoint_every: int = 200
     # checkpoints to keep; a resume uses the newest good one

@@ -138,6 +138,11 @@ def _check_adaptive(config: Config) -> Iterator[str]:
             f"model.arch.logit_cap={m.arch.logit_cap}: an adaptive softmax has no logits of all "
             "words to cap; set it to 0"
         )
+    if smoothing := config.train.label_smoothing:
+        yield (
+            f"train.label_smoothing={smoothing:g}: an adaptive softmax has no log p of all words "
+            "to smooth; set it to 0"
+        )
 
 
 def _check_mixers(config: Config) -> Iterator[str]:
@@ -196,6 +201,8 @@ def _check_match(config: Config) -> Iterator[str]:
     for name in ("diversity_loss", "reconstruction_loss"):
         if value := getattr(t, name):
             yield f"{named} trains nothing of a memory, train.{name}={value:g}; set 0, {off}"
+    if t.label_smoothing:
+        yield f"{named} has no targets, train.label_smoothing={t.label_smoothing:g}; set 0, {off}"
     if t.bptt_segments > 1:
         yield (f"{named} reads each row whole, train.bptt_segments={t.bptt_segments}; set 1, {off}")
 
