@@ -426,7 +426,7 @@ class TrainConfig:
     label_smoothing: float = 0.0
     log_every: int = 10
     checkpoint_every: int = 200
-    # checkpoints to keep; a resume uses the newest good one
+    # checkpoints to keep; a resume uses the newest good one, famjax average the last 10
     keep: int = 2
 
 

@@ -314,6 +314,11 @@ HINTS: dict[str, dict[str, Hint]] = {
         "output": "write > FILE",
     },
     "analyze": _RUN_VERBS,
+    "average": {
+        **_RUN_VERBS,
+        **dict.fromkeys(("n", "num", "checkpoints", "num_update_checkpoints"), "--last"),
+        **dict.fromkeys(("o", "output", "output_dir"), "--out"),
+    },
     "export": {
         **_RUN_VERBS,
         **dict.fromkeys(
