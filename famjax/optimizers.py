@@ -19,8 +19,9 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 
     The rate rises linearly from 0 over the first `warmup_steps`. Then "constant" keeps it, "cosine"
     decays it to the fraction `final_fraction` at the end of the run, and "wsd" keeps it and decays
-    it linearly to 0 over the last `decay_fraction` of the run. Cosine and wsd depend on `steps`: if
-    `train.steps` is raised, the rate jumps when the run resumes.
+    it linearly to 0 over the last `decay_fraction` of the run. "inverse_sqrt" multiplies it by
+    sqrt(warmup_steps / step) (Vaswani et al., 2017, 5.3; fairseq). Cosine and wsd depend on
+    `steps`: if `train.steps` is raised, the rate jumps when the run resumes.
     """
     rate, warmup = config.learning_rate, config.warmup_steps
     rise = optax.linear_schedule(0.0 if warmup else rate, rate, max(warmup, 1))
@@ -28,6 +29,8 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
         fall = optax.constant_schedule(rate)
     elif config.schedule == "cosine":
         fall = optax.cosine_decay_schedule(rate, max(steps - warmup, 1), config.final_fraction)
+    elif config.schedule == "inverse_sqrt":
+        fall = _inverse_sqrt_schedule(rate, warmup)
     else:
         # the decay is at most what the warmup leaves
         decay = max(min(round(config.decay_fraction * steps), steps - warmup), 1)
@@ -36,6 +39,12 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
             [optax.constant_schedule(rate), optax.linear_schedule(rate, 0.0, decay)], [hold]
         )
     return optax.join_schedules([rise, fall], [warmup]) if warmup else fall
+
+
+def _inverse_sqrt_schedule(rate: float, warmup: int) -> optax.Schedule:
+    """Return the rate by step after the `warmup` steps."""
+    # optax asks for steps before them, too
+    return lambda step: rate * jnp.sqrt(warmup / (warmup + jnp.maximum(step, 0)))
 
 
 class OptimizerSpec(NamedTuple):

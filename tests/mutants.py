@@ -414,6 +414,20 @@ MUTANTS = (
         "tests/train/test_step.py",
     ),
     Mutant(
+        "losses: label smoothing is spread over the other words only",
+        "ops/losses.py",
+        "(select_logit(logits, targets) - logits.mean(-1))",
+        "(select_logit(logits, targets) - logits.mean(-1)) * logits.shape[-1] / 257",
+        "tests/ops/test_losses.py",
+    ),
+    Mutant(
+        "objective: bits per byte have label smoothing",
+        "train/objective.py",
+        "return count(nats, likeliest, batch, token_bytes)._replace(loss=loss)",
+        "return count(smoothed, likeliest, batch, token_bytes)._replace(loss=loss)",
+        "tests/train/test_step.py",
+    ),
+    Mutant(
         "data: the last token of a document is predicted from nothing",
         "data/lanes.py",
         "count = len(span.tokens) - span.last",
@@ -432,6 +446,13 @@ MUTANTS = (
         "optimizers.py",
         "optax.linear_schedule(0.0 if warmup else rate, rate, max(warmup, 1))",
         "optax.linear_schedule(rate, rate, max(warmup, 1))",
+        "tests/test_optimizers.py",
+    ),
+    Mutant(
+        "optimizer: the inverse square root is of the steps since the warm-up",
+        "optimizers.py",
+        "jnp.sqrt(warmup / (warmup + jnp.maximum(step, 0)))",
+        "jnp.sqrt(warmup / (1 + jnp.maximum(step, 0)))",
         "tests/test_optimizers.py",
     ),
     Mutant(

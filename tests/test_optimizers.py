@@ -162,12 +162,30 @@ def test_schedules_equal_numpy(name: Any, warmup: int) -> None:
     assert float(rate(100)) == pytest.approx(ends[name], abs=1e-6)
 
 
-@pytest.mark.parametrize("name", ["constant", "cosine", "wsd"])
+@pytest.mark.parametrize("name", ["constant", "cosine", "wsd", "inverse_sqrt"])
 @pytest.mark.parametrize("warmup", [10, 50])
 def test_warmup_may_be_as_long_as_the_run(name: Any, warmup: int) -> None:
     rate = make_schedule(OptimizerConfig(learning_rate=1.0, schedule=name, warmup_steps=warmup), 10)
     found = [float(rate(step)) for step in range(10)]
     assert found == pytest.approx([step / warmup for step in range(10)])
+
+
+def test_inverse_sqrt_is_that_of_vaswani_et_al() -> None:
+    """5.3: d^-0.5 min(step^-0.5, step warmup^-1.5), whose highest rate is (d warmup)^-0.5."""
+    d, warmup = 512, 4000
+    config = OptimizerConfig(
+        learning_rate=(d * warmup) ** -0.5, schedule="inverse_sqrt", warmup_steps=warmup
+    )
+    rate = make_schedule(config, 100_000)
+    steps = [1, 2, 1999, 4000, 4001, 16_000, 100_000, 10**7]
+    expected = [d**-0.5 * min(step**-0.5, step * warmup**-1.5) for step in steps]
+    # optax takes the rise off the highest rate, in float32
+    rounding = 1e-7 * config.learning_rate
+    found = [float(rate(step)) for step in steps]
+    assert found == pytest.approx(expected, rel=1e-5, abs=rounding)
+    assert float(rate(0)) == 0
+    # of a step that is counted on the device, and whatever the length of the run
+    assert float(jax.jit(make_schedule(config, 10))(16_000)) == pytest.approx(expected[5], rel=1e-5)
 
 
 def test_wsd_decays_to_zero_after_a_long_warmup() -> None:

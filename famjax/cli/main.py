@@ -36,6 +36,7 @@ VERBS = {
     "report": "write a page with the results of evaluations, and every example",
     "analyze": "measure the entropy of a run's attention and its distance from a teacher's",
     "generate": "generate text with a run, from a prompt or from a saved memory",
+    "average": "average the parameters of a run's last checkpoints",
     "convert": "convert a pretrained Hugging Face model to one with memory",
     "export": "export a run for Hugging Face's transformers, Orbax or StableHLO",
     "tokenizer": "train a SentencePiece model, or make a word list, from text files",
@@ -47,7 +48,7 @@ VERBS = {
 
 # single-process verbs, and variables that multi-process launchers set; without them JAX need not be
 # asked for the process count
-_SINGLE_PROCESS_VERBS = ("eval", "analyze", "generate", "convert", "export")
+_SINGLE_PROCESS_VERBS = ("eval", "analyze", "generate", "average", "convert", "export")
 _MULTIPROCESS_VARIABLES = (
     "SLURM_NTASKS",
     "OMPI_COMM_WORLD_SIZE",

@@ -394,7 +394,9 @@ class OptimizerConfig:
     # adamw, adafactor, or nag: SGD with Nesterov momentum beta1
     name: str = "adamw"
     learning_rate: float = 3e-3
-    schedule: Literal["constant", "cosine", "wsd"] = "cosine"
+    # inverse_sqrt falls as sqrt(warmup_steps / step) after the warm-up (Vaswani et al., 2017)
+    schedule: Literal["constant", "cosine", "wsd", "inverse_sqrt"] = "cosine"
+    # steps over which the rate rises linearly from 0
     warmup_steps: int = 100
     # wsd: final fraction of the run over which the rate decays linearly to zero
     decay_fraction: float = 0.2
@@ -444,9 +446,12 @@ class TrainConfig:
     # uniform up to the longest wavelength, 0 with probability 1/2. It does not change relative
     # positions
     rpo: bool = False
+    # label smoothing (Szegedy et al., 2016): with this share each token of the vocabulary is the
+    # target, in the loss that is minimized; bits per byte are without it. 0 = off
+    label_smoothing: float = 0.0
     log_every: int = 10
     checkpoint_every: int = 200
-    # checkpoints to keep; a resume uses the newest good one
+    # checkpoints to keep; a resume uses the newest good one, famjax average the last 10
     keep: int = 2
 
 

@@ -18,6 +18,7 @@ _PACKAGES = {
     "peft": "peft",
     "lm_eval": "-e '.[eval]'",
     "rouge_score": "-e '.[eval]'",
+    "sacrebleu": "-e '.[eval]'",
     "feedback_transformer_pytorch": "feedback-transformer-pytorch",
     "performer_pytorch": "performer-pytorch",
 }

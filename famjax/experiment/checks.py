@@ -47,6 +47,7 @@ def validate(config: Config) -> None:
             check_encoder_task,
             _check_data,
             _check_train,
+            _check_optimizer,
             _check_bptt_warmup,
             check_eval,
             _check_profile,
@@ -139,6 +140,11 @@ def _check_adaptive(config: Config) -> Iterator[str]:
             f"model.arch.logit_cap={m.arch.logit_cap}: an adaptive softmax has no logits of all "
             "words to cap; set it to 0"
         )
+    if smoothing := config.train.label_smoothing:
+        yield (
+            f"train.label_smoothing={smoothing:g}: an adaptive softmax has no log p of all words "
+            "to smooth; set it to 0"
+        )
 
 
 def _check_mixers(config: Config) -> Iterator[str]:
@@ -197,6 +203,8 @@ def _check_match(config: Config) -> Iterator[str]:
     for name in ("diversity_loss", "reconstruction_loss"):
         if value := getattr(t, name):
             yield f"{named} trains nothing of a memory, train.{name}={value:g}; set 0, {off}"
+    if t.label_smoothing:
+        yield f"{named} has no targets, train.label_smoothing={t.label_smoothing:g}; set 0, {off}"
     if t.bptt_segments > 1:
         yield (f"{named} reads each row whole, train.bptt_segments={t.bptt_segments}; set 1, {off}")
 
@@ -389,6 +397,15 @@ def _check_train(config: Config) -> Iterator[str]:
         always = ", lanes always carry their memory" if d.layout == "lanes" else ""
         yield (
             f"train.rsp={t.rsp} is for packed rows{always}; set data.layout=packed or train.rsp=0"
+        )
+
+
+def _check_optimizer(config: Config) -> Iterator[str]:
+    o = config.optimizer
+    if o.schedule == "inverse_sqrt" and not o.warmup_steps:
+        yield (
+            "optimizer.warmup_steps=0: optimizer.schedule=inverse_sqrt falls with the square root "
+            "of warmup_steps / step; take at least 1, or another schedule"
         )
 
 

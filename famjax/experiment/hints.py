@@ -196,6 +196,8 @@ TRAIN: dict[str, Hint] = {
     "grad_accum": "train.accumulate",
     "accumulate_grad_batches": "train.accumulate",
     "gradient_accumulation_steps": "train.accumulate",
+    "label_smoothing": "train.label_smoothing",
+    "label_smoothing_factor": "train.label_smoothing",
     "dropout": "write model.dropout.residual=P, .hidden, .attention, .embedding, .output or .layer",
     # what it runs on
     "device": _DEVICES,
@@ -313,6 +315,11 @@ HINTS: dict[str, dict[str, Hint]] = {
         "output": "write > FILE",
     },
     "analyze": _RUN_VERBS,
+    "average": {
+        **_RUN_VERBS,
+        **dict.fromkeys(("n", "num", "checkpoints", "num_update_checkpoints"), "--last"),
+        **dict.fromkeys(("o", "output", "output_dir"), "--out"),
+    },
     "export": {
         **_RUN_VERBS,
         **dict.fromkeys(

@@ -132,6 +132,7 @@ _FRACTIONS = (
 _SHARES = (
     "optimizer.beta1",
     "optimizer.beta2",
+    "train.label_smoothing",
     "model.lora.dropout",
     *(f"model.dropout.{field.name}" for field in fields(DropoutConfig)),
 )

@@ -226,6 +226,7 @@ ALWAYS = (
     "train.match",
     "train.accumulate",
     "train.bptt_segments",
+    "train.label_smoothing",
     "train.log_every",
     "train.checkpoint_every",
     "train.keep",

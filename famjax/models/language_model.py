@@ -16,7 +16,7 @@ from famjax.layers.linear import Linear
 from famjax.layers.norm import Norm
 from famjax.ops.attention import soft_cap
 from famjax.ops.lookup import look_up
-from famjax.ops.losses import chunked_cross_entropy, token_losses
+from famjax.ops.losses import chunked_cross_entropy, smoothed_token_losses, token_losses
 from famjax.parallel.sharding import TOKENS, with_logical_constraint
 from famjax.stacks import make_stack
 
@@ -111,17 +111,38 @@ class LanguageModel(nnx.Module):
         """
         return chunked_cross_entropy(self._token_loss_fn(), x, targets, self.vocab_size)
 
+    def smoothed_losses(
+        self, x: Array, targets: Array, smoothing: float
+    ) -> tuple[Array, Array, Array]:
+        """Return `losses`, and the losses with label smoothing [b t] (`smoothed_token_losses`).
+
+        Not of an adaptive softmax, which never has log p of all words.
+        """
+        logits = self._logits_fn()
+        return chunked_cross_entropy(
+            lambda x, targets: smoothed_token_losses(logits(x), targets, smoothing),
+            x,
+            targets,
+            self.vocab_size,
+        )
+
     def _token_loss_fn(self) -> Callable[[Array, Array], tuple[Array, Array]]:
         """Return `token_losses` as a function of the stack's output."""
         embedding, head = self.embedding, self.head
         if isinstance(embedding, AdaptiveEmbedding):
             assert isinstance(head, AdaptiveSoftmax)
             return lambda x, targets: head.losses(self._normalize(x), targets, embedding)
-        if head is not None:
-            return lambda x, targets: token_losses(self.logits(x), targets)
+        logits = self._logits_fn()
+        return lambda x, targets: token_losses(logits(x), targets)
+
+    def _logits_fn(self) -> Callable[[Array], Array]:
+        """Return `logits` as a function for chunks of tokens; not of an adaptive softmax."""
+        assert not isinstance(self.embedding, AdaptiveEmbedding)
+        if self.head is not None:
+            return self.logits
         # gathered here once, and not in every chunk
-        table = with_logical_constraint(embedding[...].astype(self.dtype), ("vocab", None))
-        return lambda x, targets: token_losses(self._tied_logits(x, table), targets)
+        table = with_logical_constraint(self.embedding[...].astype(self.dtype), ("vocab", None))
+        return lambda x: self._tied_logits(x, table)
 
     def _normalize(self, x: Array) -> Array:
         return x.astype(self.dtype) if self.norm is None else self.norm(x, self.dtype)

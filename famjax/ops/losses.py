@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,8 @@ from famjax.parallel.sharding import (
 LOGITS_BYTES = 64 * 2**20
 # ... on an accelerator, where smaller chunks are bound by reading the embedding table
 ACCELERATOR_LOGITS_BYTES = 512 * 2**20
+
+Scores = TypeVar("Scores", bound=tuple[Shaped[Array, "b t"], ...])
 
 
 def select_logit(
@@ -49,19 +52,38 @@ def token_losses(
     return jax.nn.logsumexp(logits, axis=-1) - logit, logit >= logits.max(-1)
 
 
+def smoothed_token_losses(
+    logits: Float[Array, "*lead v"], targets: Integer[Array, "*lead"], smoothing: float
+) -> tuple[Float[Array, "*lead"], Bool[Array, "*lead"], Float[Array, "*lead"]]:
+    """Return `token_losses`, and the losses with label smoothing (Szegedy et al., 2016, 7).
+
+    With the share `smoothing` each word of the vocabulary is the target, the right one among them:
+    (1 - smoothing) * -log p(target) + smoothing * mean over v of -log p, as PyTorch defines it. As
+    -log p is the log-sum minus the logit, that is nll + smoothing * (target's logit - mean logit).
+
+    Args:
+      logits: [... v]; targets: [...].
+
+    Returns:
+      Three [...].
+    """
+    nll, correct = token_losses(logits, targets)
+    return nll, correct, nll + smoothing * (select_logit(logits, targets) - logits.mean(-1))
+
+
 def chunked_cross_entropy(
-    score: Callable[[Array, Array], tuple[Array, Array]],
+    score: Callable[[Array, Array], Scores],
     x: Float[Array, "b t d"],
     targets: Integer[Array, "b t"],
     v: int,
-) -> tuple[Shaped[Array, "b t"], Shaped[Array, "b t"]]:
+) -> Scores:
     """Return score(x, targets), in chunks of tokens with [b t v] logits of limited size.
 
     The logits of all tokens are never in memory together; the backward pass rematerializes each
     chunk. If all fit, there is one chunk and no loop.
 
     Args:
-      score: x [b t d], targets [b t] -> two [b t]; independent for each token.
+      score: x [b t d], targets [b t] -> a tuple of [b t]; independent for each token.
       v: vocabulary size.
     """
     b, t = targets.shape
@@ -81,17 +103,15 @@ def chunked_cross_entropy(
     def join_chunks(a: Array) -> Array:
         return jnp.moveaxis(a.reshape(count, b, shards, -1), 0, 2).reshape(b, t)
 
-    def score_rows(x: Array, targets: Array) -> tuple[Array, Array]:
+    def score_rows(x: Array, targets: Array) -> Scores:
         return score(
             with_logical_constraint(x, TOKENS), with_logical_constraint(targets, TOKENS[:2])
         )
 
     # within a loop XLA cannot merge the recomputation (CSE)
     rematted = jax.checkpoint(score_rows, prevent_cse=False)
-    nll, correct = jax.lax.map(
-        lambda chunk: rematted(*chunk), (split_chunks(x), split_chunks(targets))
-    )
-    return join_chunks(nll), join_chunks(correct)
+    scores = jax.lax.map(lambda chunk: rematted(*chunk), (split_chunks(x), split_chunks(targets)))
+    return jax.tree.map(join_chunks, scores)
 
 
 def num_chunks(b: int, t: int, v: int) -> int:

@@ -14,6 +14,8 @@ from famjax.tokenizers.words import read_words
 
 # A tokenizer in a folder: the file that defines it, and those that Hugging Face keeps beside it
 SENTENCEPIECE, HUGGING_FACE, WORDS = "tokenizer.model", "tokenizer.json", "words.txt"
+# of a run, which has Hugging Face's files
+HUGGING_FACE_FOLDER = "tokenizer"
 _SIBLING_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -75,7 +77,7 @@ def save_tokenizer(spec: str, folder: Path) -> None:
     """
     if spec == "bytes":
         return
-    source, home = _definition_file(spec), folder / "tokenizer"
+    source, home = _definition_file(spec), folder / HUGGING_FACE_FOLDER
     if source.suffix == ".txt":
         save_words(read_words(spec, source).text(), folder)
         return
@@ -95,7 +97,7 @@ def save_tokenizer(spec: str, folder: Path) -> None:
 
 def save_words(text: str, folder: Path) -> None:
     """Write a word list into `folder`, for `load_saved_tokenizer`."""
-    for other in (folder / "tokenizer" / HUGGING_FACE, folder / SENTENCEPIECE):
+    for other in (folder / HUGGING_FACE_FOLDER / HUGGING_FACE, folder / SENTENCEPIECE):
         # left over from an earlier attempt with another tokenizer
         other.unlink(missing_ok=True)
     (folder / WORDS).write_text(text, encoding="utf-8", newline="\n")
@@ -116,7 +118,11 @@ def load_saved_tokenizer(folder: Path, spec: str) -> Tokenizer:
     """
     if spec == "bytes":
         return load_tokenizer(spec)
-    for copy in (folder / "tokenizer" / HUGGING_FACE, folder / SENTENCEPIECE, folder / WORDS):
+    for copy in (
+        folder / HUGGING_FACE_FOLDER / HUGGING_FACE,
+        folder / SENTENCEPIECE,
+        folder / WORDS,
+    ):
         if copy.exists():
             return load_tokenizer(str(copy))
     raise UserError(

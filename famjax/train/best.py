@@ -10,14 +10,11 @@ from typing import Any
 from famjax.processes.collective import process_index
 from famjax.tasks import TASKS
 from famjax.train.hooks import Hook
-from famjax.train.lock import LOCK
-from famjax.train.metrics import METRICS
+from famjax.train.run import copy_run_files
 from famjax.train.saving import save
 from famjax.train.session import Session
 
 BEST = "best"
-# of RUN, what a run that is only read has no use for
-_LEFT_OUT = (METRICS, LOCK)
 
 
 class Best(Hook):
@@ -74,9 +71,7 @@ def keep(run: Path, checkpoint: Path) -> None:
     partial, target = run / f"{BEST}.partial", run / BEST
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    for path in run.iterdir():
-        if path.is_file() and path.name not in _LEFT_OUT:
-            shutil.copyfile(path, partial / path.name)
+    copy_run_files(run, partial)
     checkpoints = partial / checkpoint.parent.name
     shutil.copytree(checkpoint, checkpoints / checkpoint.name, copy_function=_link)
     shutil.rmtree(target, ignore_errors=True)

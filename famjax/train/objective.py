@@ -46,7 +46,7 @@ class Objective(Protocol):
 
 
 class NextToken:
-    """Negative log-likelihood of the next token, nats."""
+    """Negative log-likelihood of the next token, nats; with label smoothing if it is on."""
 
     weights: LossWeights = "weights"
 
@@ -83,10 +83,10 @@ class NextToken:
         ctx = ctx._replace(source=source_of(model, batch))
         if not has_memory_losses(train):
             x, memory = model.stack(embedded, memory, ctx)
-            return memory, count(*model.losses(x, batch["targets"]), batch, self._token_bytes)
+            return memory, count_losses(model, x, batch, self._token_bytes, train.label_smoothing)
         assert isinstance(model.stack, ResidualStack)  # which has mixers with a memory
         x, memory, losses = model.stack.read_with_losses(embedded, memory, ctx)
-        sums = count(*model.losses(x, batch["targets"]), batch, self._token_bytes)
+        sums = count_losses(model, x, batch, self._token_bytes, train.label_smoothing)
         extra = train.diversity_loss * losses.diversity
         extra += train.reconstruction_loss * losses.reconstruction
         # so that the mean over tokens has it once; bits per byte are without it
@@ -132,6 +132,22 @@ def make_objective(config: Config, token_bytes: Array) -> Objective:
 
 def zero_sums() -> MetricSums:
     return MetricSums(*(jnp.zeros((), jnp.float32) for _ in MetricSums._fields))
+
+
+def count_losses(
+    model: LanguageModel, x: Array, batch: Batch[Array], token_bytes: Array, smoothing: float
+) -> MetricSums:
+    """Return the sums of one segment from the stack's output x [b t d].
+
+    Args:
+      smoothing: `train.label_smoothing`, of the loss; all else is without it.
+    """
+    targets = batch["targets"]
+    if not smoothing:
+        return count(*model.losses(x, targets), batch, token_bytes)
+    nats, likeliest, smoothed = model.smoothed_losses(x, targets, smoothing)
+    loss = (smoothed * batch["weights"]).sum(dtype=jnp.float32)
+    return count(nats, likeliest, batch, token_bytes)._replace(loss=loss)
 
 
 def count(nats: Array, likeliest: Array, batch: Batch[Array], token_bytes: Array) -> MetricSums:

@@ -19,6 +19,7 @@ from famjax.experiment.load import from_json
 from famjax.optimizers import make_schedule
 from famjax.parallel import sharding
 from famjax.processes.collective import broadcast_from_first
+from famjax.train.average import AVERAGED
 from famjax.train.checkpoint import wrap_extra_errors
 from famjax.train.partition import check_base, has_frozen_params
 from famjax.train.profile import check_profile_steps
@@ -89,6 +90,11 @@ def _template(session: Session, step: int) -> dict[str, Any]:
         session.set_length(length)
     program, config = session.program, with_row_length(session.config, length)
     extra = broadcast_from_first("extra", lambda: session.checkpoints.extra(step))
+    if AVERAGED in extra:
+        raise UserError(
+            f"{session.folder}: is a mean of checkpoints, which has no optimizer state to continue "
+            f"from; start another run with init={session.folder}"
+        )
     with wrap_extra_errors(session.checkpoints.path(step)):
         saved = extra.get("data", {}).get("batches", {}).get("rows", [])
     if saved and len(saved) != session.rows:

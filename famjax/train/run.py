@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,11 +31,18 @@ from famjax.parallel import sharding
 from famjax.pipeline import make_tokenizer
 from famjax.processes.collective import broadcast_from_first, process_index
 from famjax.stacks.feedback import Feedback
-from famjax.tokenizers.load import load_saved_tokenizer, save_tokenizer, save_words
+from famjax.tokenizers.load import (
+    HUGGING_FACE_FOLDER,
+    load_saved_tokenizer,
+    save_tokenizer,
+    save_words,
+)
 from famjax.tokenizers.tokenizer import Tokenizer
 from famjax.tokenizers.words import WordTokenizer
 from famjax.train.checkpoint import Checkpoints, wrap_extra_errors
+from famjax.train.lock import LOCK
 from famjax.train.manifest import EXTRA
+from famjax.train.metrics import METRICS
 from famjax.train.partition import (
     Frozen,
     check_base,
@@ -48,6 +56,8 @@ from famjax.train.partition import (
 CONFIG, CHECKPOINTS = "config.json", "checkpoints"
 # record of the files of JSON lines that need no check when the run resumes
 CHECKED = "data_checked.json"
+# of RUN, what a run that is only read has no use for
+_TRAINING_ONLY = (METRICS, LOCK)
 
 # Keys that a resumed run may change: duration, intervals, names, evaluation, profiles, mesh, rows.
 # With more steps a cosine or wsd schedule continues at another rate; the loop reports it.
@@ -408,6 +418,15 @@ def _write_run(folder: Path, config: Config, tokenizer: Tokenizer | None) -> Non
     temporary = folder / (CONFIG + ".new")
     temporary.write_text(to_json(config), encoding="utf-8")
     temporary.replace(folder / CONFIG)
+
+
+def copy_run_files(run: Path, folder: Path) -> None:
+    """Copy what a run needs beside checkpoints, its config and tokenizer, into another folder."""
+    for path in run.iterdir():
+        if path.is_file() and path.name not in _TRAINING_ONLY:
+            shutil.copyfile(path, folder / path.name)
+    if (run / HUGGING_FACE_FOLDER).is_dir():
+        shutil.copytree(run / HUGGING_FACE_FOLDER, folder / HUGGING_FACE_FOLDER)
 
 
 def with_vocab_size(config: Config, tokenizer: Tokenizer) -> Config:

@@ -12,8 +12,8 @@ class MetricSums(NamedTuple):
 
     Attributes (all scalars, float32):
       steps: number of steps.
-      weight, loss: sum of token weights, and of weighted negative log-likelihoods in nats; with
-        `train.match`, number of tokens, and sum of their errors.
+      weight, loss: sum of token weights, and of weighted negative log-likelihoods in nats, with
+        label smoothing if it is on; with `train.match`, number of tokens, and sum of their errors.
       answers, right: number of targets of full weight, and of those that are the argmax.
       nats, bytes: negative log-likelihood of all targets of positive weight, and their UTF-8 bytes.
       tokens: valid tokens read.

@@ -270,7 +270,10 @@ def test_train_help_shows_one_group(
     assert "More, each with --help: data.passkey, data.long, data.toy" in data
     assert "  data.passkey.digits=5\n" in help_of(capsys, "--help", "data.passkey")
     rates = help_of(capsys, "--help", "optimizer")
-    assert re.search(r"^  optimizer.schedule=cosine +constant \| cosine \| wsd$", rates, re.M)
+    schedules = r"constant \| cosine \| wsd \| inverse_sqrt; inverse_sqrt falls as"
+    assert re.search(rf"^  optimizer.schedule=cosine +{schedules}$", rates, re.M)
+    sizes = help_of(capsys, "--help", "model")
+    assert re.search(r"^  model.norm=rmsnorm +rmsnorm \| layernorm$", sizes, re.M)
     assert "train.rpo=false" in help_of(capsys, "-h", "train")
     assert help_of(capsys, "--help", "run").splitlines()[3:5] == ["  name=run", "  seed=0"]
     assert help_of(capsys, "--help", "optimizer.clip_norm=3") == (

@@ -14,10 +14,18 @@ from flax import nnx
 from oracles import adaptive as oracle
 
 from famjax.config.resolved import resolve_model
-from famjax.config.schema import AdaptiveConfig, ArchConfig, MeshConfig, ModelConfig
+from famjax.config.schema import (
+    AdaptiveConfig,
+    ArchConfig,
+    Config,
+    DataConfig,
+    MeshConfig,
+    ModelConfig,
+    TrainConfig,
+)
 from famjax.core.errors import UserError
 from famjax.core.types import Context
-from famjax.experiment.checks import validate_model
+from famjax.experiment.checks import validate, validate_model
 from famjax.layers.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import remap_params
@@ -215,6 +223,12 @@ def test_bad_cutoffs(changes, said):
 def test_logit_cap_is_rejected():
     with pytest.raises(UserError, match="logit_cap"):
         validate_model(replace(BASE, arch=ArchConfig(logit_cap=3.0)))
+
+
+def test_label_smoothing_is_rejected():
+    train = TrainConfig(label_smoothing=0.1)
+    with pytest.raises(UserError, match=r"^train.label_smoothing=0.1: an adaptive softmax has no"):
+        validate(Config(model=BASE, data=DataConfig(length=2), train=train))
 
 
 def test_weights_are_remapped_only_between_equal_clusters():

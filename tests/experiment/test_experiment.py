@@ -532,6 +532,15 @@ def test_sizes_must_be_positive(key: str) -> None:
         ([*ASK, "model.fam_previous=2"], "data.passkey.ask_every=128 carries one FAM"),
         (["data.passkey.threshold=1.5"], "data.passkey.threshold=1.5: must be from 0 to 1"),
         (["optimizer.beta2=1"], "optimizer.beta2=1.0: must be at least 0 and less than 1"),
+        (["train.label_smoothing=1"], "train.label_smoothing=1.0: must be at least 0 and less"),
+        (
+            ["model.mixer=bswa", "model.adaptive.cutoffs=9", "train.label_smoothing=0.1"],
+            "train.label_smoothing=0.1: an adaptive softmax has no log p of all words to smooth;",
+        ),
+        (
+            ["optimizer.schedule=inverse_sqrt", "optimizer.warmup_steps=0"],
+            "optimizer.warmup_steps=0: optimizer.schedule=inverse_sqrt falls with the square root",
+        ),
         (
             ["data.task=copy"],
             "data.tokenizer=bytes: data.task=copy has its own words; set data.tok",

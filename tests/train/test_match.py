@@ -208,6 +208,10 @@ def test_bfloat16_gradients_agree() -> None:
             "train.match=true starts each row with an empty memory, train.rsp=0.5;",
         ),
         (["train.bptt_segments=2"], "train.match=true reads each row whole, train.bptt_segments=2"),
+        (
+            ["train.label_smoothing=0.1"],
+            "train.match=true has no targets, train.label_smoothing=0.",
+        ),
         (["model.lora.rank=2"], "train.only=maps: adapters are not trained then, model.lora.rank="),
         (["model.mixer=bswa"], "train.only=maps: model.mixer=bswa has no feature maps; give layer"),
         (["model.linear.map=elu"], "train.only=maps: model.linear.map=elu has no weights; take a "),

@@ -164,6 +164,29 @@ def test_targets_of_weight_zero_are_ignored() -> None:
     assert int(none.bad) == 0
 
 
+@pytest.mark.parametrize("cut", [(), ("train.accumulate=2", "train.bptt_segments=2")], ids=" ".join)
+def test_label_smoothing_changes_only_what_is_minimized(cut: tuple[str, ...]) -> None:
+    smoothing = 0.2
+    plain, small = setup(), setup(f"train.label_smoothing={smoothing}", *cut)
+    params, memory, data = small.state.params, small.state.memory, batch(0)
+
+    def loss(params: Any) -> Any:
+        model = nnx.merge(small.graph, params)
+        logits, _ = model(data["tokens"], memory, Context(data["reset"], data["valid"]))
+        log_p = jax.nn.log_softmax(logits)
+        nats = -jnp.take_along_axis(log_p, data["targets"][..., None], -1)[..., 0]
+        mixed = (1 - smoothing) * nats - smoothing * log_p.mean(-1)
+        return (mixed * data["weights"]).sum() / data["weights"].sum()
+
+    value, slope = jit_quickly(jax.value_and_grad(loss), params)(params)
+    state, without = small.step(small.state, data), plain.step(plain.state, data)
+    assert_close(gradient(state), slope)
+    found, sums = state.totals, without.totals
+    assert float(found.loss / found.weight) == pytest.approx(float(value), rel=1e-5)
+    assert abs(float(found.loss / sums.loss) - 1) > 5e-3
+    assert_close(found._replace(loss=sums.loss, grad_norm=sums.grad_norm), sums)
+
+
 # random state passing
 
 

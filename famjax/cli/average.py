@@ -1,0 +1,47 @@
+"""`famjax average RUN [--last 10] [--out FOLDER]`."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+
+import tyro
+
+from famjax.cli.main import parse
+from famjax.core.errors import UserError
+from famjax.core.paths import expanded
+from famjax.processes import runtime
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Average the parameters of a run's last checkpoints, and write a run that eval, generate and
+    export open like any other. It needs a run with train.keep of at least as many."""
+
+    run: tyro.conf.Positional[str]
+    """Folder of the run."""
+    last: int = 10
+    """How many checkpoints, the last ones."""
+    out: str = ""
+    """Folder to write, which must not exist. Default: average in the run."""
+
+
+def run(argv: list[str]) -> int:
+    arguments = parse(Arguments, argv, "famjax average")
+    if arguments.last < 1:
+        raise UserError(f"--last {arguments.last}: must be at least 1")
+    source = expanded(arguments.run)
+    out = expanded(arguments.out) if arguments.out else source / "average"
+    runtime.setup()
+    from famjax.convert.folder import atomic_folder
+    from famjax.export.export import check_destination
+    from famjax.train.average import average, save_average
+
+    if source.is_dir():  # else it is what is missing
+        check_destination(out)
+    mean = average(source, arguments.last)
+    with atomic_folder(out) as folder:
+        save_average(mean, source, folder)
+    steps = ", ".join(f"{step:,}" for step in mean.steps)
+    print(f"wrote {out}, the mean of steps {steps}; next: famjax eval {shlex.quote(str(out))}")
+    return 0
