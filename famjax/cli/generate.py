@@ -62,7 +62,7 @@ class Arguments:
     length_penalty: float = 1.0
     """Beam search: a text's score is log p / length ** this; 0 prefers short texts."""
     no_repeat_ngram: int = 0
-    """Beam search: no so many tokens in a row come twice in prompt and text; 0 = any may."""
+    """Beam search: no so many tokens in a row come twice in prompt and text; 0 = they may."""
     stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Stop before this string; may be given several times."""
     seed: int = 0

@@ -125,11 +125,13 @@ def jit_functions(graph: Any) -> StreamFunctions:
         _, written, tokens, logits, state = jax.lax.while_loop(keep_writing, write_token, carry)
         return tokens, written, logits, model.restack(state)
 
-    def search(params: Params, state: State, logits: Array, *arguments: Any) -> Hypotheses:
+    def search(
+        params: Params, state: State, logits: Array, settings: BeamSettings, *arguments: Any
+    ) -> Hypotheses:
         model = nnx.merge(graph, params)
-        state = model.unstack(state)
+        state = model.unstack(state, settings.beams)
         axes = model.stack.row_axes(state)
-        return beam_search(model.step, logits, state, axes, *arguments)
+        return beam_search(model.step, logits, state, axes, settings, *arguments)
 
     return StreamFunctions(
         jax.jit(start, static_argnums=1),

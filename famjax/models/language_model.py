@@ -68,13 +68,16 @@ class LanguageModel(nnx.Module):
     def state_axes(self) -> State:
         return self.stack.state_axes()
 
-    def unstack(self, state: State) -> State:
+    def unstack(self, state: State, copies: int = 1) -> State:
         """Return the state in the faster layout for a loop of `step` in one program.
 
         With stacked layers each layer's state is sliced out and back at every token; with unstacked
         layers the weights are copied, once. So the larger of the two is not copied.
+
+        Args:
+          copies: of the state that the loop steps.
         """
-        larger = _tree_bytes(state) > _tree_bytes(nnx.state(self.stack))
+        larger = copies * _tree_bytes(state) > _tree_bytes(nnx.state(self.stack))
         return self.stack.unstack(state) if larger else state
 
     def restack(self, state: State) -> State:

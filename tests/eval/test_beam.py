@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
@@ -20,7 +19,7 @@ from oracles import beam as oracle
 from famjax import load_pretrained
 from famjax.core.errors import UserError
 from famjax.eval import beam
-from famjax.eval.beam import BeamSettings, Hypotheses, beam_search, repeat_rows, take_rows
+from famjax.eval.beam import BeamSettings, Hypotheses, beam_search, repeat_rows
 from famjax.eval.generate import Generator
 from famjax.eval.lane_stream import LaneStream
 from famjax.eval.streaming import Streamer
@@ -224,11 +223,7 @@ def test_rows_are_found_in_both_layouts(case: str) -> None:
         def repeat(state: Any) -> Any:
             return repeat_rows(state, m.stack.row_axes(state), 2)
 
-        def take(state: Any) -> Any:
-            return take_rows(state, m.stack.row_axes(state), jnp.arange(9))
-
         assert shapes(5, repeat) == shapes(10)
-        assert shapes(5, take) == shapes(9)
 
 
 @pytest.mark.parametrize("case", ["fam-1-3", "full, others"])
