@@ -32,8 +32,6 @@ class TranslateTask(Task):
             yield f"{named} needs an encoder, model.encoder.layers=0; set as many as model.layers"
         if d.layout != "pairs":
             yield f"{named} has rows of pairs, data.layout={d.layout}; set data.layout=pairs"
-        if not d.source:
-            yield f"{named}: data.source is empty; give the file of the sources, one on each line"
         if d.length % m.block_len:
             yield (
                 f"data.length={d.length} is not a multiple of model.block_len={m.block_len}; take "

@@ -15,6 +15,7 @@ from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.eval.translate import evaluate
 from famjax.eval.translator import Translator
+from famjax.experiment.checks import validate
 from famjax.experiment.load import load_config, override
 from famjax.export.export import export
 from famjax.tasks.task import Request
@@ -148,7 +149,6 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
     assert "data.task=translate needs an encoder" in refused("model.encoder.layers=0")
     assert "set data.layout=pairs" in refused("data.layout=lanes")
     assert "data.task=text has no sources" in refused("data.task=text")
-    assert "data.source is empty" in refused("data.source=")
     assert "model.stack=lstm has no attention to an encoder" in refused("model.stack=lstm")
     assert "feedback memory segments applies" in refused("model.mixer=fm", "model.block_len=8")
     assert "train.rsp=0.5 is for packed rows" in refused("train.rsp=0.5")
@@ -176,3 +176,32 @@ def test_exports_equal_the_run(tmp_path: Path, keys: str) -> None:
     assert any("famjax opening it as a run" in line for line in lines)
     with pytest.raises(UserError, match=r"--format hf: does not support an encoder"):
         export(tmp_path / "run", tmp_path / "hf", "hf")
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        "model.encoder.cross=linear",
+        pytest.param("model.stack=feedback model.feedback.span=16", marks=pytest.mark.slow),
+        pytest.param("model.mixer=fam model.block_len=4", marks=pytest.mark.slow),
+    ],
+)
+def test_any_mesh_gives_the_loss_of_one_device(tmp_path: Path, keys: str) -> None:
+    meshes = ["mesh.data=1 mesh.fsdp=1 mesh.tensor=1", "mesh.data=2 mesh.fsdp=2 mesh.tensor=2"]
+    losses = []
+    for number, mesh in enumerate(meshes):
+        more = ["data.batch=8", "model.kv_heads=2", "train.steps=4", *keys.split()]
+        given = config(tmp_path, *more, *(mesh.split() if number else ()))
+        folder = tmp_path / str(number)
+        if number:
+            train(given, folder, quiet=True)
+        else:
+            with small.shared_programs():
+                train(given, folder, quiet=True)
+        losses.append(read_metrics(folder / "metrics.jsonl")[-1]["loss"])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_an_encoder_is_not_sharded_over_tokens(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"mesh\.sequence=2: .* the whole source; set 1"):
+        validate(config(tmp_path, "mesh.sequence=2"))

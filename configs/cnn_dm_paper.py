@@ -1,0 +1,35 @@
+"""Summaries of CNN-Dailymail at the paper's size (Feedback Transformer v3 6.3, Table 8, Figure 7).
+
+Command:  famjax tokenizer train articles.txt summaries.txt --vocab-size 32000 --out joint.model
+          famjax train cnn_dm_paper
+          famjax eval runs/cnn_dm_paper --tasks summarize:test.articles=test.summaries --beam 5 \
+              --no-repeat-ngram 3
+          famjax train cnn_dm_paper model.stack=feedback model.feedback.span=256 \
+              model.feedback.shared_kv=false name=cnn_dm_paper_feedback
+Cost:     needs accelerators; not run here
+Expected: ROUGE-L by decoder depth in Figure 7 of the paper
+
+An article is its first 400 words (See et al., 2017), each on one line of articles.txt. The paper
+has no number of steps and no batch; both are chosen here. Departures of the model:
+`_seq2seq_paper`.
+"""
+
+from famjax import Config, load_config, replace_values
+
+
+def config() -> Config:
+    return replace_values(
+        load_config("_seq2seq_paper"),
+        {
+            "name": "cnn_dm_paper",
+            "model.width": 512,
+            "model.heads": 8,
+            "model.mlp_width": 2048,
+            "model.capacity": 256,
+            "data.source": "articles.txt",
+            "data.target": "summaries.txt",
+            "data.batch": 256,
+            "data.length": 256,
+            "data.source_length": 1024,
+        },
+    )

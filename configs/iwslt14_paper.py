@@ -1,0 +1,34 @@
+"""IWSLT14 German-English at the paper's size (Feedback Transformer v3 6.2, Table 8, Figure 7).
+
+Command:  famjax tokenizer train train.de train.en --vocab-size 10000 --out joint.model
+          famjax train iwslt14_paper
+          famjax eval runs/iwslt14_paper --tasks translate:test.de=test.en --beam 5
+          famjax train iwslt14_paper model.stack=feedback model.feedback.span=256 \
+              model.feedback.shared_kv=false name=iwslt14_paper_feedback
+Cost:     needs an accelerator; not run here
+Expected: tokenized BLEU by decoder depth in Figure 7 of the paper, no checkpoints averaged
+
+The paper has no number of steps and no batch; 4,096 tokens of targets a step and 50,000 steps are
+fairseq's for this set. Departures of the model: `_seq2seq_paper`.
+"""
+
+from famjax import Config, load_config, replace_values
+
+
+def config() -> Config:
+    return replace_values(
+        load_config("_seq2seq_paper"),
+        {
+            "name": "iwslt14_paper",
+            "model.width": 512,
+            "model.heads": 4,
+            "model.mlp_width": 1024,
+            "model.capacity": 256,
+            "data.source": "train.de",
+            "data.target": "train.en",
+            "data.batch": 16,
+            "data.length": 256,
+            "train.accumulate": 1,
+            "train.steps": 50000,
+        },
+    )
