@@ -73,6 +73,8 @@ class Arguments:
     """Beam search: an output's score is log p / length ** this, default 1."""
     no_repeat_ngram: int | None = None
     """Beam search: no so many tokens in a row come twice in an output, default any may."""
+    tune: bool = False
+    """Beam search: try length penalties from 0 to 2, and take the best: of a development set."""
     window: int | None = None
     """Texts: evaluate in windows of so many tokens, each with an empty memory, instead of whole.
     Files with questions: read only the last so many tokens, question and answer included."""
@@ -159,6 +161,7 @@ def evaluate(
             beam=1 if arguments.beam is None else arguments.beam,
             length_penalty=1.0 if arguments.length_penalty is None else arguments.length_penalty,
             no_repeat_ngram=arguments.no_repeat_ngram or 0,
+            tune=arguments.tune,
         )
         result = task.evaluate(opened, request)
         if task.group == "passkey":
@@ -224,6 +227,7 @@ def read_report(folder: Path) -> dict[str, Any]:
 _OPTIONS = (
     *("lengths", "questions", "facts", "ablate", "window", "score", "words"),
     *("shots", "chat", "skip_broken", "beam", "length_penalty", "no_repeat_ngram"),
+    "tune",
 )
 
 
@@ -239,7 +243,7 @@ def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
             )
         flag = option.replace("_", "-")
         given = f"--{flag}" if value is True else f"--{flag} {value}"
-        if option in ("beam", "length_penalty", "no_repeat_ngram"):
+        if option in ("beam", "length_penalty", "no_repeat_ngram", "tune"):
             raise UserError(f"{given}: is for translate and summarize; remove it")
         if option == "skip_broken":
             raise UserError("--skip-broken: is for files with questions; remove it")

@@ -103,9 +103,14 @@ def translation_table(result: dict[str, Any]) -> Table:
 
 
 def translation_notes(result: dict[str, Any]) -> list[str]:
-    """Return sacrebleu's signatures."""
+    """Return the scores of other length penalties, and sacrebleu's signatures."""
     signatures: dict[str, str] = result.get("signatures", {})
-    return [f"{name}: {signature}" for name, signature in signatures.items()]
+    notes = [f"{name}: {signature}" for name, signature in signatures.items()]
+    if tried := result.get("penalties"):
+        scale, digits = (1, 2) if signatures else (100, 1)
+        scores = ", ".join(f"{penalty:g}: {scale * score:.{digits}f}" for penalty, score in tried)
+        notes.insert(0, f"the best of length penalties {scores}")
+    return notes
 
 
 def questions_table(result: dict[str, Any]) -> Table:

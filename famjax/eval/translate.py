@@ -17,6 +17,8 @@ from famjax.train.run import Run
 
 # pairs whose outputs are kept together, should the evaluation be stopped
 _GROUP = 512
+# that are tried for the best
+PENALTIES = tuple(i / 5 for i in range(11))
 _ROUGE = ("rouge_l", "rouge_1", "rouge_2")
 
 
@@ -30,6 +32,24 @@ def read_pairs(files: str) -> Pairs:
 
 
 def evaluate(run: Run, request: Request) -> dict[str, Any]:
+    """Evaluate with a length penalty, or with the best of several (`request.tune`).
+
+    Returns:
+      What `evaluate_search` does; if tuned also penalties, (length penalty, score) of each.
+    """
+    if not request.tune:
+        return evaluate_search(run, request)
+    if request.beam == 1:
+        raise UserError("--tune: greedy decoding has no length penalty; give --beam 5")
+    found = [
+        evaluate_search(run, request._replace(length_penalty=penalty)) for penalty in PENALTIES
+    ]
+    name = "rouge_l" if request.task == "summarize" else "bleu"
+    best = max(found, key=lambda result: float(result[name]))
+    return best | {"penalties": [[each["length_penalty"], each[name]] for each in found]}
+
+
+def evaluate_search(run: Run, request: Request) -> dict[str, Any]:
     """Write the targets of the sources, and compare them with those of the files.
 
     Returns:

@@ -38,6 +38,7 @@ class Request(NamedTuple):
       skip_broken: lines of files that cannot be read are left out.
       beam, length_penalty, no_repeat_ngram: of the search for outputs of pairs, see
         `famjax.eval.translator.Translator`.
+      tune: try several length penalties, and take the best.
     """
 
     task: str
@@ -59,6 +60,7 @@ class Request(NamedTuple):
     beam: int = 1
     length_penalty: float = 1.0
     no_repeat_ngram: int = 0
+    tune: bool = False
 
 
 class Task(abc.ABC):
@@ -70,7 +72,8 @@ class Task(abc.ABC):
       has_own_words: its vocabulary is a list of its own words, `data.tokenizer=task`.
       group: where its results are in the report of `famjax eval`, which tasks may share.
       options: of `famjax eval`, which of lengths, questions, facts, ablate, window, score, words,
-        shots, chat, skip_broken, beam, length_penalty and no_repeat_ngram it takes.
+        shots, chat, skip_broken, beam, length_penalty,
+        no_repeat_ngram and tune it takes.
       files: what may follow its name and a colon; "" is nothing.
       needs_files: and has to.
       evaluation: "module:function" of `Request` and a `Run` to results: a dictionary with "rows",

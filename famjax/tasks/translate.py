@@ -19,7 +19,7 @@ class TranslateTask(Task):
     keys = ("data.source", "data.target")
     switches = ("data.source_length",)
     group = "translate"
-    options = ("beam", "length_penalty", "no_repeat_ngram")
+    options = ("beam", "length_penalty", "no_repeat_ngram", "tune")
     files = "SOURCES=TARGETS, or translate:PAIRS.jsonl"
     needs_files = True
     evaluation = "famjax.eval.translate:evaluate"

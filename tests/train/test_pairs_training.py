@@ -102,6 +102,10 @@ def test_a_model_learns_to_write_words_backwards_and_is_evaluated(tmp_path: Path
     _, *lines = (folder / result["examples"]).read_text().splitlines()
     first = json.loads(lines[0])
     assert first["prompt"][::-1] == first["references"][0]
+    tuned = evaluate(run, request._replace(tune=True))
+    penalties = dict(tuned["penalties"])
+    assert penalties[1.0] == result["bleu"]
+    assert tuned["bleu"] == max(penalties.values()) == penalties[tuned["length_penalty"]]
     # the outputs are kept: nothing is written anew
     again = evaluate(run, request)
     assert again == result
