@@ -191,19 +191,23 @@ def pack(pairs: list[Pair], lengths: Lengths) -> list[list[Pair]]:
     return rows
 
 
-def write_row(pairs: list[Pair], tokenizer: Tokenizer, lengths: Lengths) -> Batch[np.ndarray]:
-    """Return a row, [s] of sources and [t] of targets."""
-    s, t = lengths.source, lengths.target
-    row: Any = {
-        "tokens": np.zeros(t, np.int32),
-        "targets": np.zeros(t, np.int32),
-        "weights": np.zeros(t, np.float32),
-        "valid": np.zeros(t, bool),
-        "reset": np.zeros(t, bool),
-        "segment": np.zeros(t, np.int32),
-        "source": np.zeros(s, np.int32),
-        "source_segment": np.zeros(s, np.int32),
+def empty_pair_row(source: int, target: int) -> Batch[np.ndarray]:
+    """Return a row of padding, [s] of sources and [t] of targets."""
+    return {
+        "tokens": np.zeros(target, np.int32),
+        "targets": np.zeros(target, np.int32),
+        "weights": np.zeros(target, np.float32),
+        "valid": np.zeros(target, bool),
+        "reset": np.zeros(target, bool),
+        "segment": np.zeros(target, np.int32),
+        "source": np.zeros(source, np.int32),
+        "source_segment": np.zeros(source, np.int32),
     }
+
+
+def write_row(pairs: list[Pair], tokenizer: Tokenizer, lengths: Lengths) -> Batch[np.ndarray]:
+    """Return a row of pairs, [s] of sources and [t] of targets."""
+    row = empty_pair_row(lengths.source, lengths.target)
     at = at_source = 0
     for number, pair in enumerate(pairs, start=1):
         n = len(pair.target) + 1

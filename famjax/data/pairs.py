@@ -13,6 +13,8 @@ from famjax.data.files import decode_text, is_jsonl, open_text, wrap_read_errors
 from famjax.data.find_files import list_files
 from famjax.data.json_lines import iter_lines, parse_record, wrap_line_errors
 
+# begins the name of a data set instead of files'
+_TFDS = "tfds:"
 _FORMS = '"inputs" with "targets", or "prompt" with "response"'
 
 
@@ -41,7 +43,8 @@ class Pairs:
 
     Line i of a source file and line i of its target file are a pair. Several files are paired in
     the order in which they are named; a glob's are sorted. Without target files the source is JSON
-    lines, `{"inputs": ..., "targets": ...}` or `{"prompt": ..., "response": ...}`.
+    lines, `{"inputs": ..., "targets": ...}` or `{"prompt": ..., "response": ...}`. Both may be a
+    feature of a TFDS set instead, "tfds:wmt14_translate/de-en:train:de".
 
     Args:
       source, target: files, or globs, several separated by commas; .gz and .xz are decompressed.
@@ -54,9 +57,9 @@ class Pairs:
         self.name = f"{source} and {target}" if target else source
         if not source:
             raise UserError("data.source='': give the file of the sources, one on each line")
-        sources = list_files(source, "data.source")
+        sources = _list_columns(source, "data.source")
         if target:
-            targets = list_files(target, "data.target")
+            targets = _list_columns(target, "data.target")
             if len(sources) != len(targets):
                 raise UserError(
                     f"data.source={source} names {len(sources)} files and data.target={target} "
@@ -111,8 +114,16 @@ def _read_columns(source: str, target: str) -> tuple[Column, Column]:
     return columns
 
 
+def _list_columns(names: str, option: str) -> list[str]:
+    """Return the files that are named, or a TFDS set's feature."""
+    return [names] if names.startswith(_TFDS) else list_files(names, option)
+
+
 def _read_lines(path: str) -> Iterator[bytes]:
     """Yield the lines of a file, checked to be UTF-8, without line ends and outer white space."""
+    if path.startswith(_TFDS):
+        yield from _read_feature(path)
+        return
     at = 0
     with open_text(path) as stream, wrap_read_errors(path):
         # only \n ends a line: files of other programs count them so
@@ -120,6 +131,20 @@ def _read_lines(path: str) -> Iterator[bytes]:
             decode_text(line, path, at)
             at += len(line)
             yield line.strip()
+
+
+def _read_feature(name: str) -> Iterator[bytes]:
+    """Yield the texts of a feature of a TFDS set, "tfds:SET:SPLIT:FEATURE"."""
+    from famjax.data.seqio_tasks import read_records  # TensorFlow, an optional library
+
+    records, _, feature = name.rpartition(":")
+    for record in read_records(records):
+        if not isinstance(text := record.get(feature), str):
+            known = ", ".join(key for key, value in record.items() if isinstance(value, str))
+            raise UserError(
+                f"{name}: the set has no text {feature!r}; write {records}:FEATURE, one of {known}"
+            )
+        yield text.strip().encode("utf-8")
 
 
 def _read_json_columns(path: str) -> tuple[Column, Column]:

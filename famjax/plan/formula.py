@@ -69,11 +69,17 @@ def estimate(config: ResolvedConfig, topology: Topology) -> Estimate:
 
 
 def device_activations(config: ResolvedConfig) -> float:
-    """Return `layer_activations` of one device."""
-    mesh, train = config.mesh, config.train
+    """Return `layer_activations` of one device; of an encoder too, without what attends to it."""
+    model, mesh, train = config.model, config.mesh, config.train
     rows = config.data.batch / (mesh.data * mesh.fsdp * train.accumulate)
     tokens = rows * config.data.length / train.bptt_segments / mesh.sequence
-    return layer_activations(config.model, tokens, rows, mesh.tensor)
+    held = layer_activations(model, tokens, rows, mesh.tensor)
+    if not model.encoder.layers:
+        return held
+    source = config.data.source_length or config.data.length
+    depth = model.encoder.layers
+    encoder = replace(model, stack="residual", mixer="full", layers=depth, capacity=source)
+    return held + layer_activations(encoder, rows * source, rows, mesh.tensor)
 
 
 def activations_by_remat(config: ResolvedConfig) -> dict[str, float]:
@@ -103,7 +109,7 @@ def layer_activations(model: ResolvedModelConfig, tokens: float, rows: float, te
     Args:
       tokens: of the rows on the device.
     """
-    layer = _layer_bytes(model, tokens, tensor)
+    layer = _layer_bytes(model, tokens, rows, tensor)
     if model.remat == "none":
         held = 2 * layer.stream + layer.products + layer.weights
         return model.layers * held + WORK * (layer.keys_values + layer.weights)
@@ -125,17 +131,22 @@ class _LayerBytes(NamedTuple):
     weights: float
 
 
-def _layer_bytes(model: ResolvedModelConfig, tokens: float, tensor: int) -> _LayerBytes:
+def _layer_bytes(
+    model: ResolvedModelConfig, tokens: float, rows: float, tensor: int
+) -> _LayerBytes:
     size = jnp.dtype(model.dtype).itemsize
     _, _, g, e, hidden = sizes(model)
     gated = 3 if model.mlp in ("swiglu", "geglu") else 2
     keys = max((spec.keys_computed(model) for spec in mixer_specs(model)), default=0)
     shared = tensor if g % tensor == 0 else 1
+    # layers without blocks have one set of keys for all tokens of a row
+    has_blocks = any(spec.is_blockwise for spec in mixer_specs(model))
+    block = model.block_len if has_blocks else tokens / rows
     return _LayerBytes(
         tokens * model.width * size,
         tokens * model.heads * e * size / tensor,
         tokens * (2 * model.heads * e + gated * hidden) * size / tensor,
-        2 * tokens / model.block_len * keys * g * e * size / shared,
+        2 * tokens / block * keys * g * e * size / shared,
         tokens * keys * model.heads * size / tensor,
     )
 
@@ -151,7 +162,8 @@ def _estimate_seconds(
     if model.remat != "none":
         flops += tokens * forward_flops(model, computed=True)
     here = tokens / (mesh.data * mesh.fsdp * mesh.sequence)
-    layer = _layer_bytes(model, here, mesh.tensor)
+    rows = config.data.batch / (mesh.data * mesh.fsdp)
+    layer = _layer_bytes(model, here, rows, mesh.tensor)
     traffic = passes * model.layers * (8 * layer.products + 6 * layer.weights)
     share = (mesh.fsdp - 1) / mesh.fsdp
     # weights are gathered for each pass over each microbatch; gradients reduced once per microbatch
@@ -161,7 +173,6 @@ def _estimate_seconds(
     summed = 1 - 1 / (mesh.data * mesh.fsdp * mesh.sequence)
     network += 2 * config.train.accumulate * trained_bytes / mesh.tensor * summed
     if mesh.sequence > 1:
-        rows = config.data.batch / (mesh.data * mesh.fsdp)
         network += passes * model.layers * rows * _remote_kv_bytes(config)
     device = max(flops / topology.count / chip.flops, traffic / chip.bandwidth)
     # each device's part of a row waits for the memory of the preceding device

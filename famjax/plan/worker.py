@@ -24,6 +24,7 @@ from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json
 from famjax.core.types import PyTree
 from famjax.data.lanes import empty_row
+from famjax.data.pair_rows import empty_pair_row
 from famjax.experiment.load import from_json
 from famjax.experiment.mesh_checks import check_rows, duplicated_work
 from famjax.parallel import sharding
@@ -74,9 +75,12 @@ def get_devices(topology: Topology) -> list[jax.Device]:
 
 def batch_shapes(config: ResolvedConfig, program: TrainProgram) -> dict[str, jax.ShapeDtypeStruct]:
     """Return the shapes of a `Batch`."""
-    shape = (config.data.batch, config.data.length)
+    data = config.data
+    row = empty_row(data.length)
+    if data.layout == "pairs":
+        row = empty_pair_row(data.source_length or data.length, data.length)
     return jax.tree.map(
-        lambda a: jax.ShapeDtypeStruct(shape, a.dtype, sharding=program.batch), empty_row(1)
+        lambda a: jax.ShapeDtypeStruct((data.batch, *a.shape), a.dtype, sharding=program.batch), row
     )
 
 

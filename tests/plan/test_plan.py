@@ -10,6 +10,8 @@ import subprocess
 from dataclasses import replace
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 from famjax.cli.main import main
@@ -18,6 +20,7 @@ from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.experiment.load import load_config, override
 from famjax.experiment.unused_keys import check_unused_keys
+from famjax.parallel import sharding
 from famjax.plan import plan as plans
 from famjax.plan.chips import CHIPS, parse_topology
 from famjax.plan.formula import (
@@ -27,7 +30,9 @@ from famjax.plan.formula import (
     layer_activations,
 )
 from famjax.plan.search import candidates, format_overrides, search
+from famjax.plan.worker import batch_shapes
 from famjax.train.flops import step_flops
+from famjax.train.program import make_program
 from famjax.train.resolve import resolve
 
 SHAPE = [
@@ -365,3 +370,14 @@ def test_communication_of_keys_and_values(mixer: str, keys: int) -> None:
         given.append("model.memory_segments=3")
     config = resolve_for_eight(small(*given, "mesh.data=2", "mesh.sequence=4"))
     assert _remote_kv_bytes(config) == 2 * keys * 4 * 4 * 4
+
+
+def test_batches_of_pairs_have_sources() -> None:
+    given = load_config("multi30k", ["model.vocab_size=50", "model.width=16", "data.batch=2"])
+    config = resolve(given, None, 1)
+    mesh = sharding.make_mesh(config.mesh, jax.devices()[:1])
+    program = make_program(config, np.ones(50, np.float32), mesh=mesh)
+    shapes = batch_shapes(config, program)
+    assert shapes["tokens"].shape == shapes["segment"].shape == (2, 128)
+    assert shapes["source"].shape == (2, 144)
+    program.step.lower(jax.eval_shape(program.start), shapes)  # type: ignore[attr-defined]

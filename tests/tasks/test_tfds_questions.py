@@ -6,6 +6,7 @@ import pytest
 import tensorflow_datasets as tfds
 
 from famjax.core.errors import UserError
+from famjax.data.pairs import Pairs
 from famjax.tasks import TASKS
 
 QUESTIONS = [
@@ -57,3 +58,12 @@ def test_an_unknown_set_is_an_error(monkeypatch):
     monkeypatch.setattr(tfds.core.community, "community_register", None)
     with pytest.raises(UserError, match=r"tfds:qualty/raw:dev: TFDS knows no such set"):
         TASKS["quality"].load("tfds:qualty/raw:dev", skip_broken=False)
+
+
+def test_features_of_a_set_are_pairs(tmp_path, monkeypatch):
+    record = {"id": "1", "pid": "1_0", "input": "Who? ", "output": "a cat"}
+    prepared("scrolls/qasper", tmp_path, monkeypatch, lambda self: {"validation": [("1", record)]})
+    name = "tfds:scrolls/qasper:validation"
+    assert Pairs(f"{name}:input", f"{name}:output")[0] == ("Who?", "a cat")
+    with pytest.raises(UserError, match=r"no text 'de'; write .*:FEATURE, one of id, input, outp"):
+        Pairs(f"{name}:de", f"{name}:output")
