@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 SCAN, DEFERRED = "tests/ops/test_token_scan.py", "tests/ops/test_deferred_scan.py"
+BEAM = "tests/eval/test_beam.py"
 STREAM, LANES = "tests/contracts/test_stream.py", "tests/contracts/test_lanes.py"
 
 
@@ -461,6 +462,48 @@ MUTANTS = (
         "session.step = session.saved = step",
         "session.step = session.saved = step - 1",
         "tests/train/test_old_runs.py",
+    ),
+    Mutant(
+        "beam search: states stay with their beams",
+        "eval/beam.py",
+        "state = copy_rows(state, axes, (first_rows + search.parents).reshape(-1))",
+        "state = state",
+        f"{BEAM} -k lists",
+    ),
+    Mutant(
+        "beam search: the stop token is no part of the length",
+        "eval/beam.py",
+        "jnp.where(counted, log_probs, -jnp.inf) / _penalty(settings, length)",
+        "jnp.where(counted, log_probs, -jnp.inf) / _penalty(settings, search.length)",
+        f"{BEAM} -k lists",
+    ),
+    Mutant(
+        "beam search: hypotheses beyond the first n are finished too",
+        "eval/beam.py",
+        "counted = ends & (jnp.arange(count) < n)",
+        "counted = ends & (jnp.arange(count) < 2 * n)",
+        f"{BEAM} -k lists",
+    ),
+    Mutant(
+        "beam search: it ends as if hypotheses got no longer",
+        "eval/beam.py",
+        "length = jnp.where(positive, settings.max_tokens, search.length + 1)",
+        "length = search.length + 1",
+        f"{BEAM} -k overtakes",
+    ),
+    Mutant(
+        "beam search: an n-gram may come twice next to each other",
+        "eval/beam.py",
+        "same = jnp.arange(windows) + size - 1 < end\n",
+        "same = jnp.arange(windows) + size < end\n",
+        f"{BEAM} -k twice",
+    ),
+    Mutant(
+        "beam search: a free place is given to a beam that has one",
+        "eval/beam.py",
+        "waiting = jnp.argsort(~waits, 1)",
+        "waiting = jnp.argsort(waits, 1)",
+        f"{BEAM} -k follow",
     ),
 )
 

@@ -1,4 +1,4 @@
-"""`famjax bench fam`, `lora`, `feedback`, `linear`, `eval` and `mesh`."""
+"""`famjax bench fam`, `lora`, `feedback`, `linear`, `eval`, `beam` and `mesh`."""
 
 from __future__ import annotations
 
@@ -35,6 +35,8 @@ _SMALL_FEEDBACK = ModelConfig(vocab_size=256, layers=4, width=128, heads=4)
 _SMALL_LINEAR = ModelConfig(
     vocab_size=256, layers=2, width=256, heads=2, head_dim=128, mlp_width=1024
 )
+# short blocks, as hypotheses are short
+_SMALL_BEAM = replace(_SMALL_FAM, block_len=64, fam_len=8)
 # eight heads, eight rows and eight blocks of a row, for eight devices
 _SMALL_MESH = ModelConfig(
     vocab_size=256, layers=2, width=256, heads=8, mlp_width=1024, block_len=64, fam_len=8
@@ -48,6 +50,7 @@ _SIZES = {
     "feedback": (32, 128, 3),
     "linear": (2, 16384, 5),
     "eval": (8, 16384, 5),
+    "beam": (4, 64, 5),
     "mesh": (8, 512, 5),
 }
 
@@ -68,20 +71,22 @@ class Arguments:
     feedback-transformer-pytorch if installed); the savings of adapters (lora: against training all
     weights, and against PyTorch's peft if installed); linear attention (linear: alone and in
     decoding, against softmax attention, and performer-pytorch if installed); evaluation (eval: its
-    throughput, against the bare forward pass); the overhead of sharding a model along each mesh
+    throughput, against the bare forward pass); beam search (beam: against greedy decoding, and
+    transformers if installed); the overhead of sharding a model along each mesh
     axis (mesh: 8 fake devices on a CPU, or all accelerators)."""
 
-    name: tyro.conf.Positional[Literal["fam", "lora", "feedback", "linear", "eval", "mesh"]]
+    name: tyro.conf.Positional[Literal["fam", "lora", "feedback", "linear", "eval", "beam", "mesh"]]
     """what to measure"""
     config: str = ""
     """take the model's shape from this config instead of a small one"""
     batch: int | None = None
     """rows of the training step and of the streaming call: 16, feedback 32, linear 2, eval and mesh
-    8"""
+    8, beam 4"""
     length: int | None = None
-    """tokens of a row: 1024, feedback 128, mesh 512, eval 16384; linear: at most so many, 16384"""
+    """tokens of a row: 1024, feedback 128, mesh 512, eval 16384; linear: at most so many, 16384;
+    beam: so many are written, 64"""
     turns: int | None = None
-    """repetitions of each program, interleaved: 7, feedback 3, linear, eval and mesh 5"""
+    """repetitions of each program, interleaved: 7, feedback 3, linear, eval, beam and mesh 5"""
     layers: int | None = None
     """feedback: instead of the shape's"""
     width: int | None = None
@@ -127,6 +132,11 @@ def run(argv: list[str]) -> int:
     if arguments.name == "eval":
         _bench_evaluation(model, arguments, console)
         return 0
+    if arguments.name == "beam":
+        from famjax.cli import bench_beam
+
+        bench_beam.run(model, sizes, arguments.json, console, note)
+        return 0
     if arguments.name == "mesh":
         from famjax.cli import bench_mesh
 
@@ -166,6 +176,7 @@ def _fill_sizes(arguments: Arguments) -> Any:
 
 def _small_model(name: str) -> ModelConfig:
     other = {"feedback": _SMALL_FEEDBACK, "linear": _SMALL_LINEAR, "mesh": _SMALL_MESH}
+    other["beam"] = _SMALL_BEAM
     return other.get(name, _SMALL_FAM)
 
 
@@ -203,7 +214,7 @@ def _check_sizes(arguments: Any, model: ModelConfig) -> None:
     for name in ("layers", "width", "span"):
         if (size := getattr(arguments, name)) is not None and size < 1:
             raise UserError(f"--{name} {size}: must be at least 1")
-    if arguments.name in ("feedback", "linear", "eval", "mesh"):
+    if arguments.name in ("feedback", "linear", "eval", "beam", "mesh"):
         if arguments.length < 1:
             raise UserError(f"--length {arguments.length}: must be at least 1")
         return

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from famjax.bench import fam, feedback, feedback_peers, linear, linear_peers, mesh
+from famjax.bench import beam, fam, feedback, feedback_peers, linear, linear_peers, mesh
 from famjax.cli.main import main
 from famjax.config.schema import Config, FeedbackConfig, LinearConfig, ModelConfig
 from famjax.core.errors import UserError
@@ -268,3 +268,27 @@ def test_evaluation_is_compared_with_the_bare_pass(capsys, tmp_path):
         assert row["time"]["ratio"] == row["time"]["first"] / row["time"]["second"]
     assert main(["bench", "eval", *sizes]) == 0
     assert "share of the bare throughput" in capsys.readouterr().out
+
+
+def test_beam_search_is_compared_with_greedy_decoding(capsys, monkeypatch, tmp_path):
+    monkeypatch.setattr(beam, "MIXERS", ("fam",))
+    monkeypatch.setattr(beam, "has_peers", lambda: False)
+    sizes = [*config_of(TINY, tmp_path), "--batch", "2", "--length", "5", "--turns", "2"]
+    assert main(["bench", "beam", *sizes, "--json"]) == 0
+    printed = capsys.readouterr()
+    report = json.loads(printed.out)
+    (cost,) = report["costs"]
+    assert (cost["mixer"], cost["hypotheses"], report["peer"]) == ("fam", 10, None)
+    for pair in (cost["equal"], cost["single"]):
+        assert pair["ratio"] == pair["first"] / pair["second"]
+    assert cost["equal"]["second"] == cost["single"]["second"]
+    assert "share of greedy decoding" in printed.err
+    assert "comparing with transformers needs torch, transformers" in printed.err
+
+
+@pytest.mark.skipif(not beam.has_peers(), reason="needs " + ", ".join(beam.PEERS))
+def test_transformers_writes_the_same_hypotheses():
+    model = replace(TINY, width=32, mlp_width=32, vocab_size=64)
+    peer = beam.measure_peer(model, 2, 6, 2)
+    assert peer.same == 1
+    assert peer.time.ratio == peer.time.first / peer.time.second

@@ -189,6 +189,22 @@ def test_the_search_ends_when_nothing_can_improve(monkeypatch: pytest.MonkeyPatc
             np.testing.assert_array_equal(a, b)
 
 
+def test_a_long_hypothesis_overtakes_those_that_ended() -> None:
+    """Two end at once, and one that is much less likely becomes certain of its tokens."""
+    table = np.full((VOCAB, VOCAB), 1e-4)
+    table[0, STOPS], table[0, 1], table[1, 1] = 0.45, 0.05, 1
+    table = np.log(table / table.sum(-1, keepdims=True))
+
+    def step(tokens: Any, state: Any) -> Any:
+        return jnp.asarray(table, jnp.float32)[tokens], state
+
+    settings = BeamSettings(beams=2, max_tokens=20, size=VOCAB)
+    found = beam_search(step, step(np.zeros(1, int), ())[0], (), (), settings, STOPS)
+    theirs = oracle.search(lambda written: table[written[-1] if written else 0], 2, 20, 1.0, STOPS)
+    assert theirs[0][0] == (1,) * 20
+    assert_same(row(jax.device_get(found), 0), theirs, 1e-6)
+
+
 def test_each_row_is_searched_by_itself() -> None:
     """Rows whose prompts have other lengths, one of which ends before the others."""
     r = runner("fam-1-3", x64=False)
@@ -224,6 +240,23 @@ def test_rows_are_found_in_both_layouts(case: str) -> None:
             return repeat_rows(state, m.stack.row_axes(state), 2)
 
         assert shapes(5, repeat) == shapes(10)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_states_follow_their_beams_with_few_copies(seed: int) -> None:
+    parents = np.random.default_rng(seed).integers(5, size=(3, 5))
+    placed = np.take_along_axis(parents, np.asarray(beam._place(jnp.asarray(parents))), 1)
+    assert (np.sort(placed) == np.sort(parents)).all()
+    rows = np.arange(5)
+    for each in placed:
+        # a beam that is continued is so in its place
+        assert (each == rows).sum() == len(set(each))
+    sources = (5 * np.arange(3)[:, None] + placed).reshape(-1)
+    state = (np.random.default_rng(seed).normal(size=(15, 2)), np.arange(30).reshape(2, 15))
+    for copy in (beam._copy_in_place, beam._gather):
+        copied = copy(jax.tree.map(jnp.asarray, state), jnp.asarray(sources), axes=(0, 1))
+        np.testing.assert_array_equal(copied[0], state[0].astype(np.float32)[sources])
+        np.testing.assert_array_equal(copied[1], state[1][:, sources])
 
 
 @pytest.mark.parametrize("case", ["fam-1-3", "full, others"])

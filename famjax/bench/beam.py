@@ -1,0 +1,185 @@
+"""Beam search against greedy decoding, and against transformers' on an equal model.
+
+Greedy decoding of as many rows as there are hypotheses is the floor: the same steps of the model,
+without choosing among beams and without copying their states. Nothing ends before its last token.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from famjax.bench.greedy import make_writer
+from famjax.bench.lora import llama_config
+from famjax.bench.timing import Pair, compare_times, time_interleaved, time_pair
+from famjax.config.resolved import resolve_model
+from famjax.config.schema import ModelConfig
+from famjax.convert.load import load_pretrained
+from famjax.core.optional import missing_modules
+from famjax.core.types import Params, State
+from famjax.eval.beam import BeamSettings, Hypotheses, repeat_rows
+from famjax.eval.streaming import Streamer
+from famjax.models.language_model import LanguageModel
+
+PEERS = ("torch", "transformers")
+BEAMS = 5
+MIXERS = ("full", "bswa", "fam")
+# aims: tokens/s over those of greedy decoding of as many rows; over transformers'
+GREEDY_AIM, PEER_AIM = 0.7, 2.0
+# tokens of a prompt
+PROMPT = 64
+
+
+class BeamCost(NamedTuple):
+    """Decoding so many tokens after a prompt, with one mixer.
+
+    Attributes:
+      mixer: of all layers.
+      hypotheses: of all rows.
+      equal: greedy decoding of as many rows, and beam search; the ratio is the share of its speed.
+      single: greedy decoding of one hypothesis a row, and beam search.
+    """
+
+    mixer: str
+    hypotheses: int
+    equal: Pair
+    single: Pair
+
+
+class BeamPeer(NamedTuple):
+    """Reading a prompt and beam search, of transformers and of famjax.
+
+    Attributes:
+      time: theirs against ours; its ratio is our speedup.
+      same: share of the hypotheses that are the same.
+    """
+
+    time: Pair
+    same: float
+
+
+def measure_costs(
+    model: ModelConfig, batch: int, tokens: int, repetitions: int
+) -> Iterator[BeamCost]:
+    """Measure each of `MIXERS`, all programs of one interleaved."""
+    for mixer in MIXERS:
+        config = replace(model, mixer=mixer, capacity=PROMPT + tokens)
+        made = LanguageModel(config, rngs=nnx.Rngs(0))
+        stream = _read(Streamer(made, batch), model.vocab_size)
+        runs: dict[str, Callable[[], Any]] = {
+            "equal": _greedy_runner(made, stream, BEAMS, tokens),
+            "single": _greedy_runner(made, stream, 1, tokens),
+            "beam": functools.partial(_search, stream, model.vocab_size, tokens),
+        }
+        times = time_interleaved(runs, repetitions)
+        equal, single = (compare_times(times[name], times["beam"]) for name in ("equal", "single"))
+        yield BeamCost(mixer, batch * BEAMS, equal, single)
+
+
+def _read(streamer: Streamer, vocab_size: int) -> Streamer:
+    """Return a stream that has read random prompts."""
+    stream = streamer.new_stream()
+    stream.read(_prompts(streamer.batch, vocab_size))
+    return stream
+
+
+def _prompts(batch: int, vocab_size: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, vocab_size, (batch, PROMPT), np.int32)
+
+
+def _search(stream: Streamer, vocab_size: int, tokens: int) -> Hypotheses:
+    return stream.search(BeamSettings(BEAMS, tokens, vocab_size), np.zeros(0, np.int32))
+
+
+def _greedy_runner(
+    model: LanguageModel, stream: Streamer, copies: int, tokens: int
+) -> Callable[[], Any]:
+    """Return a function that writes tokens after a stream, in `copies` rows for each of its own."""
+    graph, params = nnx.split(model)
+
+    def write(params: Params, state: State, logits: jax.Array) -> jax.Array:
+        model = nnx.merge(graph, params)
+        state = model.unstack(repeat_rows(state, model.stack.row_axes(state), copies))
+        token = jnp.repeat(logits.argmax(-1, keepdims=True).astype(jnp.int32), copies, 0)
+        return make_writer(graph, tokens - 1)(params, state, token)[0]
+
+    program, state, logits = jax.jit(write), stream.state.memory, stream.logits
+    return lambda: program(params, state, logits)
+
+
+# transformers -----------------------------------------------------------------------------------
+
+
+def has_peers() -> bool:
+    """Return whether the packages of `measure_peer` are installed."""
+    return not missing_modules(PEERS)
+
+
+def measure_peer(model: ModelConfig, batch: int, tokens: int, repetitions: int) -> BeamPeer:
+    """Measure a Llama of the model's shape, with the same weights in both."""
+    net = _peer_model(llama_config(model), tokens)
+    with tempfile.TemporaryDirectory() as folder:
+        net.save_pretrained(folder)
+        _, ours = load_pretrained(folder)
+    streamer = Streamer(ours, batch, PROMPT)
+    theirs = _peer_runner(net, batch, tokens)
+
+    def search() -> Hypotheses:
+        return _search(_read(streamer, model.vocab_size), model.vocab_size, tokens)
+
+    pairs = theirs().reshape(batch, BEAMS, tokens) == np.asarray(search().tokens)
+    return BeamPeer(time_pair(theirs, search, repetitions), float(pairs.all(-1).mean()))
+
+
+def _peer_model(model: ModelConfig, tokens: int) -> Any:
+    """Return transformers' Llama of this shape, with random weights and no stop token."""
+    import torch
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    torch.manual_seed(0)
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    model = resolve_model(model)
+    config = transformers.LlamaConfig(
+        vocab_size=model.vocab_size,
+        hidden_size=model.width,
+        intermediate_size=model.mlp_width,
+        num_hidden_layers=model.layers,
+        num_attention_heads=model.heads,
+        num_key_value_heads=model.kv_heads,
+        max_position_embeddings=PROMPT + tokens,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def _peer_runner(net: Any, batch: int, tokens: int) -> Callable[[], np.ndarray]:
+    """Return a function that returns the tokens it wrote, [b*n t]."""
+    import torch
+
+    prompts = torch.tensor(_prompts(batch, net.config.vocab_size).astype(np.int64))
+
+    def run() -> np.ndarray:
+        written = net.generate(
+            prompts,
+            attention_mask=torch.ones_like(prompts),
+            num_beams=BEAMS,
+            num_return_sequences=BEAMS,
+            max_new_tokens=tokens,
+            early_stopping="never",
+            do_sample=False,
+        )
+        return written[:, PROMPT:].numpy()
+
+    return run
