@@ -71,6 +71,7 @@ def test_resume_after_crashes_is_bitwise_equal(
     assert_same(reference, resumed, given)
 
 
+@pytest.mark.usefixtures("compiled_once")
 def test_parts_of_a_batch_add_up(tmp_path: Path) -> None:
     """Of equal batches the first steps have the same loss, whatever parts they are read in."""
     losses = []
@@ -81,6 +82,7 @@ def test_parts_of_a_batch_add_up(tmp_path: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+@pytest.mark.usefixtures("compiled_once")
 def test_a_model_learns_to_write_words_backwards_and_is_evaluated(tmp_path: Path) -> None:
     tasks = f"translate:{tmp_path / 'words'}={tmp_path / 'backwards'}"
     run = learned(tmp_path, f"eval.tasks={tasks}", "eval.every=300", "eval.examples=40")
@@ -111,6 +113,7 @@ def test_a_model_learns_to_write_words_backwards_and_is_evaluated(tmp_path: Path
     assert again == result
 
 
+@pytest.mark.usefixtures("compiled_once")
 @pytest.mark.parametrize(
     "keys",
     [
@@ -128,6 +131,7 @@ def test_other_decoders_train_and_write(tmp_path: Path, keys: str) -> None:
     assert all(np.isfinite(each.score) for each in found)
 
 
+@pytest.mark.usefixtures("compiled_once")
 def test_an_output_at_the_most_tokens_is_cut_and_counted(tmp_path: Path) -> None:
     run = train(
         config(tmp_path, "train.steps=1", "model.capacity=32"), tmp_path / "run", quiet=True
@@ -168,6 +172,7 @@ def test_a_model_without_an_encoder_does_not_translate() -> None:
         Translator(tiny.run())
 
 
+@pytest.mark.usefixtures("compiled_once")
 @pytest.mark.parametrize("keys", ["", "model.encoder.cross=linear model.mixer=linear"])
 def test_exports_equal_the_run(tmp_path: Path, keys: str) -> None:
     given = config(tmp_path, "train.steps=1", *keys.split())
