@@ -48,6 +48,6 @@ def config() -> Config:
         ),
         optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=200, beta2=0.98),
         train=TrainConfig(
-            steps=1400, label_smoothing=0.1, log_every=20, checkpoint_every=100, keep=5
+            steps=1000, label_smoothing=0.1, log_every=20, checkpoint_every=100, keep=5
         ),
     )
