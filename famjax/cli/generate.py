@@ -19,10 +19,7 @@ from famjax.processes import runtime
 # of a prompt, which is held in memory
 _PROMPT_BYTES = 64 << 20
 # options that models with an encoder lack
-_OF_DECODERS = (
-    *("chat", "read", "state_out", "state_in", "small_cache", "max_tokens", "temperature"),
-    *("top_k", "top_p", "stop"),
-)
+_OF_DECODERS = (*("chat", "read", "state_out", "state_in", "small_cache", "max_tokens", "stop"),)
 
 if TYPE_CHECKING:
     from famjax.eval.generate import Generator
@@ -185,7 +182,10 @@ def _load_memory(arguments: Arguments, opened: Run, generator: Generator) -> Str
 
 def _translate(arguments: Arguments, opened: Run, prompt: str | None) -> int:
     """Write the target of a source."""
+    import jax
+
     from famjax.eval.progress import TokenProgress
+    from famjax.eval.sampling import Sampling
     from famjax.eval.translator import Translator
 
     a = arguments
@@ -193,13 +193,18 @@ def _translate(arguments: Arguments, opened: Run, prompt: str | None) -> int:
     for name in _OF_DECODERS:
         if getattr(a, name) != getattr(defaults, name):
             raise UserError(
-                f"--{name.replace('_', '-')}: the target of a model with an encoder is searched "
-                "for, from its source alone; remove it"
+                f"--{name.replace('_', '-')}: a model with an encoder writes the target of a "
+                "source, which is the prompt alone; remove it"
             )
     assert prompt is not None  # since there is no --read
     search = (a.beam or 1, a.length_penalty, a.no_repeat_ngram)
+    sampling = None
+    if a.temperature:
+        size = opened.tokenizer.vocab_size
+        sampling = Sampling(jax.random.key(a.seed), a.temperature, a.top_k, a.top_p, size)
+    translator = Translator(opened.with_folded_maps(), *search, batch=1, sampling=sampling)
     with TokenProgress("generate") as progress, progress.compiling():
-        (found,) = Translator(opened.with_folded_maps(), *search, batch=1).translate([prompt])
+        (found,) = translator.translate([prompt])
     print(found.text)
     return 0
 

@@ -1,4 +1,4 @@
-"""Writes the targets of sources with an encoder-decoder, by beam search in batches of one shape."""
+"""Writes the targets of sources with an encoder-decoder, in batches: by beam search or sampling."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ import numpy as np
 from flax import nnx
 
 from famjax.core.errors import UserError
-from famjax.core.types import Array, Context, Params
-from famjax.eval.beam import BeamSettings, Hypotheses, beam_search
+from famjax.core.types import Array, Context, Params, State
+from famjax.eval.beam import BeamSettings, Hypotheses, Step, beam_search
+from famjax.eval.sampling import Sampling
 from famjax.models.seq2seq import Seq2Seq
 from famjax.train.run import Run
 
@@ -29,8 +30,8 @@ class Translation(NamedTuple):
     """What was written for a source.
 
     Attributes:
-      text: the likeliest hypothesis.
-      score: log p / length ** length_penalty.
+      text: the likeliest hypothesis, or the sampled one.
+      score: log p / length ** length_penalty; 0 if it was sampled.
       tokens: of it, eos included.
       cut: it ended at the most tokens, and not with eos.
     """
@@ -50,6 +51,7 @@ class Translator:
       length_penalty: see `famjax.eval.beam`.
       no_repeat_ngram: no so many tokens in a row come twice in a target; 0 = they may.
       batch: sources that are decoded together.
+      sampling: how to sample targets instead of searching for them; None searches.
 
     Raises:
       UserError: the model has no encoder.
@@ -62,13 +64,14 @@ class Translator:
         length_penalty: float = 1.0,
         no_repeat_ngram: int = 0,
         batch: int = 32,
+        sampling: Sampling | None = None,
     ):
         if not isinstance(run.model, Seq2Seq):
             raise UserError(
                 "this model has no encoder, model.encoder.layers=0; train one with "
                 "data.task=translate"
             )
-        self._run, self._batch = run, batch
+        self._run, self._batch, self._sampling = run, batch, sampling
         self._graph, self._params = nnx.split(run.model)
         self._settings = BeamSettings(
             beams, 1, run.tokenizer.vocab_size, float(length_penalty), no_repeat_ngram
@@ -90,17 +93,20 @@ class Translator:
         sources = [np.append(tokenizer.encode(text), tokenizer.eos_id) for text in texts]
         found: list[Translation | None] = [None] * len(texts)
         for numbers, tokens, segment in batches(sources, self._batch):
-            for number, translation in zip(numbers, self._search(tokens, segment), strict=False):
+            for number, translation in zip(numbers, self._write(tokens, segment), strict=False):
                 found[number] = translation
             advance(len(numbers))
         return [translation for translation in found if translation is not None]
 
-    def _search(self, tokens: np.ndarray, segment: np.ndarray) -> list[Translation]:
+    def _write(self, tokens: np.ndarray, segment: np.ndarray) -> list[Translation]:
         """Translate sources [b s]."""
         most = self._most_tokens(tokens.shape[1])
         settings = replace(self._settings, max_tokens=most)
         bos = np.int32(self._run.tokenizer.bos_id)
         arguments = (self._params, tokens, segment, settings, self._stops, bos)
+        if self._sampling is not None:
+            written, lengths = jax.device_get(_sample(self._graph, *arguments, self._sampling))
+            return [self._decode(*row, 0.0) for row in zip(written, lengths, strict=True)]
         found = jax.device_get(_search(self._graph, *arguments))
         return [self._decode(*best) for best in zip(*(a[:, 0] for a in found), strict=True)]
 
@@ -129,13 +135,55 @@ def _search(
 ) -> Hypotheses:
     """Encode sources [b s], and search for their targets."""
     model: Seq2Seq = nnx.merge(graph, params)
+    step, logits, state = _begin(model, tokens, segment, bos, settings.beams)
+    return beam_search(step, logits, state, model.stack.row_axes(state), settings, stops)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _sample(
+    graph: Any,
+    params: Params,
+    tokens: Array,
+    segment: Array,
+    settings: BeamSettings,
+    stops: Array,
+    bos: Array,
+    sampling: Sampling,
+) -> tuple[Array, Array]:
+    """Encode sources [b s], and sample their targets: tokens [b t] and lengths [b]."""
+    step, logits, state = _begin(nnx.merge(graph, params), tokens, segment, bos, 1)
+    b, most = len(tokens), settings.max_tokens
+
+    def keep_writing(carry: Any) -> Array:
+        length, _, lengths, *_ = carry
+        return (length < most) & (lengths == 0).any()
+
+    def write_token(carry: Any) -> Any:
+        length, written, lengths, logits, state = carry
+        token = sampling.draw(logits, length)
+        written = written.at[:, length].set(token[:, 0])
+        length = length + 1
+        ends = jnp.isin(token[:, 0], stops) | (length == most)
+        # a target that has ended is written on, and cut off
+        lengths = jnp.where((lengths == 0) & ends, length, lengths)
+        logits, state = step(token, state)
+        return length, written, lengths, logits[:, 0], state
+
+    empty = jnp.zeros((b, most), jnp.int32)
+    carry = (jnp.int32(0), empty, jnp.zeros(b, jnp.int32), logits, state)
+    _, written, lengths, *_ = jax.lax.while_loop(keep_writing, write_token, carry)
+    return written, lengths
+
+
+def _begin(
+    model: Seq2Seq, tokens: Array, segment: Array, bos: Array, beams: int
+) -> tuple[Step, Array, State]:
+    """Return `step` with the sources [b s], the logits [b v] after bos, and the state after it."""
     ctx = Context(source=model.read_source(tokens, segment))
-    state = model.unstack(model.init_state(len(tokens)))
-    first = jnp.full((len(tokens), 1), bos)
-    logits, state = model.step(first, state, ctx)
+    state = model.unstack(model.init_state(len(tokens)), beams)
+    logits, state = model.step(jnp.full((len(tokens), 1), bos), state, ctx)
     # the beams of a row read the same source
-    step = functools.partial(model.step, ctx=ctx)
-    return beam_search(step, logits[:, 0], state, model.stack.row_axes(state), settings, stops)
+    return functools.partial(model.step, ctx=ctx), logits[:, 0], state
 
 
 def batches(

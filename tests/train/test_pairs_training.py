@@ -6,6 +6,7 @@ import json
 import random
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import small
@@ -13,6 +14,7 @@ from small import Crash, assert_same, compiled_once, crash_at  # noqa: F401
 
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
+from famjax.eval.sampling import Sampling
 from famjax.eval.translate import evaluate
 from famjax.eval.translator import Translator
 from famjax.experiment.checks import validate
@@ -92,6 +94,11 @@ def test_a_model_learns_to_write_words_backwards_and_is_evaluated(tmp_path: Path
         assert [each.text for each in found] == [word[::-1] for word in words]
         assert [each.tokens for each in found] == [len(word) + 1 for word in words]
         assert not any(each.cut for each in found)
+    sampling = Sampling(jax.random.key(0), 0.01, 0, 1.0, run.tokenizer.vocab_size)
+    sampled = Translator(run, batch=4, sampling=sampling).translate(words)
+    assert [each.text for each in sampled] == [word[::-1] for word in words]
+    wild = Translator(run, batch=4, sampling=sampling._replace(temperature=9.0)).translate(words)
+    assert [each.text for each in wild] != [each.text for each in sampled]
     folder = tmp_path / "run" / "eval"
     files = tasks.removeprefix("translate:")
     request = Request("translate", files, examples=40, batch=16, folder=folder, quiet=True, beam=2)
