@@ -104,8 +104,11 @@ class PairRows(grain.IterDataset[Batch[np.ndarray]]):
         self._pairs, self._tokenizer, self._batch = pairs, tokenizer, batch
         self._lengths, self._seed, self._local_rows = lengths, seed, local_rows
         self._window = min(window, len(pairs))
+        self._per_epoch = -(-len(pairs) // self._window)
         # rows of the same window are asked for one after the other, those of the next one last
         self.rows = functools.lru_cache(maxsize=2)(self._pack_window)
+        # each row of a batch passes the windows before its own again, all that a batch reads
+        self.count_rows = functools.cache(lambda number: len(self.rows(number)))
 
     def __iter__(self) -> RowsIterator:
         return RowsIterator(lambda i: _PairRow(self, i, self._batch), self._batch, self._local_rows)
@@ -113,8 +116,7 @@ class PairRows(grain.IterDataset[Batch[np.ndarray]]):
     def read_window(self, number: int) -> tuple[list[Pair], int]:
         """Return a window's pairs that fit a row, and how many do not."""
         count = len(self._pairs)
-        per_epoch = -(-count // self._window)
-        epoch, part = divmod(number, per_epoch)
+        epoch, part = divmod(number, self._per_epoch)
         seed = int(np.random.SeedSequence((self._seed, epoch)).generate_state(1)[0])
         places = range(part * self._window, min((part + 1) * self._window, count))
         fitting = []
@@ -131,13 +133,22 @@ class PairRows(grain.IterDataset[Batch[np.ndarray]]):
             write_row(row, self._tokenizer, self._lengths) for row in pack(pairs, self._lengths)
         ]
         if not rows:
-            longest = f"data.source_length={self._lengths.source}, data.length"
-            raise UserError(
-                f"{self._pairs.name}: none of {self._window:,} pairs fits {longest}="
-                f"{self._lengths.target}; raise them"
-            )
+            self._check_some_fit(number)
         order = np.random.Generator(np.random.Philox([self._seed, number])).permutation(len(rows))
         return [rows[i] for i in order]
+
+    def _check_some_fit(self, number: int) -> None:
+        """Raise a `UserError` if no window of an epoch, up to an empty one, has a row.
+
+        The last window of an epoch is what is left over, which may be a few pairs only.
+        """
+        before = range(number - number % self._per_epoch, number)
+        if not any(self.count_rows(other) for other in before):
+            checked = min((len(before) + 1) * self._window, len(self._pairs))
+            raise UserError(
+                f"{self._pairs.name}: none of {checked:,} pairs fits data.source_length="
+                f"{self._lengths.source}, data.length={self._lengths.target}; raise them"
+            )
 
     def report(self) -> str:
         """Return a line on the pairs, and on padding and pairs left out in the first window."""
@@ -239,8 +250,8 @@ class _PairRow:
         self._window, self._row = state["window"], state["row"]
 
     def next_row(self) -> Batch[np.ndarray]:
-        while self._row >= len(rows := self._dataset.rows(self._window)):
-            self._window, self._row = self._window + 1, self._row - len(rows)
-        row = rows[self._row]
+        while self._row >= (count := self._dataset.count_rows(self._window)):
+            self._window, self._row = self._window + 1, self._row - count
+        row = self._dataset.rows(self._window)[self._row]
         self._row += self._rows
         return row
