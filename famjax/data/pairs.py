@@ -60,6 +60,11 @@ class Pairs:
         sources = _list_columns(source, "data.source")
         if target:
             targets = _list_columns(target, "data.target")
+            for path in filter(is_jsonl, sources):
+                raise UserError(
+                    f"data.target={target}: {path} is JSON lines, which have targets of their own; "
+                    "leave it out"
+                )
             if len(sources) != len(targets):
                 raise UserError(
                     f"data.source={source} names {len(sources)} files and data.target={target} "

@@ -16,6 +16,7 @@ from flax import nnx
 from famjax.core.errors import UserError
 from famjax.core.types import Array, Context, Params
 from famjax.eval.beam import BeamSettings, Hypotheses, beam_search
+from famjax.eval.generate import check_beams
 from famjax.models.seq2seq import Seq2Seq
 from famjax.train.run import Run
 
@@ -52,7 +53,7 @@ class Translator:
       batch: sources that are decoded together.
 
     Raises:
-      UserError: the model has no encoder.
+      UserError: the model has no encoder, or a number is out of its range.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Translator:
                 "this model has no encoder, model.encoder.layers=0; train one with "
                 "data.task=translate"
             )
+        check_beams(beams, length_penalty, no_repeat_ngram, run.tokenizer.vocab_size)
         self._run, self._batch = run, batch
         self._graph, self._params = nnx.split(run.model)
         self._settings = BeamSettings(

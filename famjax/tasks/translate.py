@@ -18,6 +18,7 @@ from famjax.tokenizers.tokenizer import Tokenizer
 class TranslateTask(Task):
     keys = ("data.source", "data.target")
     switches = ("data.source_length",)
+    reads_sources = True
     group = "translate"
     options = ("beam", "length_penalty", "no_repeat_ngram", "tune")
     files = "SOURCES=TARGETS, or translate:PAIRS.jsonl"
@@ -57,9 +58,10 @@ class TranslateTask(Task):
 class SummarizeTask(EvaluationTask):
     """The outputs of a model trained on data.task=translate, scored as summaries."""
 
+    reads_sources = True
     group = "translate"
     options = TranslateTask.options
-    files = TranslateTask.files
+    files = "SOURCES=TARGETS, or summarize:PAIRS.jsonl"
     needs_files = True
     evaluation = TranslateTask.evaluation
     headline = "rouge_l"

@@ -89,6 +89,9 @@ def test_files_that_are_no_pairs_are_refused(tmp_path):
         Pairs(f"{source},{target}", target)
     with pytest.raises(UserError, match=r"is not JSON lines"):
         Pairs(source)
+    (tmp_path / "pairs.jsonl").write_text('{"inputs": "a", "targets": "b"}\n')
+    with pytest.raises(UserError, match=r"pairs\.jsonl is JSON lines, which have targets of their"):
+        Pairs(str(tmp_path / "pairs.jsonl"), target)
     with pytest.raises(UserError, match=r"data\.source: no such file"):
         Pairs(str(tmp_path / "missing"), target)
     with pytest.raises(UserError, match=r"data\.source=''"):
