@@ -38,6 +38,8 @@ class TranslateTask(Task):
                 f"data.length={d.length} is not a multiple of model.block_len={m.block_len}; take "
                 f"{multiples(d.length, m.block_len)}"
             )
+        if d.text_rows:
+            yield f"{named} has no rows of text, data.text_rows={d.text_rows}; set 0"
         if t.bptt_segments > 1:
             yield f"{named} reads each row whole, train.bptt_segments={t.bptt_segments}; set 1"
 
