@@ -115,16 +115,18 @@ class PairRows(grain.IterDataset[Batch[np.ndarray]]):
 
     def read_window(self, number: int) -> tuple[list[Pair], int]:
         """Return a window's pairs that fit a row, and how many do not."""
+        texts = self._read_texts(number)
+        pairs = (encode_pair(self._tokenizer, *both) for both in texts)
+        fitting = [pair for pair in pairs if fits(pair, self._lengths)]
+        return fitting, len(texts) - len(fitting)
+
+    def _read_texts(self, number: int) -> list[tuple[str, str]]:
+        """Return the sources and targets of a window."""
         count = len(self._pairs)
         epoch, part = divmod(number, self._per_epoch)
         seed = int(np.random.SeedSequence((self._seed, epoch)).generate_state(1)[0])
         places = range(part * self._window, min((part + 1) * self._window, count))
-        fitting = []
-        for place in places:
-            pair = encode_pair(self._tokenizer, *self._pairs[permuted_index(place, count, seed)])
-            if fits(pair, self._lengths):
-                fitting.append(pair)
-        return fitting, len(places) - len(fitting)
+        return [self._pairs[permuted_index(place, count, seed)] for place in places]
 
     def _pack_window(self, number: int) -> list[Batch[np.ndarray]]:
         """Return the rows of a window."""
@@ -151,16 +153,21 @@ class PairRows(grain.IterDataset[Batch[np.ndarray]]):
             )
 
     def report(self) -> str:
-        """Return a line on the pairs, and on padding and pairs left out in the first window."""
+        """Return a line on the pairs; on padding, pairs left out, and targets that the tokenizer
+        cannot write in the first window."""
         pairs, too_long = self.read_window(0)
         sides = zip(self._pairs.empty(), ("source", "target"), strict=True)
         notes = [f"{count:,} have an empty {side}" for count, side in sides if count]
         checked = len(pairs) + too_long
+        of = f" of {checked:,}" if checked < len(self._pairs) else ""
         if too_long:
-            of = f" of {checked:,}" if checked < len(self._pairs) else ""
             notes.append(
                 f"{too_long:,}{of} are longer than data.source_length={self._lengths.source} or "
                 f"data.length={self._lengths.target} and left out"
+            )
+        if lost := sum(not _can_write(self._tokenizer, text) for _, text in self._read_texts(0)):
+            notes.append(
+                f"{lost:,}{of} targets have text that tokenizer {self._tokenizer.name} cannot write"
             )
         rows = self.rows(0)
         positions = len(rows) * (self._lengths.source + self._lengths.target)
@@ -173,6 +180,11 @@ def encode_pair(tokenizer: Tokenizer, source: str, target: str) -> Pair:
     """Return the tokens of a pair of texts."""
     ended = np.append(tokenizer.encode(source), np.int32(tokenizer.eos_id))
     return Pair(ended, tokenizer.encode(target))
+
+
+def _can_write(tokenizer: Tokenizer, text: str) -> bool:
+    """Return whether the tokens of a text decode to it, but for white space."""
+    return tokenizer.decode(tokenizer.encode(text)).split() == text.split()
 
 
 def target_size(pair: Pair, block: int) -> int:

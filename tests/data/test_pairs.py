@@ -13,6 +13,7 @@ from famjax.core.errors import UserError
 from famjax.data.pair_rows import Lengths, Pair, PairRows, PairSource, fits, pack, target_size
 from famjax.data.pairs import Pairs
 from famjax.tokenizers.tokenizer import ByteTokenizer
+from famjax.tokenizers.words import WordTokenizer
 
 BYTES = ByteTokenizer()
 
@@ -173,6 +174,17 @@ def test_a_batch_that_spans_windows_packs_each_of_them_once(tmp_path, monkeypatc
     read_rows(rows, 5)
     # counted, and then read: those of a batch's beginning are read again
     assert len(packed) <= 2 * (max(packed) + 1)
+
+
+def test_targets_that_the_tokenizer_cannot_write_are_told(tmp_path):
+    pairs = Pairs(*write(tmp_path, ["un chat", "zzz", "ab"], ["a  cat", "a dog", "a \ufffd"]))
+
+    def report(tokenizer):
+        return PairSource(pairs, tokenizer, Lengths(20, 20, 1), seed=0).report()
+
+    words = WordTokenizer("words.txt", ["a", "cat", "\ufffd"])
+    assert "; 1 targets have text that tokenizer words.txt cannot write; " in report(words)
+    assert "cannot write" not in report(BYTES)
 
 
 def test_packing_keeps_to_both_lengths():
