@@ -89,7 +89,8 @@ class Translator:
           UserError: full attention's KV cache cannot hold a target.
         """
         tokenizer = self._run.tokenizer
-        sources = [np.append(tokenizer.encode(text), tokenizer.eos_id) for text in texts]
+        # without outer white space, as those trained on
+        sources = [np.append(tokenizer.encode(text.strip()), tokenizer.eos_id) for text in texts]
         found: list[Translation | None] = [None] * len(texts)
         for numbers, tokens, segment in batches(sources, self._batch):
             for number, translation in zip(numbers, self._search(tokens, segment), strict=False):

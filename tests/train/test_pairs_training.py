@@ -92,6 +92,8 @@ def test_a_model_learns_to_write_words_backwards_and_is_evaluated(tmp_path: Path
         found = Translator(run, beams, batch=4).translate(words)
         assert [each.text for each in found] == [word[::-1] for word in words]
         assert [each.tokens for each in found] == [len(word) + 1 for word in words]
+        (spaced,) = Translator(run, beams, batch=4).translate([" abcd\n"])
+        assert spaced.score == pytest.approx(found[0].score, abs=1e-5)
         assert not any(each.cut for each in found)
     folder = tmp_path / "run" / "eval"
     files = tasks.removeprefix("translate:")
