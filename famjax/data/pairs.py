@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import functools
 import hashlib
 from collections.abc import Iterator
@@ -134,8 +135,9 @@ def _read_lines(path: str) -> Iterator[bytes]:
         # only \n ends a line: files of other programs count them so
         for line in stream:
             decode_text(line, path, at)
+            # a byte order mark is no text
+            yield (line if at else line.removeprefix(codecs.BOM_UTF8)).strip()
             at += len(line)
-            yield line.strip()
 
 
 def _read_feature(name: str) -> Iterator[bytes]:

@@ -65,6 +65,13 @@ def test_lines_of_two_files_are_pairs(tmp_path):
     assert pairs.empty() == (1, 1)
 
 
+def test_files_of_windows_are_read_as_others(tmp_path):
+    (tmp_path / "source").write_bytes("\ufeffein Haus\r\nzwei\r\n".encode())
+    (tmp_path / "target").write_bytes(b"a house\ntwo")
+    pairs = Pairs(str(tmp_path / "source"), str(tmp_path / "target"))
+    assert [pairs[i] for i in range(2)] == [("ein Haus", "a house"), ("zwei", "two")]
+
+
 def test_files_are_decompressed_and_globs_sorted(tmp_path):
     for name in ("b", "a"):
         for side in ("src", "tgt"):
