@@ -115,11 +115,11 @@ def _parse_files(tasks: str) -> str:
 def measure(arguments: Arguments, files: str) -> dict[str, Any]:
     """Return run, step, teacher, teacher_step (None without one), files, and the measurements."""
     runtime.setup()
-    from famjax.convert.open import open_model
+    from famjax.convert.open import open_language_model
     from famjax.eval.attention import analyze
 
-    opened = open_model(arguments.run)
-    teacher = open_model(arguments.teacher) if arguments.teacher else None
+    opened = open_language_model(arguments.run)
+    teacher = open_language_model(arguments.teacher) if arguments.teacher else None
     examples = _EXAMPLES if arguments.examples is None else arguments.examples
     return {
         "run": arguments.run,

@@ -24,11 +24,11 @@ def measure_attention_maps(
     `map`, of its tokens on memories, segments and block, and `memory_map`, of the memory on itself
     and the block.
     """
-    from famjax.convert.open import open_model
+    from famjax.convert.open import open_language_model
     from famjax.eval.attention_maps import gradient_by_block, measure_attention
     from famjax.eval.memory_trace import memory_tokens
 
-    run = open_model(name)
+    run = open_language_model(name)
     tokens = memory_tokens(run, files, length, passkey)
     layers = []
     for layer in measure_attention(run, tokens):

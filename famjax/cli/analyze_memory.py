@@ -31,10 +31,10 @@ def measure_memory(
     the text of the blocks whose gates opened most, or the tokens with the highest rates and the
     text before them; `reach` is a list over blocks before the last one.
     """
-    from famjax.convert.open import open_model
+    from famjax.convert.open import open_language_model
     from famjax.eval.memory_trace import gradient_reach, memory_tokens, trace_memory
 
-    run = open_model(name)
+    run = open_language_model(name)
     tokens = memory_tokens(run, files, length, passkey)
     trace = trace_memory(run, tokens)
     w = run.model.block_len

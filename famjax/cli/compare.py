@@ -61,6 +61,8 @@ def run(argv: list[str]) -> int:
             out.print(share_table(label, group, names, results, runs))
         elif group == "questions":
             out.print(questions_table(label, names, results, runs))
+        elif group == "translate":
+            out.print(translation_table(label, names, results, runs))
         elif group == "lm_eval":
             out.print(harness_table(label, names, results))
     if arguments.segments:
@@ -175,6 +177,30 @@ def questions_table(
             f"{result['score']:.1%}",
             _paired(scores[i], scores[0]) if i else "",
             "; ".join(f"{name} {r['gain'][0]:+.1%}" for name, r in result["ablations"].items()),
+            f"{result['tokens_per_second']:,.0f}",
+        )
+    return table
+
+
+def translation_table(
+    label: str, names: Sequence[str], results: Sequence[dict[str, Any]], runs: Sequence[Path]
+) -> Table:
+    """Return the table of BLEU and chrF, or of ROUGE, and of the paired differences of outputs.
+
+    BLEU is of a corpus; an output's own score is chrF, or ROUGE-L.
+    """
+    kinds = {"bleu": "BLEU", "chrf": "chrF"} if "bleu" in results[0] else {"rouge_l": "ROUGE-L"}
+    against = f"{list(kinds.values())[-1]} of each against {names[0]}, 95%"
+    table = Table(
+        label, ("run", "length penalty", *kinds.values(), against, "tokens/s"), words=(0,)
+    )
+    scores = [_scores(r, result, 0) for r, result in zip(runs, results, strict=True)]
+    for i, (name, result) in enumerate(zip(names, results, strict=True)):
+        table.add_row(
+            name,
+            f"{result['length_penalty']:g}",
+            *(f"{result[kind] * (1 if 'bleu' in kinds else 100):.2f}" for kind in kinds),
+            _paired(scores[i], scores[0]) if i else "",
             f"{result['tokens_per_second']:,.0f}",
         )
     return table

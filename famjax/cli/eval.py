@@ -199,12 +199,25 @@ def save_result(folder: Path, step: int, group: str, name: str, result: Any) -> 
         parts += [f":{files}" for files in [result.get("files")] if files]
         parts += [
             f" --{key} {result[key]}"
-            for key in ("facts", "window", "shots", "chat", "beam", "length_penalty")
+            for key in ("facts", "window", "shots", "chat")
             if result.get(key)
         ]
+        parts += _search_label(result)
     saved["results"]["".join(parts)] = {"group": group, "result": result}
     folder.mkdir(exist_ok=True)
     write_json(folder / REPORT, saved)
+
+
+def _search_label(result: Any) -> list[str]:
+    """Return what of a search tells it from others of the same pairs, as options."""
+    if "beam" not in result:
+        return []
+    if "penalties" in result:  # the best of which is a result, and differs between runs
+        penalty = " --tune"
+    else:
+        penalty = f" --length-penalty {result['length_penalty']:g}" if result["beam"] > 1 else ""
+    ngram = f" --no-repeat-ngram {size}" if (size := result["no_repeat_ngram"]) else ""
+    return [f" --beam {result['beam']}", penalty, ngram]
 
 
 def read_report(folder: Path) -> dict[str, Any]:
@@ -232,7 +245,7 @@ _OPTIONS = (
 
 
 def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
-    """Raise a `UserError` if an option is given that none of the tasks takes."""
+    """Raise a `UserError` if an option is given that none of the tasks takes, or two that clash."""
     for option in _OPTIONS:
         value = getattr(arguments, option)
         if value in (None, "", False) or any(option in task.options for task in tasks):
@@ -255,6 +268,11 @@ def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
             raise UserError(f"{given}: is for tasks of lm-evaluation-harness, lm_eval:NAMES")
         also = ", and for questions in files" if option == "window" else ""
         raise UserError(f"{given}: is for texts{also}; remove it or add text:FILES")
+    if arguments.length_penalty is not None:
+        if arguments.tune:
+            raise UserError("--tune tries length penalties; leave out --length-penalty")
+        if arguments.beam in (None, 1):
+            raise UserError("--length-penalty: greedy decoding has none; give --beam 5")
 
 
 # plots -----------------------------------------------------------------------------------------

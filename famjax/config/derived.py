@@ -54,6 +54,11 @@ def cutoffs(model: ModelConfig) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(",")) if text else ()
 
 
+def has_linear_cross(model: ModelConfig) -> bool:
+    """Whether layers attend to an encoder's output by linear attention."""
+    return model.encoder.layers > 0 and model.encoder.cross == "linear"
+
+
 def holds_out_text(config: Config) -> bool:
     """Whether the run reads text, and keeps some of it for evaluation."""
     data = config.data

@@ -40,6 +40,21 @@ def open_model(
     return Run(config, tokenizer, teacher.student(config.model), step=0)
 
 
+def open_language_model(folder: str | Path) -> Run:
+    """Return the model in a folder, which must have no encoder.
+
+    Raises:
+      UserError: there is no usable model, or it has an encoder.
+    """
+    run = open_model(folder)
+    if layers := run.config.model.encoder.layers:
+        raise UserError(
+            f"{folder}: has an encoder, model.encoder.layers={layers}, and this reads text without "
+            "sources; give a run without one"
+        )
+    return run
+
+
 def is_hugging_face(folder: Path) -> bool:
     """Return whether config.json is a Hugging Face model's; False if it is damaged."""
     try:

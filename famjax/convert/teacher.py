@@ -60,6 +60,11 @@ def open_run_teacher(source: Path, tokenizer: str) -> Teacher:
       tokenizer: replaces its own.
     """
     opened = open_run(source)
+    if layers := opened.config.model.encoder.layers:
+        raise UserError(
+            f"{source}: has an encoder, model.encoder.layers={layers}, which famjax convert does "
+            f"not support; train with init={source} and the other mixers (docs/seq2seq.md)"
+        )
     run, data = opened.merge_adapters(), opened.config.data
     if tokenizer or data.tokenizer != "task":
         student_data = DataConfig(tokenizer=tokenizer or run.tokenizer.name)

@@ -104,25 +104,29 @@ class PairRows(grain.IterDataset[Batch[np.ndarray]]):
         self._pairs, self._tokenizer, self._batch = pairs, tokenizer, batch
         self._lengths, self._seed, self._local_rows = lengths, seed, local_rows
         self._window = min(window, len(pairs))
+        self._per_epoch = -(-len(pairs) // self._window)
         # rows of the same window are asked for one after the other, those of the next one last
         self.rows = functools.lru_cache(maxsize=2)(self._pack_window)
+        # each row of a batch passes the windows before its own again, all that a batch reads
+        self.count_rows = functools.cache(lambda number: len(self.rows(number)))
 
     def __iter__(self) -> RowsIterator:
         return RowsIterator(lambda i: _PairRow(self, i, self._batch), self._batch, self._local_rows)
 
     def read_window(self, number: int) -> tuple[list[Pair], int]:
         """Return a window's pairs that fit a row, and how many do not."""
+        texts = self._read_texts(number)
+        pairs = (encode_pair(self._tokenizer, *both) for both in texts)
+        fitting = [pair for pair in pairs if fits(pair, self._lengths)]
+        return fitting, len(texts) - len(fitting)
+
+    def _read_texts(self, number: int) -> list[tuple[str, str]]:
+        """Return the sources and targets of a window."""
         count = len(self._pairs)
-        per_epoch = -(-count // self._window)
-        epoch, part = divmod(number, per_epoch)
+        epoch, part = divmod(number, self._per_epoch)
         seed = int(np.random.SeedSequence((self._seed, epoch)).generate_state(1)[0])
         places = range(part * self._window, min((part + 1) * self._window, count))
-        fitting = []
-        for place in places:
-            pair = encode_pair(self._tokenizer, *self._pairs[permuted_index(place, count, seed)])
-            if fits(pair, self._lengths):
-                fitting.append(pair)
-        return fitting, len(places) - len(fitting)
+        return [self._pairs[permuted_index(place, count, seed)] for place in places]
 
     def _pack_window(self, number: int) -> list[Batch[np.ndarray]]:
         """Return the rows of a window."""
@@ -131,25 +135,39 @@ class PairRows(grain.IterDataset[Batch[np.ndarray]]):
             write_row(row, self._tokenizer, self._lengths) for row in pack(pairs, self._lengths)
         ]
         if not rows:
-            longest = f"data.source_length={self._lengths.source}, data.length"
-            raise UserError(
-                f"{self._pairs.name}: none of {self._window:,} pairs fits {longest}="
-                f"{self._lengths.target}; raise them"
-            )
+            self._check_some_fit(number)
         order = np.random.Generator(np.random.Philox([self._seed, number])).permutation(len(rows))
         return [rows[i] for i in order]
 
+    def _check_some_fit(self, number: int) -> None:
+        """Raise a `UserError` if no window of an epoch, up to an empty one, has a row.
+
+        The last window of an epoch is what is left over, which may be a few pairs only.
+        """
+        before = range(number - number % self._per_epoch, number)
+        if not any(self.count_rows(other) for other in before):
+            checked = min((len(before) + 1) * self._window, len(self._pairs))
+            raise UserError(
+                f"{self._pairs.name}: none of {checked:,} pairs fits data.source_length="
+                f"{self._lengths.source}, data.length={self._lengths.target}; raise them"
+            )
+
     def report(self) -> str:
-        """Return a line on the pairs, and on padding and pairs left out in the first window."""
+        """Return a line on the pairs; on padding, pairs left out, and targets that the tokenizer
+        cannot write in the first window."""
         pairs, too_long = self.read_window(0)
         sides = zip(self._pairs.empty(), ("source", "target"), strict=True)
         notes = [f"{count:,} have an empty {side}" for count, side in sides if count]
         checked = len(pairs) + too_long
+        of = f" of {checked:,}" if checked < len(self._pairs) else ""
         if too_long:
-            of = f" of {checked:,}" if checked < len(self._pairs) else ""
             notes.append(
                 f"{too_long:,}{of} are longer than data.source_length={self._lengths.source} or "
                 f"data.length={self._lengths.target} and left out"
+            )
+        if lost := sum(not _can_write(self._tokenizer, text) for _, text in self._read_texts(0)):
+            notes.append(
+                f"{lost:,}{of} targets have text that tokenizer {self._tokenizer.name} cannot write"
             )
         rows = self.rows(0)
         positions = len(rows) * (self._lengths.source + self._lengths.target)
@@ -162,6 +180,11 @@ def encode_pair(tokenizer: Tokenizer, source: str, target: str) -> Pair:
     """Return the tokens of a pair of texts."""
     ended = np.append(tokenizer.encode(source), np.int32(tokenizer.eos_id))
     return Pair(ended, tokenizer.encode(target))
+
+
+def _can_write(tokenizer: Tokenizer, text: str) -> bool:
+    """Return whether the tokens of a text decode to it, but for white space."""
+    return tokenizer.decode(tokenizer.encode(text)).split() == text.split()
 
 
 def target_size(pair: Pair, block: int) -> int:
@@ -239,8 +262,8 @@ class _PairRow:
         self._window, self._row = state["window"], state["row"]
 
     def next_row(self) -> Batch[np.ndarray]:
-        while self._row >= len(rows := self._dataset.rows(self._window)):
-            self._window, self._row = self._window + 1, self._row - len(rows)
-        row = rows[self._row]
+        while self._row >= (count := self._dataset.count_rows(self._window)):
+            self._window, self._row = self._window + 1, self._row - count
+        row = self._dataset.rows(self._window)[self._row]
         self._row += self._rows
         return row

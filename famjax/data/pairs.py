@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import functools
 import hashlib
 from collections.abc import Iterator
@@ -60,6 +61,11 @@ class Pairs:
         sources = _list_columns(source, "data.source")
         if target:
             targets = _list_columns(target, "data.target")
+            for path in filter(is_jsonl, sources):
+                raise UserError(
+                    f"data.target={target}: {path} is JSON lines, which have targets of their own; "
+                    "leave it out"
+                )
             if len(sources) != len(targets):
                 raise UserError(
                     f"data.source={source} names {len(sources)} files and data.target={target} "
@@ -129,8 +135,9 @@ def _read_lines(path: str) -> Iterator[bytes]:
         # only \n ends a line: files of other programs count them so
         for line in stream:
             decode_text(line, path, at)
+            # a byte order mark is no text
+            yield (line if at else line.removeprefix(codecs.BOM_UTF8)).strip()
             at += len(line)
-            yield line.strip()
 
 
 def _read_feature(name: str) -> Iterator[bytes]:

@@ -39,9 +39,18 @@ class Hypothesis(NamedTuple):
 
 
 class Generator:
-    """Generates text with a run: `"".join(Generator(run).generate("Once"))`."""
+    """Generates text with a run: `"".join(Generator(run).generate("Once"))`.
+
+    Raises:
+      UserError: a model with an encoder.
+    """
 
     def __init__(self, run: Run):
+        if run.config.model.encoder.layers:
+            raise UserError(
+                "this model has an encoder, which reads a source: write its target with "
+                "famjax.eval.translator.Translator"
+            )
         self._run = run
         self._tokenizer = run.tokenizer
         self._streamer = Streamer(run.model, 1)
@@ -260,6 +269,11 @@ def check_search(
       UserError: a number out of its range, or an empty stop string.
     """
     _check_writing(max_tokens, stop)
+    check_beams(beams, length_penalty, no_repeat_ngram, vocab_size)
+
+
+def check_beams(beams: int, length_penalty: float, no_repeat_ngram: int, vocab_size: int) -> None:
+    """Raise a `UserError` if a number of beam search is out of its range."""
     if not 1 <= beams <= vocab_size:
         raise UserError(f"beam={beams}: must be from 1 to {vocab_size}, the size of the vocabulary")
     if not -_MOST_PENALTY <= length_penalty <= _MOST_PENALTY:

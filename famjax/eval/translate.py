@@ -28,7 +28,11 @@ def read_pairs(files: str) -> Pairs:
     try:
         return Pairs(source, target)
     except UserError as error:
-        raise UserError(str(error).replace("data.source", "--tasks")) from None
+        given = "give data.target, the file of the targets"
+        said = str(error).replace(given, "write SOURCES=TARGETS")
+        for option in ("data.source", "data.target"):
+            said = said.replace(option, "--tasks")
+        raise UserError(said) from None
 
 
 def evaluate(run: Run, request: Request) -> dict[str, Any]:

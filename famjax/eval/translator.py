@@ -16,6 +16,7 @@ from flax import nnx
 from famjax.core.errors import UserError
 from famjax.core.types import Array, Context, Params, State
 from famjax.eval.beam import BeamSettings, Hypotheses, Step, beam_search
+from famjax.eval.generate import check_beams
 from famjax.eval.sampling import Sampling
 from famjax.models.seq2seq import Seq2Seq
 from famjax.train.run import Run
@@ -54,7 +55,7 @@ class Translator:
       sampling: how to sample targets instead of searching for them; None searches.
 
     Raises:
-      UserError: the model has no encoder.
+      UserError: the model has no encoder, or a number is out of its range.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Translator:
                 "this model has no encoder, model.encoder.layers=0; train one with "
                 "data.task=translate"
             )
+        check_beams(beams, length_penalty, no_repeat_ngram, run.tokenizer.vocab_size)
         self._run, self._batch, self._sampling = run, batch, sampling
         self._graph, self._params = nnx.split(run.model)
         self._settings = BeamSettings(
@@ -90,7 +92,8 @@ class Translator:
           UserError: full attention's KV cache cannot hold a target.
         """
         tokenizer = self._run.tokenizer
-        sources = [np.append(tokenizer.encode(text), tokenizer.eos_id) for text in texts]
+        # without outer white space, as those trained on
+        sources = [np.append(tokenizer.encode(text.strip()), tokenizer.eos_id) for text in texts]
         found: list[Translation | None] = [None] * len(texts)
         for numbers, tokens, segment in batches(sources, self._batch):
             for number, translation in zip(numbers, self._write(tokens, segment), strict=False):

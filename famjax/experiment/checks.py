@@ -11,7 +11,13 @@ import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from famjax.config.derived import cutoffs, has_blocks, is_segmented, mixer_pattern
+from famjax.config.derived import (
+    cutoffs,
+    has_blocks,
+    has_linear_cross,
+    is_segmented,
+    mixer_pattern,
+)
 from famjax.config.keys import check_types
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import AXES, Config, DataConfig, ModelConfig
@@ -171,7 +177,7 @@ def _check_mixers(config: Config) -> Iterator[str]:
 
 def _check_only(config: Config) -> Iterator[str]:
     m, named, off = config.model, f"train.only={config.train.only}", "or set train.only=all"
-    if not any(spec.has_feature_map for spec in mixer_specs(m)):
+    if not (any(spec.has_feature_map for spec in mixer_specs(m)) or has_linear_cross(m)):
         where = f"model.mixer={m.mixer}" if m.stack == "residual" else f"model.stack={m.stack}"
         yield f"{named}: {where} has no feature maps; give layers the mixer linear, {off}"
     if m.linear.map in ("elu", "performer"):

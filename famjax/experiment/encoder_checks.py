@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from famjax.config.derived import has_linear_cross
 from famjax.config.schema import Config
+from famjax.core.errors import multiples
 from famjax.mixers import mixer_specs
 
 _STACKS = ("residual", "feedback", "transformer")
@@ -38,6 +40,11 @@ def check_encoder(config: Config) -> Iterator[str]:
         yield (
             "model.encoder.shared=false: an adaptive embedding is one for both; set true, or "
             "model.adaptive.cutoffs=''"
+        )
+    if has_linear_cross(m) and m.linear.map == "rfa" and m.encoder.features % 2:
+        yield (
+            f"model.encoder.features={m.encoder.features} is odd; rfa has a sine and a cosine of "
+            f"each random vector, take {multiples(m.encoder.features, 2)}"
         )
     if config.train.match:
         yield f"train.match=true: with {named} there is no such first stage; set false"

@@ -22,6 +22,7 @@ from famjax.processes import collective
 
 # cgroup memory limits of Linux, version 2 and version 1
 _CGROUPS = (("sys/fs/cgroup", "memory.max"), ("sys/fs/cgroup/memory", "memory.limit_in_bytes"))
+_ENCODER = "model.encoder.layers"
 
 
 class DeviceMemory(NamedTuple):
@@ -86,16 +87,18 @@ def largest_key(config: Config, needs: Callable[[Config], int]) -> str:
 
 
 def _iter_defaults(config: Config) -> Iterator[tuple[str, Config]]:
-    """Yield each integer key, and the config with that key at its default."""
+    """Yield each integer key, and the config with that key at its default.
+
+    Of an encoder one layer stays: without one it would be another kind of model.
+    """
     for section in ("model", "data"):
         for path in ((), *((name,) for name in _sections(getattr(config, section)))):
             part = _section_at(config, (section, *path))
             for field in dataclasses.fields(part):
                 if type(getattr(part, field.name)) is int:
-                    yield (
-                        ".".join((section, *path, field.name)),
-                        _replace_value(config, (section, *path), field.name, field.default),
-                    )
+                    key = ".".join((section, *path, field.name))
+                    default = int(part.layers > 0) if key == _ENCODER else field.default
+                    yield key, _replace_value(config, (section, *path), field.name, default)
 
 
 def _sections(part: object) -> list[str]:

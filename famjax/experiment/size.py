@@ -22,6 +22,8 @@ _FLOAT = 4
 _ROW_BYTES = 1000
 # of a token on the host: id, target and weight of 4 each, three flags
 _TOKEN_BYTES = 15
+# of a source's token: id and number of its source
+_SOURCE_BYTES = 8
 
 
 class ParamCount(NamedTuple):
@@ -234,8 +236,10 @@ def batch_bytes(config: Config) -> int:
     # with BPTT warm-up each row has several readers at first
     readers = data.length // train.bptt_start if train.bptt_start else 1
     rows = data.batch * (_ROW_BYTES * readers + _TOKEN_BYTES * data.length)
+    source = _source_length(config)
+    rows += data.batch * _SOURCE_BYTES * source
     parts = train.accumulate * train.bptt_segments
-    stream = data.batch * data.length * model.width * size // max(parts, 1)
+    stream = data.batch * (data.length + source) * model.width * size // max(parts, 1)
     carried = data.batch if data.layout == "lanes" else 1
     return rows + stream + _score_bytes(config, size) + carried * state_bytes(model)
 
@@ -245,4 +249,12 @@ def _score_bytes(config: Config, size: int) -> int:
     model, data = config.model, config.data
     rows = max(data.batch // config.train.accumulate, 1)
     most = max((spec.scores(config) for spec in mixer_specs(model)), default=0)
+    source = _source_length(config)
+    most = max(most, source * max(source, data.length))
     return rows * model.heads * most * size
+
+
+def _source_length(config: Config) -> int:
+    """Return the tokens of a row's sources; 0 without an encoder."""
+    data = config.data
+    return (data.source_length or data.length) if config.model.encoder.layers else 0

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from famjax.config.derived import is_segmented, mixer_pattern
+from famjax.config.derived import has_linear_cross, is_segmented, mixer_pattern
 from famjax.config.keys import values
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
@@ -123,9 +123,7 @@ _USED_WITHOUT_MIXER: dict[str, Callable[[Config], bool]] = {
         config.model.arch.learned_positions or config.model.stack == "autocompressor"
     ),
     "model.fam_len": lambda config: is_segmented(config.model),
-    "model.linear.*": lambda config: (
-        config.model.encoder.layers > 0 and config.model.encoder.cross == "linear"
-    ),
+    "model.linear.*": lambda config: has_linear_cross(config.model),
 }
 
 
@@ -154,7 +152,12 @@ def _requires_task(*names: str) -> Callable[[Config], str]:
 
 def _no_attention_weights(config: Config) -> str:
     specs = mixer_specs(config.model)
-    if not specs or any(spec.has_attention_weights for spec in specs):
+    # an encoder's layers have weights
+    if (
+        not specs
+        or config.model.encoder.layers
+        or any(spec.has_attention_weights for spec in specs)
+    ):
         return ""
     return f"model.mixer={config.model.mixer}, which has no attention weights"
 
@@ -173,10 +176,15 @@ def _no_rotation(config: Config) -> str:
     return unrotated[0] if unrotated and all(unrotated) else ""
 
 
+def _nothing_rotated(config: Config) -> str:
+    """Return the same of the whole model: an encoder's layers rotate theirs."""
+    return "" if config.model.encoder.layers else _no_rotation(config)
+
+
 def _no_rotated_elements(config: Config) -> str:
-    """Return the same, also if the rotated share of the elements is 0."""
+    """Return `_nothing_rotated`, also if the rotated share of the elements is 0."""
     nothing = config.model.arch.rotary_fraction == 0
-    return _no_rotation(config) or ("model.arch.rotary_fraction=0" if nothing else "")
+    return _nothing_rotated(config) or ("model.arch.rotary_fraction=0" if nothing else "")
 
 
 def _elu_map(config: Config) -> str:
@@ -304,11 +312,12 @@ _RULES = (
         switch=True,
     ),
     Rule(
-        ("model.arch.rotary_fraction", "model.arch.rope_*", "model.rope_base", "train.rpo"),
-        _no_rotation,
+        ("model.arch.rotary_fraction", "model.arch.rope_*", "model.rope_base"),
+        _nothing_rotated,
         "rotary positions",
         switch=True,
     ),
+    Rule(("train.rpo",), _no_rotation, "rotary positions", switch=True),
     Rule(
         ("model.arch.rope_*", "model.rope_base", "train.rpo"),
         _no_rotated_elements,
@@ -363,6 +372,13 @@ _RULES = (
         ("model.encoder.features",),
         _unused_unless(lambda c: c.model.encoder.cross == "linear", "model.encoder.cross"),
         "model.encoder.cross=linear",
+    ),
+    Rule(("model.encoder.features",), _elu_map, "another map"),
+    # attention to an encoder has the map of linear layers, and nothing else of them
+    Rule(
+        ("model.linear.features", "model.linear.rope", "model.linear.chunk"),
+        _requires_mixer("linear"),
+        "model.mixer=linear",
     ),
     # adapters and adaptive softmax
     Rule(

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from famjax.config.derived import layer_mixers, mixer_pattern
+from famjax.config.derived import has_linear_cross, layer_mixers, mixer_pattern
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ArchConfig, DropoutConfig, LoraConfig, ModelConfig
 from famjax.core.errors import UserError
@@ -236,6 +236,7 @@ def check_compatible(old: ModelConfig, new: ModelConfig) -> None:
             "learned positions; keep it, and use documents of at most so many tokens"
         )
     _check_rotation(old, new)
+    _check_cross_maps(old, new)
     _check_smeared_keys(old, new)
     _check_feature_maps(old, new)
     _check_gates(old, new)
@@ -296,6 +297,19 @@ def _check_gates(old: ModelConfig, new: ModelConfig) -> None:
 
 def _has_memory(model: ModelConfig) -> bool:
     return any(spec.has_memory for spec in mixer_specs(model))
+
+
+def _check_cross_maps(old: ModelConfig, new: ModelConfig) -> None:
+    """Raise a `UserError` if learned feature maps of attention to an encoder cannot be reused."""
+    if not (has_linear_cross(old) and has_linear_cross(new)):
+        return
+    for field in feature_map.weight_fields(old.linear.map):
+        section = "encoder" if field == "features" else "linear"
+        given, there = (getattr(getattr(model, section), field) for model in (new, old))
+        if given != there:
+            raise UserError(
+                f"model.{section}.{field}={given}: the given feature maps have {there}; keep it"
+            )
 
 
 def _check_feature_maps(old: ModelConfig, new: ModelConfig) -> None:

@@ -81,6 +81,7 @@ class Task(abc.ABC):
         not a function, since evaluations import runs, which import the tasks.
       headline: the figure by which a run is judged, in each row of the results.
       lower_is_better: of the headline.
+      reads_sources: it is of models with an encoder, and others are of models without one.
     """
 
     keys: tuple[str, ...] = ()
@@ -93,6 +94,7 @@ class Task(abc.ABC):
     evaluation: str
     headline: str
     lower_is_better = False
+    reads_sources = False
 
     def check(self, config: Config) -> Iterator[str]:
         """Yield an error line for each setting that this task cannot work with."""
@@ -125,6 +127,13 @@ class Task(abc.ABC):
 
     def evaluate(self, run: Any, request: Request) -> Any:
         """Evaluate a `famjax.train.run.Run`; evaluations need packages that need this one."""
+        if run.config.model.encoder.layers and not self.reads_sources:
+            raise UserError(
+                f"{request.task}: has no sources to read for a model with an encoder; take "
+                "translate:SOURCES=TARGETS or summarize:SOURCES=TARGETS"
+            )
+        if self.needs_files and not request.files:
+            raise UserError(f"{request.task}: names no files; write {request.task}:{self.files}")
         module, _, name = self.evaluation.partition(":")
         function: Callable[[Any, Request], Any] = getattr(importlib.import_module(module), name)
         return function(run, request)

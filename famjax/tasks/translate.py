@@ -18,6 +18,7 @@ from famjax.tokenizers.tokenizer import Tokenizer
 class TranslateTask(Task):
     keys = ("data.source", "data.target")
     switches = ("data.source_length",)
+    reads_sources = True
     group = "translate"
     options = ("beam", "length_penalty", "no_repeat_ngram", "tune")
     files = "SOURCES=TARGETS, or translate:PAIRS.jsonl"
@@ -37,6 +38,8 @@ class TranslateTask(Task):
                 f"data.length={d.length} is not a multiple of model.block_len={m.block_len}; take "
                 f"{multiples(d.length, m.block_len)}"
             )
+        if d.text_rows:
+            yield f"{named} has no rows of text, data.text_rows={d.text_rows}; set 0"
         if t.bptt_segments > 1:
             yield f"{named} reads each row whole, train.bptt_segments={t.bptt_segments}; set 1"
 
@@ -57,9 +60,10 @@ class TranslateTask(Task):
 class SummarizeTask(EvaluationTask):
     """The outputs of a model trained on data.task=translate, scored as summaries."""
 
+    reads_sources = True
     group = "translate"
     options = TranslateTask.options
-    files = TranslateTask.files
+    files = "SOURCES=TARGETS, or summarize:PAIRS.jsonl"
     needs_files = True
     evaluation = TranslateTask.evaluation
     headline = "rouge_l"

@@ -21,9 +21,12 @@ from famjax.parallel.sharding import path_name
 _FEATURE_MAP = nnx.PathContains("map")
 # trained together with adapters: parameters that the initial model may lack
 _MIXERS_OWN = nnx.All(nnx.PathContains("mixer"), nnx.Not(nnx.PathContains("qkv")))
+# of attention to an encoder, the feature map
+_CROSS_OWN = nnx.All(nnx.PathContains("cross"), nnx.Not(nnx.PathContains("qkv")))
 _TRAINED_WITH_ADAPTERS = nnx.Any(
     Adapter,
     _MIXERS_OWN,
+    _CROSS_OWN,
     *map(nnx.PathContains, ("prompt", "memory_norm", "mix", "distances", "span")),
 )
 

@@ -13,6 +13,7 @@ from famjax.core.errors import UserError
 from famjax.data.pair_rows import Lengths, Pair, PairRows, PairSource, fits, pack, target_size
 from famjax.data.pairs import Pairs
 from famjax.tokenizers.tokenizer import ByteTokenizer
+from famjax.tokenizers.words import WordTokenizer
 
 BYTES = ByteTokenizer()
 
@@ -64,6 +65,13 @@ def test_lines_of_two_files_are_pairs(tmp_path):
     assert pairs.empty() == (1, 1)
 
 
+def test_files_of_windows_are_read_as_others(tmp_path):
+    (tmp_path / "source").write_bytes("\ufeffein Haus\r\nzwei\r\n".encode())
+    (tmp_path / "target").write_bytes(b"a house\ntwo")
+    pairs = Pairs(str(tmp_path / "source"), str(tmp_path / "target"))
+    assert [pairs[i] for i in range(2)] == [("ein Haus", "a house"), ("zwei", "two")]
+
+
 def test_files_are_decompressed_and_globs_sorted(tmp_path):
     for name in ("b", "a"):
         for side in ("src", "tgt"):
@@ -89,6 +97,9 @@ def test_files_that_are_no_pairs_are_refused(tmp_path):
         Pairs(f"{source},{target}", target)
     with pytest.raises(UserError, match=r"is not JSON lines"):
         Pairs(source)
+    (tmp_path / "pairs.jsonl").write_text('{"inputs": "a", "targets": "b"}\n')
+    with pytest.raises(UserError, match=r"pairs\.jsonl is JSON lines, which have targets of their"):
+        Pairs(str(tmp_path / "pairs.jsonl"), target)
     with pytest.raises(UserError, match=r"data\.source: no such file"):
         Pairs(str(tmp_path / "missing"), target)
     with pytest.raises(UserError, match=r"data\.source=''"):
@@ -150,6 +161,37 @@ def test_pairs_that_do_not_fit_are_left_out_and_told(tmp_path):
     assert unpack(batch) == [("ab", "x")]
     with pytest.raises(UserError, match="none of 3 pairs fits"):
         read_rows(PairSource(pairs, BYTES, Lengths(2, 2, 1), seed=0).make_rows(1, None), 1)
+
+
+def test_a_window_in_which_nothing_fits_is_passed_over(tmp_path):
+    """The last window of an epoch has the pairs that are left, here one, which may be too long."""
+    pairs = Pairs(*write(tmp_path, ["a" * 50, "b", "c"], ["x", "y", "z"]))
+    for seed in range(6):  # in some orders the long one is the last
+        rows = PairRows(pairs, BYTES, Lengths(4, 4, 1), seed, batch=1, window=2)
+        read = {text for batch in read_rows(rows, 6) for text in unpack(batch)}
+        assert read == {("b", "y"), ("c", "z")}
+
+
+def test_a_batch_that_spans_windows_packs_each_of_them_once(tmp_path, monkeypatch):
+    rows = PairRows(natural(tmp_path), BYTES, Lengths(60, 60, 1), seed=1, batch=40, window=60)
+    packed = []
+    read_window = rows.read_window
+    monkeypatch.setattr(rows, "read_window", lambda n: packed.append(n) or read_window(n))
+    assert len(rows.rows(0)) < 20
+    read_rows(rows, 5)
+    # counted, and then read: those of a batch's beginning are read again
+    assert len(packed) <= 2 * (max(packed) + 1)
+
+
+def test_targets_that_the_tokenizer_cannot_write_are_told(tmp_path):
+    pairs = Pairs(*write(tmp_path, ["un chat", "zzz", "ab"], ["a  cat", "a dog", "a \ufffd"]))
+
+    def report(tokenizer):
+        return PairSource(pairs, tokenizer, Lengths(20, 20, 1), seed=0).report()
+
+    words = WordTokenizer("words.txt", ["a", "cat", "\ufffd"])
+    assert "; 1 targets have text that tokenizer words.txt cannot write; " in report(words)
+    assert "cannot write" not in report(BYTES)
 
 
 def test_packing_keeps_to_both_lengths():

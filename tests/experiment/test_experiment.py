@@ -77,6 +77,31 @@ def test_shapes_are_those_of_the_papers(
     assert (config.optimizer.beta1, config.optimizer.beta2) == (0.9, 0.99)
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "rate"),
+    [
+        # Feedback Transformer v3 Table 8: hidden and FFN size, heads
+        ("cnn_dm_paper", (512, 2048, 8), 5e-4),
+        ("iwslt14_paper", (512, 1024, 4), 5e-4),
+        # T2R Tables 5 and 6
+        ("wmt14_ende_paper", (1024, 4096, 16), 5e-4),
+        ("t2r_mt_paper", (1024, 4096, 16), 2e-4),
+    ],
+)
+def test_encoder_decoders_are_those_of_the_papers(
+    name: str, shape: tuple[int, ...], rate: float
+) -> None:
+    config = load_config(name)
+    m, o = config.model, config.optimizer
+    assert (m.width, m.mlp_width, m.heads) == shape
+    assert (m.layers, m.encoder.layers, m.dropout.residual) == (6, 6, 0.3)
+    assert (o.learning_rate, o.schedule, o.beta1, o.beta2) == (rate, "inverse_sqrt", 0.9, 0.98)
+    if m.width == 1024:
+        assert config.train.steps == (20_000 if name == "t2r_mt_paper" else 30_000)
+        assert (o.warmup_steps, o.weight_decay, config.train.label_smoothing) == (4000, 0.0, 0.1)
+        assert config.data.batch * config.data.length == pytest.approx(460_000, rel=0.01)
+
+
 def test_text_configs_differ_only_in_the_mixer() -> None:
     changed = difference(load_config("text_fam"), load_config("text_bswa"))
     assert changed == ["name: 'text_fam' -> 'text_bswa'", "model.mixer: 'fam' -> 'bswa'"]

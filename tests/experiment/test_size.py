@@ -13,6 +13,7 @@ from famjax.config.schema import (
     AdaptiveConfig,
     ArchConfig,
     Config,
+    DataConfig,
     EncoderConfig,
     FeedbackConfig,
     LinearConfig,
@@ -129,6 +130,16 @@ def test_error_names_the_key_that_is_too_large(key, value):
 def test_error_names_the_key_of_other_models(model, key):
     with pytest.raises(UserError, match=rf"^{key}"):
         memory.check_training_fits(Config(model=model))
+
+
+@pytest.mark.parametrize("model", [replace(SHAPE, mixer="linear"), STACK])
+def test_error_names_the_sources_that_are_too_long(model):
+    """An encoder's attention has weights of all pairs of tokens."""
+    data = DataConfig(batch=8, length=64, source_length=10**7)
+    config = Config(model=replace(model, encoder=EncoderConfig(layers=1)), data=data)
+    with pytest.raises(UserError, match=r"^data\.source_length=10000000: parameters"):
+        memory.check_training_fits(config)
+    memory.check_training_fits(replace(config, model=model))
 
 
 def test_a_model_that_fits_is_accepted(monkeypatch):

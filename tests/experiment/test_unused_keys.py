@@ -110,6 +110,15 @@ def test_an_unused_key_is_rejected(given: str, said: str) -> None:
             "data.toy.start_steps=0 data.toy.threshold=1",
             "data.toy.threshold: has no effect with data.toy.start_steps=0",
         ),
+        ("multi30k", "data.files=x", "data.files: has no effect with data.task=translate"),
+        ("multi30k", "model.encoder.cross=linear model.linear.rope=false", "model.mixer=full"),
+        ("multi30k", "model.encoder.cross=linear model.linear.features=8", "model.mixer=full"),
+        (
+            "multi30k",
+            "model.encoder.cross=linear model.linear.map=elu model.encoder.features=8",
+            "model.encoder.features: has no effect with model.linear.map=elu",
+        ),
+        ("multi30k", "model.mixer=linear model.linear.rope=false train.rpo=true", "rope=false"),
     ],
 )
 def test_keys_of_another_task_are_rejected(name: str, given: str, said: str) -> None:
@@ -135,6 +144,19 @@ def test_keys_of_another_task_are_rejected(name: str, given: str, said: str) -> 
 )
 def test_a_used_key_is_accepted(given: str) -> None:
     load_config("text_fam", given.split())
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        # an encoder's layers have softmax attention with rotary positions, whatever the decoder has
+        "model.mixer=linear model.linear.rope=false model.dropout.attention=0.1 model.rope_base=9",
+        "model.mixer=linear model.encoder.cross=linear model.linear.features=8",
+        "model.encoder.cross=linear model.encoder.features=8 model.linear.map=cos",
+    ],
+)
+def test_a_key_that_an_encoder_uses_is_accepted(given: str) -> None:
+    load_config("multi30k", given.split())
 
 
 def commands() -> list[str]:

@@ -350,6 +350,18 @@ def test_a_trained_model_gets_linear_attention_in_both_places():
     again = remap_params(params, student, replace(student, capacity=64))
     for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(again), strict=True):
         np.testing.assert_array_equal(a, b)
+    for changed, said in (
+        (
+            {"encoder": replace(_LINEAR, features=8)},
+            r"model\.encoder\.features=8: the given feature",
+        ),
+        (
+            {"mixer": "full", "linear": LinearConfig(map="cos")},
+            r"model\.linear\.map=cos: the given",
+        ),
+    ):
+        with pytest.raises(UserError, match=said):
+            remap_params(params, student, replace(student, **changed))
     with pytest.raises(UserError, match=r"model\.encoder\.layers=3: the given weights have 2"):
         remap_params(teacher, MODELS["full"], replace(student, encoder=replace(_LINEAR, layers=3)))
 

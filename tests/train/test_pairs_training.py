@@ -20,9 +20,11 @@ from famjax.eval.translator import Translator
 from famjax.experiment.checks import validate
 from famjax.experiment.load import load_config, override
 from famjax.export.export import export
+from famjax.parallel.sharding import path_name
 from famjax.tasks.task import Request
 from famjax.train.loop import train
 from famjax.train.metrics import read_metrics
+from famjax.train.partition import inference_config, partition_trainable
 from famjax.train.run import Run
 
 LETTERS = "abcdefgh"
@@ -93,6 +95,8 @@ def test_a_model_learns_to_write_words_backwards_and_is_evaluated(tmp_path: Path
         found = Translator(run, beams, batch=4).translate(words)
         assert [each.text for each in found] == [word[::-1] for word in words]
         assert [each.tokens for each in found] == [len(word) + 1 for word in words]
+        (spaced,) = Translator(run, beams, batch=4).translate([" abcd\n"])
+        assert spaced.score == pytest.approx(found[0].score, abs=1e-5)
         assert not any(each.cut for each in found)
     sampling = Sampling(jax.random.key(0), 0.01, 0, 1.0, run.tokenizer.vocab_size)
     sampled = Translator(run, batch=4, sampling=sampling).translate(words)
@@ -148,6 +152,23 @@ def test_an_output_at_the_most_tokens_is_cut_and_counted(tmp_path: Path) -> None
     assert found.cut == (found.tokens == 31)
 
 
+def test_maps_of_cross_attention_are_trained_with_adapters_and_alone(tmp_path: Path) -> None:
+    teacher = tmp_path / "teacher"
+    train(config(tmp_path, "train.steps=1"), teacher, quiet=True)
+    linear = [f"init={teacher}", "model.encoder.cross=linear", "train.steps=2"]
+    trained = {}
+    for name in ("model.lora.rank=2", "train.only=maps"):
+        run = train(config(tmp_path, *linear, name), tmp_path / name, quiet=True)
+        assert run.model.stack.layers[0].cross.map.kernel[...].shape == (1, 1, 8, 32)
+        model = inference_config(run.config.model)
+        _, params, _ = partition_trainable(model, run.model, run.config.train.only)
+        trained[name] = {path_name(path) for path, _ in jax.tree.leaves_with_path(params)}
+    maps = {f"stack/layers/0/cross/map/{part}" for part in ("kernel", "bias")}
+    assert trained["train.only=maps"] == maps
+    assert maps < trained["model.lora.rank=2"]
+    assert all("lora" in name for name in trained["model.lora.rank=2"] - maps)
+
+
 def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
     write_pairs(tmp_path)
     named = [
@@ -170,6 +191,11 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
     assert "an encoder has rotary positions" in refused("model.arch.learned_positions=true")
     assert "reads each row whole" in refused("train.bptt_segments=2")
     assert "model.encoder.features: has no effect" in refused("model.encoder.features=8")
+    assert "has no rows of text, data.text_rows=1" in refused("data.text_rows=1")
+    linear = "model.encoder.cross=linear"
+    assert "model.encoder.features=7 is odd; rfa has a sine" in refused(
+        linear, "model.encoder.features=7", "model.linear.map=rfa"
+    )
 
 
 def test_a_model_without_an_encoder_does_not_translate() -> None:

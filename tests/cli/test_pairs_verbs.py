@@ -1,0 +1,131 @@
+"""Verbs on a run with an encoder: what they write, and one line where they cannot work with it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import small
+
+from famjax import Generator, UserError, open_run
+from famjax.cli.main import main
+from famjax.config.schema import Config
+from famjax.experiment.load import override
+from famjax.train.loop import train
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with pairs, and with a run of one step on them."""
+    home = tmp_path_factory.mktemp("pairs")
+    (home / "words").write_text("abc\nd\nef\n")
+    (home / "backwards").write_text("cba\nd\nfe\n")
+    (home / "words.jsonl").write_text('{"inputs": "a", "targets": "b"}\n')
+    shape = [given for given in small.COMMAND if "block_len" not in given]
+    keys = [
+        *("model.block_len=1", "model.mixer=full", "model.capacity=32", "model.encoder.layers=1"),
+        *("data.task=translate", "data.layout=pairs", f"data.source={home / 'words'}"),
+        *(f"data.target={home / 'backwards'}", "data.length=32", "train.steps=1"),
+    ]
+    train(override(Config(), [*shape, *keys]), home / "run", quiet=True)
+    return home
+
+
+def tasks(home: Path, name: str = "translate") -> str:
+    return f"{name}:{home / 'words'}={home / 'backwards'}"
+
+
+def error_line(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert main(argv) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (["--beam", "0"], "beam=0: must be from 1 to 258, the size of the vocabulary"),
+        (["--beam", "259"], "beam=259: must be from 1 to 258"),
+        (["--beam", "2", "--length-penalty", "-50"], "length_penalty=-50.0: must be from -5 to 5"),
+        (["--no-repeat-ngram", "-1"], "no_repeat_ngram=-1: must be 0 (no limit) or more"),
+        (["--length-penalty", "2"], "--length-penalty: greedy decoding has none; give --beam 5"),
+        (["--tune"], "--tune: greedy decoding has no length penalty; give --beam 5"),
+        (["--tune", "--beam", "2", "--length-penalty", "1"], "leave out --length-penalty"),
+    ],
+)
+def test_searches_that_cannot_be_are_refused(
+    home: Path, options: list[str], what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["eval", str(home / "run"), "--tasks", tasks(home), *options]
+    assert what in error_line(argv, capsys)
+
+
+@pytest.mark.parametrize(
+    ("given", "what"),
+    [
+        ("", "translate: names no files; write translate:SOURCES=TARGETS, or translate:PAIRS."),
+        ("text:WORDS", "text: has no sources to read for a model with an encoder; take translate:"),
+        ("passkey", "passkey: has no sources to read"),
+        ("summarize", "write summarize:SOURCES=TARGETS, or summarize:PAIRS.jsonl"),
+        ("translate:WORDS", "is not JSON lines (.jsonl) with inputs and targets; write SOURCES="),
+        ("translate:WORDS=/no/such", "--tasks: no such file or folder: /no/such"),
+        ("translate:WORDS.jsonl=WORDS", "words.jsonl is JSON lines, which have targets of their"),
+    ],
+)
+def test_tasks_that_a_model_with_an_encoder_lacks_are_refused(
+    home: Path, given: str, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = ["--tasks", given.replace("WORDS", str(home / "words"))] if given else []
+    assert what in error_line(["eval", str(home / "run"), *named], capsys)
+
+
+@pytest.mark.parametrize(
+    ("argv", "what"),
+    [
+        (["analyze", "RUN", "--tasks", "text:WORDS", "--length", "8"], "run: has an encoder"),
+        (["analyze", "RUN", "--memory", "--tasks", "text:WORDS"], "run: has an encoder"),
+        (["analyze", "RUN", "--attention", "--tasks", "text:WORDS"], "run: has an encoder"),
+        (["convert", "RUN", "NEW"], "which famjax convert does not support; train with init="),
+        (["generate", "RUN", "--prompt", "a", "--beam", "259"], "beam=259: must be from 1 to 258"),
+    ],
+)
+def test_verbs_that_a_model_with_an_encoder_lacks_are_refused(
+    home: Path, argv: list[str], what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = {"RUN": str(home / "run"), "NEW": str(home / "new")}
+    given = [names.get(one, one).replace("WORDS", str(home / "words")) for one in argv]
+    assert what in error_line(given, capsys)
+
+
+def test_a_generator_reads_no_sources(home: Path) -> None:
+    with pytest.raises(UserError, match=r"write its target with famjax\.eval\.translator"):
+        Generator(open_run(home / "run"))
+
+
+def test_results_of_other_searches_are_kept_and_runs_compared(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runs = [str(home / name) for name in ("first", "second")]
+    for run in runs:
+        shutil.copytree(home / "run", run)
+        for options in ([], ["--no-repeat-ngram", "2"], ["--beam", "2"], ["--beam", "2", "--tune"]):
+            assert main(["eval", run, "--tasks", tasks(home), *options]) == 0
+    assert main(["eval", runs[0], "--tasks", tasks(home, "summarize")]) == 0
+    report = json.loads((home / "first" / "eval" / "report.json").read_text())
+    label = tasks(home)
+    assert list(report["results"]) == [
+        f"{label} --beam 1",
+        f"{label} --beam 1 --no-repeat-ngram 2",
+        f"{label} --beam 2 --length-penalty 1",
+        f"{label} --beam 2 --tune",
+        f"{tasks(home, 'summarize')} --beam 1",
+    ]
+    capsys.readouterr()
+    assert main(["compare", *runs]) == 0
+    out = capsys.readouterr().out
+    # each search has a table of both runs, with the difference of equal outputs
+    assert out.count("chrF of each against first") == out.count("+0.0% (") == 4
