@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from famjax.core.errors import UserError
@@ -127,10 +126,10 @@ def _translate(
 ) -> tuple[tuple[int, range], list[Example], dict[str, Any]]:
     """Return a batch of `Examples.add`: the pairs with these numbers."""
     texts = [pairs[number] for number in numbers]
-    began = time.perf_counter()
+    before = translator.seconds
     with progress.compiling():
         found = translator.translate([source for source, _ in texts])
-    seconds = time.perf_counter() - began
+    seconds = translator.seconds - before
     written = sum(each.tokens for each in found)
     progress.advance(written, len(numbers))
     examples = []

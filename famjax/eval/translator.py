@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -54,6 +55,9 @@ class Translator:
       batch: sources that are decoded together.
       sampling: how to sample targets instead of searching for them; None searches.
 
+    Attributes:
+      seconds: that programs have run so far, without their compilation.
+
     Raises:
       UserError: the model has no encoder, or a number is out of its range.
     """
@@ -79,6 +83,8 @@ class Translator:
             beams, 1, run.tokenizer.vocab_size, float(length_penalty), no_repeat_ngram
         )
         self._stops = np.array(sorted(run.tokenizer.stop_ids), np.int32)
+        self._compiled: set[tuple[int, ...]] = set()
+        self.seconds = 0.0
 
     def translate(
         self, texts: Sequence[str], advance: Callable[[int], None] = lambda count: None
@@ -108,10 +114,21 @@ class Translator:
         bos = np.int32(self._run.tokenizer.bos_id)
         arguments = (self._params, tokens, segment, settings, self._stops, bos)
         if self._sampling is not None:
-            written, lengths = jax.device_get(_sample(self._graph, *arguments, self._sampling))
+            written, lengths = self._run_program(_sample, *arguments, self._sampling)
             return [self._decode(*row, 0.0) for row in zip(written, lengths, strict=True)]
-        found = jax.device_get(_search(self._graph, *arguments))
+        found = self._run_program(_search, *arguments)
         return [self._decode(*best) for best in zip(*(a[:, 0] for a in found), strict=True)]
+
+    def _run_program(self, program: Any, params: Params, tokens: np.ndarray, *others: Any) -> Any:
+        """Run a program on sources [b s], and count the time."""
+        arguments = (self._graph, params, tokens, *others)
+        if tokens.shape not in self._compiled:
+            program.lower(*arguments).compile()  # now, so that timings exclude compilation
+            self._compiled.add(tokens.shape)
+        began = time.perf_counter()
+        found = jax.device_get(program(*arguments))
+        self.seconds += time.perf_counter() - began
+        return found
 
     def _most_tokens(self, source: int) -> int:
         """Return the most tokens of targets of sources with so many."""

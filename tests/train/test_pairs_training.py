@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from pathlib import Path
 
 import jax
@@ -143,6 +144,22 @@ def test_other_decoders_train_and_write(tmp_path: Path, keys: str) -> None:
 
 
 @pytest.mark.usefixtures("compiled_once")
+def test_the_time_of_compiling_does_not_count(tmp_path: Path) -> None:
+    run = train(config(tmp_path, "train.steps=1"), tmp_path / "run", quiet=True)
+    jax.clear_caches()
+    for length_penalty in (1.0, 0.5):
+        translator, began = Translator(run, 2, length_penalty, batch=2), time.perf_counter()
+        translator.translate(["abc", "d", "a" * 40])
+        took = time.perf_counter() - began
+        assert 0 < translator.seconds < took
+        if length_penalty == 1:
+            compiled = took
+            # two programs are compiled, and run for milliseconds
+            assert translator.seconds < took / 4
+        else:
+            assert took < compiled / 4  # and are not compiled again
+
+
 def test_an_output_at_the_most_tokens_is_cut_and_counted(tmp_path: Path) -> None:
     run = train(
         config(tmp_path, "train.steps=1", "model.capacity=32"), tmp_path / "run", quiet=True
