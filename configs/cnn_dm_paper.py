@@ -2,8 +2,11 @@
 
 Command:  famjax tokenizer train articles.txt summaries.txt --vocab-size 32000 --out joint.model
           famjax train cnn_dm_paper
+          # the length penalty with the best ROUGE-L of the development set, then the test set
+          famjax eval runs/cnn_dm_paper --tasks summarize:val.articles=val.summaries --beam 5 \
+              --no-repeat-ngram 3 --tune
           famjax eval runs/cnn_dm_paper --tasks summarize:test.articles=test.summaries --beam 5 \
-              --no-repeat-ngram 3
+              --no-repeat-ngram 3 --length-penalty 1.0
           famjax train cnn_dm_paper model.stack=feedback model.feedback.span=256 \
               model.feedback.shared_kv=false name=cnn_dm_paper_feedback
 Cost:     needs accelerators; not run here

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig
+from famjax.core.errors import UserError
 from famjax.core.types import Array
 from famjax.layers.dropout import CROSS_ATTENTION
 from famjax.layers.feature_map import FeatureMap
@@ -79,8 +80,13 @@ class CrossAttention(nnx.Module):
         k = jnp.where(mask[:, 0, :, None, None], keys.k, 0).astype(dtype)
         return SourceSums(jnp.einsum("bsgk,bsge->bgke", k, keys.v.astype(dtype)), k.sum(1))
 
-    def __call__(self, x: Array, source: Source, key: Array | None = None) -> Array:
+    def __call__(self, x: Array, source: Source | None, key: Array | None = None) -> Array:
         """[b t d] -> [b t d], or one token, [b d] -> [b d]; `key` is for dropout."""
+        if source is None:
+            raise UserError(
+                "a model with an encoder reads targets of a source: give Context.source, which "
+                "Seq2Seq.read_source returns"
+            )
         if x.ndim == 2:
             return self(x[:, None], source, key)[:, 0]
         key = None if key is None else jax.random.fold_in(key, CROSS_ATTENTION)

@@ -378,3 +378,10 @@ def test_flops_are_those_of_the_products_with_weights(name):
         # W of queries and keys, S and phi(q) S
         expected += c.layers * 2 * c.encoder.features * e * (2 * h + 2 * g)
     assert forward_flops(c) - forward_flops(without) == expected
+
+
+@pytest.mark.parametrize("name", ["full", "feedback"])
+def test_a_source_is_asked_for(name):
+    m = model(name)
+    with pytest.raises(UserError, match=r"give Context\.source"):
+        m.step(np.array([[3]]), m.init_state(1))

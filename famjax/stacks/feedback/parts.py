@@ -45,7 +45,6 @@ class FeedbackLayer(nnx.Module):
         q = self.qkv.project_query(self.qkv.normalize(x))
         a = self.qkv.output_projection(attend(q), x, key)
         if self.cross is not None:
-            assert source is not None
             a = self.cross(a, source, key)
         return self.mlp(a, x, key)
 
