@@ -209,18 +209,23 @@ def _begin(
 def batches(
     sources: Sequence[np.ndarray], batch: int
 ) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
-    """Yield batches of sources of about equal lengths, longest first.
+    """Yield batches of sources of equal lengths, rounded up, longest first.
+
+    So what a source is padded to, and the most tokens of its target, depend on no other source.
 
     Returns:
       numbers [n], at most `batch` of them; tokens and segment [batch s] of `Seq2Seq.read_source`,
       whose last rows repeat the first if there are fewer sources.
     """
-    order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
-    for begin in range(0, len(order), batch):
-        numbers = order[begin : begin + batch]
-        rows = [sources[i] for i in itertools.islice(itertools.cycle(numbers), batch)]
-        lengths = np.array([len(row) for row in rows])
-        size = -(-int(lengths.max()) // _MULTIPLE) * _MULTIPLE
-        tokens = np.stack([np.pad(row, (0, size - len(row))) for row in rows])
-        segment = (np.arange(size) < lengths[:, None]).astype(np.int32)
-        yield numbers, tokens.astype(np.int32), segment
+
+    def size_of(number: int) -> int:
+        return -(-len(sources[number]) // _MULTIPLE) * _MULTIPLE
+
+    order = sorted(range(len(sources)), key=size_of, reverse=True)
+    for size, group in itertools.groupby(order, size_of):
+        while numbers := list(itertools.islice(group, batch)):
+            rows = [sources[i] for i in itertools.islice(itertools.cycle(numbers), batch)]
+            lengths = np.array([len(row) for row in rows])
+            tokens = np.stack([np.pad(row, (0, size - len(row))) for row in rows])
+            segment = (np.arange(size) < lengths[:, None]).astype(np.int32)
+            yield numbers, tokens.astype(np.int32), segment

@@ -160,6 +160,20 @@ def test_the_time_of_compiling_does_not_count(tmp_path: Path) -> None:
             assert took < compiled / 4  # and are not compiled again
 
 
+def test_a_translation_depends_on_no_other_source(tmp_path: Path) -> None:
+    """An untrained model writes on to the most tokens of its source."""
+    run = train(
+        config(tmp_path, "train.steps=1", "model.capacity=99"), tmp_path / "run", quiet=True
+    )
+    texts = ["abc", "abcdefgh" * 3, "h"]
+    together = Translator(run, batch=3).translate(texts)
+    for text, each in zip(texts, together, strict=True):
+        (alone,) = Translator(run, batch=1).translate([text])
+        assert (alone.text, alone.tokens, alone.cut) == (each.text, each.tokens, each.cut)
+    assert {each.tokens for each in together if each.cut} <= {48, 80}
+
+
+@pytest.mark.usefixtures("compiled_once")
 def test_an_output_at_the_most_tokens_is_cut_and_counted(tmp_path: Path) -> None:
     run = train(
         config(tmp_path, "train.steps=1", "model.capacity=32"), tmp_path / "run", quiet=True
