@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from flax import nnx
 
 from famjax.core.errors import UserError
 from famjax.core.types import Params, PyTree
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.partition import inference_config, partition_trainable
-from famjax.train.run import CHECKPOINTS, copy_run_files, open_run
+from famjax.train.run import CHECKPOINTS, Run, copy_run_files, open_run
 
 # in the `extra` of a checkpoint that is a mean: the steps that it is the mean of
 AVERAGED = "averaged"
@@ -70,6 +72,17 @@ def _refuse(line: str) -> None:
 def _mean(total: PyTree, count: int, like: Params) -> Params:
     """Return total / count in the types of `like`."""
     return jax.tree.map(lambda a, b: jax.numpy.asarray((a / count).astype(b.dtype)), total, like)
+
+
+def open_average(folder: Path) -> Run:
+    """Return a run with the mean of all the checkpoints that its folder has."""
+    mean = average(folder, len(Checkpoints(folder / CHECKPOINTS).steps()))
+    run = open_run(folder, mean.steps[-1])
+    config = run.config
+    graph, _, frozen = partition_trainable(
+        inference_config(config.model), run.model, config.train.only
+    )
+    return replace(run, model=nnx.merge(graph, mean.params, *frozen))
 
 
 def save_average(mean: Mean, run: Path, folder: Path) -> None:

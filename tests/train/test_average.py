@@ -21,7 +21,7 @@ from famjax.core.errors import UserError
 from famjax.eval.generate import Generator
 from famjax.experiment.load import load_config
 from famjax.parallel.sharding import path_name
-from famjax.train.average import AVERAGED, average, save_average
+from famjax.train.average import AVERAGED, average, open_average, save_average
 from famjax.train.best import keep
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train
@@ -65,6 +65,19 @@ def test_parameters_are_the_mean_of_the_last_checkpoints(run: Path, last: int) -
         np.testing.assert_array_equal(a, mean.astype(np.float32))
     changed = [name for name in found if (found[name] != each[-1][name]).any()]
     assert bool(changed) == (last > 1)
+
+
+def test_the_mean_of_all_is_opened_without_a_folder(run: Path) -> None:
+    found = open_average(run)
+    assert main(["average", str(run), "--last", "3"]) == 0
+    params = nnx.state(found.model, nnx.Param)
+    for (path, a), b in zip(
+        jax.tree_util.tree_flatten_with_path(params)[0],
+        arrays(run / "average").values(),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(a, b, err_msg=path_name(path))
+    assert found.step == 12
 
 
 def test_it_opens_like_any_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
