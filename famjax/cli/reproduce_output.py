@@ -55,13 +55,17 @@ class Results:
         return next((result["baselines"] for result in self.each()), {})
 
     def judge(self, ordering: Ordering) -> Judgement | None:
-        """Judge an ordering by the seeds that both models have; None if there are none."""
+        """Judge an ordering by the seeds that its models have; None if there are none."""
         score = self.experiment.score(ordering.score)
-        pair = [self.by_variant.get(name, {}) for name in (ordering.better, ordering.worse)]
-        seeds = sorted(set(pair[0]) & set(pair[1]))
+        names = (ordering.better, ordering.worse, *ordering.wider_than)
+        found = [self.by_variant.get(name, {}) for name in names]
+        seeds = sorted(set.intersection(*map(set, found)))
         if not seeds:
             return None
-        better, worse = ([each[seed]["scores"][score.name] for seed in seeds] for each in pair)
+        values = np.array([[each[seed]["scores"][score.name] for seed in seeds] for each in found])
+        if ordering.wider_than:
+            values = values[::2] - values[1::2]
+        better, worse = values.tolist()
         return judge(better, worse, score.higher_is_better, ordering.margin)
 
 
@@ -159,7 +163,10 @@ def score_table(results: Results) -> Table:
 def _claim(ordering: Ordering) -> str:
     if ordering.margin:
         return f"{ordering.better} is as good as {ordering.worse}"
-    return f"{ordering.better} is better than {ordering.worse}"
+    claim = f"{ordering.better} is better than {ordering.worse}"
+    if ordering.wider_than:
+        claim += f", by more than {' than '.join(ordering.wider_than)}"
+    return claim
 
 
 def _verdict(results: Results, ordering: Ordering) -> list[str]:

@@ -47,7 +47,7 @@ class Cell:
         """Return its folder; that of a base is shared by experiments with an equal one."""
         root = Path(self.root)
         if not self.variant:
-            name = experiment.base_config or experiment.config
+            name = experiment.base_config_name(self.size)
             return root / BASES / f"{name}-{_digest(self.config(experiment))}-{self.seed}"
         name = "-".join(re.findall("[a-z0-9]+", self.variant.lower()))
         parts = [self.experiment, *(["paper"] if self.size == "paper" else [])]
@@ -58,26 +58,26 @@ class Cell:
 
     def config(self, experiment: Experiment) -> Config:
         """Return its training config; the data is prepared."""
-        data = experiment.measure.prepare(Path(self.root) / DATA) if self.size == "here" else ()
-        given = (*data, *self.given)
-        if not self.variant:
-            return experiment.make_base_config(self.seed, given)
-        seed = self.seed
-        if (base := self.base(experiment)) is not None:
-            given, seed = (f"init={base.folder(experiment)}", *given), seed + _CONTINUED
-        return experiment.make_config(experiment.variant(self.variant), seed, self.size, given)
+        base, seed = self.base(experiment), self.seed
+        if base is None:
+            return self._config(experiment, seed)
+        return self._config(experiment, seed + _CONTINUED, (f"init={base.folder(experiment)}",))
 
     def check(self, experiment: Experiment) -> None:
-        """Raise a `UserError` for overrides that cannot work, before anything is trained."""
-        if self.base(experiment) is None:
-            self.config(experiment)
-        else:
-            variant = experiment.variant(self.variant)
-            experiment.make_config(variant, self.seed, self.size, self.given)
+        """Raise a `UserError` for what cannot work, before anything is trained."""
+        # without what it continues, which need not be there yet
+        experiment.measure.check(self._config(experiment, self.seed))
+
+    def _config(self, experiment: Experiment, seed: int, own: tuple[str, ...] = ()) -> Config:
+        data = experiment.measure.prepare(Path(self.root) / DATA) if self.size == "here" else ()
+        given = (*own, *data, *self.given)
+        if not self.variant:
+            return experiment.make_base_config(seed, self.size, given)
+        return experiment.make_config(experiment.variant(self.variant), seed, self.size, given)
 
     def base(self, experiment: Experiment) -> Cell | None:
         """Return the training that this one continues, if any."""
-        if not self.variant or experiment.base is None or self.size == "paper":
+        if not self.variant or not experiment.has_base(self.size):
             return None
         if not experiment.variant(self.variant).continues:
             return None
@@ -93,6 +93,7 @@ def run_cell(cell: Cell, experiment: Experiment) -> None:
     import jax
     from flax import nnx
 
+    from famjax.train.average import open_average
     from famjax.train.recipe import train_and_time
 
     folder, config = cell.folder(experiment), cell.config(experiment)
@@ -110,6 +111,8 @@ def run_cell(cell: Cell, experiment: Experiment) -> None:
     }
     if cell.variant:
         begin = time.perf_counter()
+        if experiment.averaged:
+            run = open_average(folder)
         measured = experiment.measure.measure(run, Path(cell.root) / DATA, quiet=False)
         result["scores"] = dict(measured.scores)
         result["baselines"] = {name: dict(row) for name, row in measured.baselines.items()}

@@ -68,6 +68,10 @@ class Measure(abc.ABC):
         """Make the data, once, in a folder that experiments share; return overrides with it."""
         return ()
 
+    def check(self, config: Config) -> None:
+        """Raise a `UserError` for what a run of this config could not be measured with."""
+        return
+
     @abc.abstractmethod
     def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
         """Evaluate a run; `folder` is that of `prepare`."""
@@ -104,12 +108,15 @@ class Ordering:
       better, worse: names of variants.
       score: by which; "" is the first one of the measure.
       margin: differences below it are none, and the claim is that there is none; 0 claims one.
+      wider_than: two other variants, of which the first is better, too, but by less; () claims
+        nothing of others.
     """
 
     better: str
     worse: str
     score: str = ""
     margin: float = 0.0
+    wider_than: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -129,6 +136,8 @@ class Experiment:
         is from scratch.
       base_config: name of the base's config; "" is `config`.
       paper_config: name of the config at the paper's size; "" is none.
+      paper_base_config: name of the base's; "" trains all variants from scratch.
+      averaged: what is measured is the mean of the checkpoints that a run keeps.
       axis: label of x, which is the variants', or the points' of the measure; "" draws bars.
       note: what differs from the paper.
       minutes: that a variant with one seed takes on one core, roughly.
@@ -145,6 +154,8 @@ class Experiment:
     base: tuple[str, ...] | None = None
     base_config: str = ""
     paper_config: str = ""
+    paper_base_config: str = ""
+    averaged: bool = False
     axis: str = ""
     note: str = ""
     minutes: float = 2.0
@@ -167,17 +178,29 @@ class Experiment:
           size: whose.
           given: overrides of the data, and the user's.
         """
+        # from scratch the model's shape is the base's
+        name = self._config_name(size) if variant.continues else self.base_config_name(size)
         if size == "paper":
             own = variant.overrides if variant.at_paper is None else variant.at_paper
-            return load_config(self.paper_config, [f"seed={seed}", *own, *given])
-        # from scratch the model's shape is the base's
-        name = self.config if variant.continues else self.base_config or self.config
+            return load_config(name, [f"seed={seed}", *own, *given])
         own = () if variant.continues or self.base is None else self.base
         overrides = [f"seed={seed}", *self.overrides, *own, *variant.overrides, *given]
         return load_config(name, overrides)
 
-    def make_base_config(self, seed: int, given: tuple[str, ...] = ()) -> Config:
+    def make_base_config(
+        self, seed: int, size: Size = "here", given: tuple[str, ...] = ()
+    ) -> Config:
         """Return the config of the training that all variants of a seed continue."""
         assert self.base is not None
-        overrides = [f"seed={seed}", *self.overrides, *self.base, *given]
-        return load_config(self.base_config or self.config, overrides)
+        own = (*self.overrides, *self.base) if size == "here" else ()
+        return load_config(self.base_config_name(size), [f"seed={seed}", *own, *given])
+
+    def has_base(self, size: Size) -> bool:
+        return self.base is not None and (size == "here" or bool(self.paper_base_config))
+
+    def base_config_name(self, size: Size) -> str:
+        name = self.base_config if size == "here" else self.paper_base_config
+        return name or self._config_name(size)
+
+    def _config_name(self, size: Size) -> str:
+        return self.config if size == "here" else self.paper_config
