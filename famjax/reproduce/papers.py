@@ -28,7 +28,6 @@ def _missing(name: str, shows: str, why: str) -> Entry:
 
 
 _LONG_TASKS = "famjax eval RUN --tasks text:FILES,narrativeqa:FILES,qasper:FILES,quality:FILES"
-_TRANSLATION = "an encoder-decoder"
 _GAMES = "reinforcement learning"
 _FEEDBACK_TABLE_1 = (
     Entry("Table 1: copy", "copy digits", "ft-table-1-copy"),
@@ -67,19 +66,21 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
     ),
     "Feedback Transformer (arXiv 2002.09402, v3)": (
         *_FEEDBACK_TABLE_1,
-        _missing("Table 2", "WMT14 En-De, test", _TRANSLATION),
+        Entry("Table 2", "WMT14 En-De, test", command="famjax train wmt14_ende_paper"),
         Entry("Table 3", "WikiText-103", "ft-table-3"),
         Entry("Table 4", "enwik8", command="famjax train enwik8_paper"),
         Entry("Table 5", "speed", command="famjax bench feedback"),
         Entry("Table 6", "norms, span, BPTT", "ft-table-6"),
         Entry("Table 7", "a program", command="famjax train algorithmic_3_feedback"),
-        _missing("Table 8", "sizes of translation models", _TRANSLATION),
+        Entry("Table 8", "sizes of translation models", command="famjax plan wmt14_ende_paper"),
         Entry("Table 9", "sizes of language models", command="famjax plan wikitext103_large_paper"),
         _missing("Figure 3", "corridor", _GAMES),
-        _missing("Figure 4", "WMT14 by depth, maze", f"{_TRANSLATION}; {_GAMES}"),
+        Entry("Figure 4: left", "WMT14 by depth", "ft-figure-4-translation"),
+        _missing("Figure 4: right", "maze", _GAMES),
         Entry("Figure 5", "what the memory is made of", "ft-figure-5"),
         _missing("Figure 6", "easy maze", _GAMES),
-        _missing("Figure 7", "IWSLT14, CNN-DM by depth", _TRANSLATION),
+        Entry("Figure 7: left", "IWSLT14 by depth", "ft-figure-7-translation"),
+        Entry("Figure 7: right", "CNN-DM by depth", command="famjax train cnn_dm_paper"),
         Entry("Figure 8", "one layer as the memory", "ft-figure-8"),
         Entry("Figure 9", "depth at equal parameters", "ft-figure-9"),
         _missing("Figure 10", "images of mazes", _GAMES),
@@ -93,9 +94,9 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
     ),
     "Transformers into RNNs (arXiv 2103.13076)": (
         Entry("Table 1", "from scratch and from a Transformer", "t2r-table-1"),
-        _missing("Table 2", "translation", _TRANSLATION),
+        Entry("Table 2", "translation", "t2r-table-2"),
         Entry("Tables 3, 4", "settings of WikiText-103", command="famjax plan t2r_lm_paper"),
-        _missing("Tables 5, 6", "settings of translation", _TRANSLATION),
+        Entry("Tables 5, 6", "settings of translation", command="famjax plan t2r_mt_paper"),
         Entry("Figures 2, 3", "speed and memory", command="famjax bench linear"),
         Entry("Figure 4", "number of features", "t2r-figure-4"),
         Entry("Figure 5", "distance of attention", "t2r-figure-5"),

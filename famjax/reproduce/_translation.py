@@ -1,0 +1,53 @@
+"""What experiments on translation share: small encoder-decoders, and decoders by depth."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from famjax.reproduce.experiment import Variant
+
+CONFIG = "multi30k"
+# rows are short, for the Feedback Transformer reads their tokens one after the other
+SHAPE = (
+    "model.width=128",
+    "model.mlp_width=384",
+    "data.batch=64",
+    "data.length=64",
+    "data.source_length=72",
+    "train.steps=500",
+    "train.checkpoint_every=25",
+    "optimizer.warmup_steps=100",
+)
+_FEEDBACK = ("model.stack=feedback", "model.feedback.shared_kv=false")
+DEPTHS = (1, 2, 4)
+NOTE = (
+    "An encoder of three layers of width 128, 500 steps of about 4,000 tokens of targets, of 4,000 "
+    "SentencePiece tokens; pairs with more than 64 are not trained on. Beam 5. BLEU is "
+    "sacrebleu's; tokenized BLEU has compounds split, as the papers' of WMT14. Tokens of the "
+    "best hypotheses a second, on one process's part of the cores."
+)
+MINUTES = 8.0
+
+
+def by_depth(
+    span: int, at_paper: tuple[str, ...] = (), paper: Mapping[str, float] | None = None
+) -> tuple[Variant, ...]:
+    """Return the lines of the figures: both decoders by their layers.
+
+    Args:
+      span: of the feedback memory at the paper's size.
+      at_paper: overrides at the paper's size.
+      paper: the paper's tokenized BLEU, by variant.
+    """
+
+    def variant(line: str, layers: int) -> Variant:
+        name, depth = f"{line} {layers}", (f"model.layers={layers}",)
+        here: tuple[str, ...] = depth
+        there = (*depth, *at_paper)
+        if line == "Feedback":
+            here = (*here, *_FEEDBACK, "model.feedback.span=64")
+            there = (*there, *_FEEDBACK, f"model.feedback.span={span}")
+        figures = {"tokenized BLEU": paper[name]} if paper and name in paper else {}
+        return Variant(name, here, figures, x=layers, line=line, at_paper=there)
+
+    return tuple(variant(line, layers) for layers in DEPTHS for line in ("Transformer", "Feedback"))

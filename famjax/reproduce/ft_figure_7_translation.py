@@ -1,0 +1,27 @@
+"""Feedback Transformer v3, Figure 7 left: a small set, by the depth of the decoder (6.2)."""
+
+from __future__ import annotations
+
+from famjax.reproduce import _translation
+from famjax.reproduce.experiment import Experiment, Ordering
+from famjax.reproduce.translation_measure import TranslationMeasure
+
+FT_FIGURE_7_TRANSLATION = Experiment(
+    id="ft-figure-7-translation",
+    title="Translation of talks by the depth of the decoder",
+    source="Feedback Transformer v3, Figure 7 left",
+    config=_translation.CONFIG,
+    variants=_translation.by_depth(256),
+    measure=TranslationMeasure("iwslt14"),
+    orderings=(
+        Ordering("Feedback 1", "Transformer 1"),
+        Ordering("Feedback 2", "Transformer 2"),
+    ),
+    overrides=_translation.SHAPE,
+    paper_config="iwslt14_paper",
+    axis="layers of the decoder",
+    note="German-English talks of IWSLT14. "
+    + _translation.NOTE
+    + " No checkpoints are averaged. The paper gives a figure.",
+    minutes=_translation.MINUTES,
+)

@@ -1,0 +1,119 @@
+"""Translations of test files: their BLEU, and how fast they are written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from famjax.config.schema import Config, DataConfig
+from famjax.core.errors import UserError
+from famjax.data.pairs import Pairs
+from famjax.data.train_tokenizer import train_sentencepiece
+from famjax.eval import translate, translation_scores
+from famjax.reproduce.experiment import Measure, Measured, Score
+from famjax.tasks.task import Request
+from famjax.train.run import Run
+
+_LANGUAGES = "de", "en"
+_BLEU, _TOKENIZED, _SPEED = "BLEU", "tokenized BLEU", "tokens/s"
+
+
+@dataclass(frozen=True)
+class TranslationMeasure(Measure):
+    """BLEU of a test set by beam search, and tokens of hypotheses that are written in a second.
+
+    The pairs are in a folder of the data's: `train.de`, `train.en`, `test.de` and `test.en`, or all
+    with .gz, a sentence on each line. Test files of other training files are those beside them with
+    "test" for "train" in their names.
+
+    Attributes:
+      folder: its name.
+      vocabulary: tokens of the joint SentencePiece model.
+      beam, length_penalty: see `famjax.eval.beam`.
+    """
+
+    folder: str
+    vocabulary: int = 4000
+    beam: int = 5
+    length_penalty: float = 1.0
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        """sacrebleu's BLEU, that of the papers with split compounds, and the speed."""
+        return (
+            Score(_BLEU, unit="", digits=1),
+            Score(_TOKENIZED, unit="", digits=1),
+            Score(_SPEED, unit="", digits=0),
+        )
+
+    def prepare(self, folder: Path) -> tuple[str, ...]:
+        translation_scores.check_library()
+        pairs = folder / self.folder
+        source, target = (_find(pairs / f"train.{language}") for language in _LANGUAGES)
+        for path in (source, target):
+            _find(Path(_test_name(str(path))))
+        tokenizer = pairs / "joint.model"
+        if not tokenizer.exists():
+            train_sentencepiece(f"{source},{target}", self.vocabulary, tokenizer)
+        return f"data.source={source}", f"data.target={target}", f"data.tokenizer={tokenizer}"
+
+    def check(self, config: Config) -> None:
+        """Raise a `UserError` if the test files of a config's are missing."""
+        try:
+            Pairs(*_test_files(config.data))
+        except UserError as error:
+            raise UserError(
+                f"{error}; put the test files beside those to train on, test.de beside train.de"
+            ) from None
+
+    def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
+        source, target = _test_files(run.config.data)
+        request = Request(
+            "translate",
+            f"{source}={target}",
+            batch=32,
+            beam=self.beam,
+            length_penalty=self.length_penalty,
+            quiet=quiet,
+        )
+        found = translate.evaluate(run, request)
+        # compiled by now
+        timed = translate.evaluate(run, request._replace(examples=translate.GROUP))
+        speed = {_SPEED: timed["tokens_per_second"]}
+        return Measured(_bleu(found) | speed, {"the source": _copied(Pairs(source, target))})
+
+
+def _bleu(found: dict[str, Any]) -> dict[str, float]:
+    return {_BLEU: found["bleu"], _TOKENIZED: found["bleu_compounds"]}
+
+
+def _copied(pairs: Pairs) -> dict[str, float]:
+    """Return the scores of sources as translations of themselves."""
+    sources, targets = zip(*(pairs[i] for i in range(len(pairs))), strict=True)
+    return {
+        _BLEU: translation_scores.bleu(sources, targets).value,
+        _TOKENIZED: translation_scores.compound_split_bleu(sources, targets).value,
+    }
+
+
+def _find(path: Path) -> Path:
+    """Return a file, or the same and .gz.
+
+    Raises:
+      UserError: there is none.
+    """
+    for candidate in (path, path.with_name(f"{path.name}.gz")):
+        if candidate.exists():
+            return candidate
+    raise UserError(f"{path}: put its sentences there, one on each line")
+
+
+def _test_files(data: DataConfig) -> tuple[str, str]:
+    """Return the test files of sources and of targets, for those to train on."""
+    return _test_name(data.source), _test_name(data.target)
+
+
+def _test_name(training: str) -> str:
+    folder, slash, name = training.rpartition("/")
+    return folder + slash + name.replace("train", "test")

@@ -1,0 +1,224 @@
+"""Experiments on translation: their data, what is measured, and that each can be trained."""
+
+import gzip
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small import compiled_once  # noqa: F401
+
+from famjax.cli.main import main
+from famjax.cli.reproduce_output import Results, _claim
+from famjax.config.schema import DataConfig
+from famjax.core.errors import UserError
+from famjax.eval import translate
+from famjax.experiment.load import load_config, to_json
+from famjax.reproduce import EXPERIMENTS
+from famjax.reproduce.cell import DATA, RESULT, Cell, run_cell
+from famjax.reproduce.runner import make_cells
+from famjax.reproduce.translation_measure import TranslationMeasure, _test_files
+from famjax.train.average import open_average
+from famjax.train.run import open_run
+
+FIGURE_4, TABLE_2 = "ft-figure-4-translation", "t2r-table-2"
+TINY = (
+    *("model.width=16", "model.heads=2", "model.mlp_width=16", "model.encoder.layers=1"),
+    *("data.batch=1", "train.steps=2"),
+    *("train.checkpoint_every=1", "train.log_every=1"),
+)
+
+
+def write_pairs(folder: Path, count: int = 60) -> Path:
+    """Write captions and what they are in another language, for training and test."""
+    rng = np.random.default_rng(0)
+    folder.mkdir(parents=True)
+    for language, words in (("de", "hund katze ball baum"), ("en", "dog cat ball tree")):
+        for split, lines in (("train", count), ("test", 4)):
+            picked = [" ".join(rng.choice(words.split(), 3)) for _ in range(lines)]
+            (folder / f"{split}.{language}").write_text("\n".join([*picked, ""]))
+    return folder
+
+
+@pytest.mark.usefixtures("compiled_once")
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [
+        (FIGURE_4, "Feedback 2"),
+        ("ft-figure-7-translation", "Transformer 1"),
+        (TABLE_2, "T2R pretrained"),
+    ],
+)
+def test_a_training_is_measured(name, variant, tmp_path, monkeypatch):
+    experiment, runs, measure = EXPERIMENTS[name], [], TranslationMeasure.measure
+
+    def keep(self, run, *rest, **options):
+        runs.append(run)
+        return measure(self, run, *rest, **options)
+
+    monkeypatch.setattr(TranslationMeasure, "measure", keep)
+    write_pairs(tmp_path / DATA / experiment.measure.folder)
+    for cell in make_cells(experiment, tmp_path, 1, (variant,), "here", TINY):
+        run_cell(cell, experiment)
+    folder = cell.folder(experiment)
+    last, mean = open_run(folder).fingerprint(), open_average(folder).fingerprint()
+    assert last != mean
+    assert [run.fingerprint() for run in runs] == [mean if experiment.averaged else last]
+    result = json.loads((folder / RESULT).read_text())
+    assert set(result["scores"]) == {"BLEU", "tokenized BLEU", "tokens/s"}
+    assert result["scores"]["tokens/s"] > 0
+    assert set(result["baselines"]["the source"]) == {"BLEU", "tokenized BLEU"}
+    assert result["steps"] == 2
+
+
+def test_what_is_measured(tmp_path, monkeypatch):
+    """All pairs are scored; the speed is that of a second call, when all is compiled."""
+    folder, requests = write_pairs(tmp_path / "wmt"), []
+    for language in ("de", "en"):
+        (folder / f"test.{language}").write_text("der a-b c d e\n")
+
+    def evaluate(run, request):
+        requests.append(request)
+        return {"bleu": 28.0, "bleu_compounds": 29.0, "tokens_per_second": 10.0 * len(requests)}
+
+    class Run:
+        config = load_config(
+            "multi30k", [f"data.source={folder}/train.de", f"data.target={folder}/train.en"]
+        )
+
+    monkeypatch.setattr(translate, "evaluate", evaluate)
+    measure = TranslationMeasure("", beam=3, length_penalty=0.7)
+    measured = measure.measure(Run, tmp_path, quiet=True)
+    assert measured.scores == {"BLEU": 28.0, "tokenized BLEU": 29.0, "tokens/s": 20.0}
+    assert measured.baselines["the source"] == pytest.approx({"BLEU": 100, "tokenized BLEU": 100})
+    first, second = requests
+    assert second == first._replace(examples=translate.GROUP)
+    assert first.files == f"{folder}/test.de={folder}/test.en"
+    assert (first.beam, first.length_penalty, first.examples) == (3, 0.7, None)
+
+
+def test_data_is_found_or_asked_for(tmp_path):
+    measure = TranslationMeasure("multi30k")
+    with pytest.raises(UserError, match=r"multi30k/train\.de: put its sentences there"):
+        measure.prepare(tmp_path)
+    folder = write_pairs(tmp_path / "multi30k")
+    given = measure.prepare(tmp_path)
+    assert given == (
+        f"data.source={folder}/train.de",
+        f"data.target={folder}/train.en",
+        f"data.tokenizer={folder}/joint.model",
+    )
+    made = (folder / "joint.model").stat().st_mtime_ns
+    for split in ("train", "test"):
+        text = (folder / f"{split}.de").read_bytes()
+        (folder / f"{split}.de").unlink()
+        (folder / f"{split}.de.gz").write_bytes(gzip.compress(text))
+    assert measure.prepare(tmp_path)[0] == f"data.source={folder}/train.de.gz"
+    assert (folder / "joint.model").stat().st_mtime_ns == made
+    # compressed as those to train on
+    (folder / "test.de.gz").rename(folder / "test.de")
+    with pytest.raises(UserError, match=r"test\.de\.gz: put its sentences there"):
+        measure.prepare(tmp_path)
+
+
+def test_test_files_are_beside_those_to_train_on():
+    def of(source, target):
+        return _test_files(DataConfig(source=source, target=target))
+
+    assert of("train.de", "train.en.gz") == ("test.de", "test.en.gz")
+    assert of("/train/train.de", "a/train.en") == ("/train/test.de", "a/test.en")
+    name = "tfds:wmt14_translate/de-en:train:"
+    assert of(f"{name}en", f"{name}de")[0] == "tfds:wmt14_translate/de-en:test:en"
+
+
+def test_missing_test_files_are_told_before_anything_runs(tmp_path, capsys):
+    folder = write_pairs(tmp_path / "wmt")
+    (folder / "test.en").unlink()
+    where = ["--folder", str(tmp_path / "runs"), "--pages", str(tmp_path / "pages")]
+    data = [f"data.source={folder}/train.en", f"data.target={folder}/train.de"]
+    assert main(["reproduce", FIGURE_4, "--size", "paper", *where, *data]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "wmt/test.en" in error
+    assert "put the test files beside those to train on" in error
+    assert not list(tmp_path.rglob("log.txt"))
+
+
+def test_the_papers_size_has_a_teacher(tmp_path):
+    experiment = EXPERIMENTS[TABLE_2]
+    cells = make_cells(experiment, tmp_path, 1, (), "paper", ())
+    base, *variants = cells
+    assert base.variant == ""
+    folder = base.folder(experiment)
+    assert folder.name.startswith("wmt14_ende_paper-")
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(to_json(base.config(experiment)))
+    (folder / "tokenizer.model").touch()
+    configs = {cell.variant: cell.config(experiment) for cell in variants}
+    for name, config in configs.items():
+        teacher = str(folder) if "pretrained" in name else ""
+        assert config.init == teacher
+        assert config.train.steps == (20000 if teacher else 30000)
+        assert (config.model.mixer == "linear") == (name != "Transformer")
+        assert (config.model.encoder.cross == "linear") == (name != "Transformer")
+        if name[:3] in ("T2R", "RFA"):
+            assert (config.model.linear.features, config.model.encoder.features) == (4, 32)
+    # others have none, and are trained from scratch
+    assert (
+        Cell(str(tmp_path), "t2r-table-1", "T2R pretrained", 0, "paper").base(
+            EXPERIMENTS["t2r-table-1"]
+        )
+        is None
+    )
+
+
+def test_both_decoders_differ_in_nothing_else():
+    """At both sizes: equal data, encoders, optimizers and steps."""
+    experiment = EXPERIMENTS[FIGURE_4]
+    for size in ("here", "paper"):
+        pair = [
+            experiment.make_config(experiment.variant(f"{line} 2"), 0, size)
+            for line in ("Transformer", "Feedback")
+        ]
+        assert pair[0].model != pair[1].model
+        assert pair[0].model.encoder == pair[1].model.encoder
+        for part in ("data", "optimizer", "train"):
+            assert getattr(pair[0], part) == getattr(pair[1], part)
+
+
+def test_teachers_and_recurrent_models_have_the_papers_features():
+    experiment = EXPERIMENTS[TABLE_2]
+    starts, sizes = ("from scratch", "pretrained"), ("here", "paper")
+    for name, start, size in itertools.product(("ELU", "RFA", "T2R"), starts, sizes):
+        model = experiment.make_config(experiment.variant(f"{name} {start}"), 0, size).model
+        assert model.linear.map == {"ELU": "elu", "RFA": "rfa", "T2R": "relu"}[name]
+        assert model.encoder.features == 32
+        assert model.linear.features == 4 or name == "ELU"
+
+
+def test_a_gap_is_judged_to_be_wider_than_another():
+    """Three seeds: by 3, 4 and 5 with one layer, by 1, 1 and 2 with four."""
+    experiment = EXPERIMENTS[FIGURE_4]
+    found = {
+        "Feedback 1": (23, 24, 25),
+        "Transformer 1": (20, 20, 20),
+        "Feedback 4": (31, 31, 32),
+        "Transformer 4": (30, 30, 30),
+    }
+    results = Results(
+        experiment,
+        {
+            name: {seed: {"scores": {"BLEU": value}} for seed, value in enumerate(values)}
+            for name, values in found.items()
+        },
+        12,
+    )
+    wider = next(ordering for ordering in experiment.orderings if ordering.wider_than)
+    judgement = results.judge(wider)
+    assert judgement.difference == pytest.approx((2 + 3 + 3) / 3)
+    assert judgement.verdict == "holds"
+    lower = Results(experiment, {**results.by_variant, "Feedback 1": {}}, 12)
+    assert lower.judge(wider) is None
+    assert _claim(wider) == (
+        "Feedback 1 is better than Transformer 1, by more than Feedback 4 than Transformer 4"
+    )
