@@ -15,7 +15,7 @@ from famjax.tasks.task import Request
 from famjax.train.run import Run
 
 # pairs whose outputs are kept together, should the evaluation be stopped
-GROUP = 512
+_GROUP = 512
 # that are tried for the best
 PENALTIES = tuple(i / 5 for i in range(11))
 _ROUGE = ("rouge_l", "rouge_1", "rouge_2")
@@ -94,8 +94,8 @@ def evaluate_search(run: Run, request: Request) -> dict[str, Any]:
     store = Examples(request.folder and request.folder / name, settings)
     count = min(request.examples or len(pairs), len(pairs))
     with TokenProgress(request.task, count, request.quiet) as progress:
-        for begin in range(0, count, GROUP):
-            numbers = range(begin, min(begin + GROUP, count))
+        for begin in range(0, count, _GROUP):
+            numbers = range(begin, min(begin + _GROUP, count))
             if not store.has((0, numbers), str(len(numbers))):
                 store.add(_translate(translator, pairs, numbers, progress, is_summary))
     examples, times = store.of_length(0, count)

@@ -7,26 +7,24 @@ from collections.abc import Mapping
 from famjax.reproduce.experiment import Variant
 
 CONFIG = "multi30k"
-# rows are short, for the Feedback Transformer reads their tokens one after the other
+# short rows, for the Feedback Transformer reads their tokens one after the other, and few, for more
+# steps: of equal tokens, 410,000, 16, 32 and 64 rows came to BLEU 15.3, 9.7 and 2.5
 SHAPE = (
     "model.width=128",
     "model.mlp_width=384",
-    "data.batch=64",
+    "data.batch=16",
     "data.length=64",
     "data.source_length=72",
-    "train.steps=500",
-    "train.checkpoint_every=25",
-    "optimizer.warmup_steps=100",
+    "train.steps=1600",
 )
 _FEEDBACK = ("model.stack=feedback", "model.feedback.shared_kv=false")
 DEPTHS = (1, 2, 4)
 NOTE = (
-    "An encoder of three layers of width 128, 500 steps of about 4,000 tokens of targets, of 4,000 "
+    "An encoder of three layers of width 128, 1,600 steps of 1,024 tokens of targets, of 4,000 "
     "SentencePiece tokens; pairs with more than 64 are not trained on. Beam 5. BLEU is "
     "sacrebleu's; tokenized BLEU has compounds split, as the papers' of WMT14. Tokens of the "
     "best hypotheses a second, on one process's part of the cores."
 )
-MINUTES = 8.0
 
 
 def by_depth(

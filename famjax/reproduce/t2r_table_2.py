@@ -6,9 +6,9 @@ from famjax.reproduce import _translation
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
 from famjax.reproduce.translation_measure import TranslationMeasure
 
-# the rate and the steps are lower, as much as the paper's (3.2.2)
+# rate and steps are lower, about as much as the paper's (3.2.2)
 _FINETUNED = (
-    "train.steps=350",
+    "train.steps=1000",
     "optimizer.learning_rate=1e-3",
     "optimizer.warmup_steps=50",
 )
@@ -27,13 +27,14 @@ _MAPS = {
 
 
 def _scratch(name: str, paper: float) -> Variant:
-    own = (*_LINEAR, *_MAPS[name])
-    return Variant(f"{name} from scratch", own, {"tokenized BLEU": paper}, continues=False)
+    own, figures = (*_LINEAR, *_MAPS[name]), {"tokenized BLEU": paper}
+    # else T2R diverges (Table 5)
+    at_paper = (*own, "optimizer.learning_rate=3e-4") if name == "T2R" else own
+    return Variant(f"{name} from scratch", own, figures, continues=False, at_paper=at_paper)
 
 
 def _pretrained(name: str, paper: float) -> Variant:
-    own = (*_LINEAR, *_MAPS[name])
-    figures = {"tokenized BLEU": paper}
+    own, figures = (*_LINEAR, *_MAPS[name]), {"tokenized BLEU": paper}
     return Variant(f"{name} pretrained", (*_FINETUNED, *own), figures, at_paper=own)
 
 
@@ -67,7 +68,7 @@ T2R_TABLE_2 = Experiment(
     averaged=True,
     note="German-English captions of Multi30k; the paper's numbers are of WMT14 English-German. "
     + _translation.NOTE
-    + " A decoder of two layers, 350 steps from the teacher. T2R and RFA have 4 features in causal "
+    + " A decoder of two layers, 1,000 steps from the teacher. T2R and RFA have 4 features in causal "
     "and 32 in cross attention, ELU the 32 of a head, where the paper's heads have 64.",
-    minutes=_translation.MINUTES,
+    minutes=8.0,
 )
