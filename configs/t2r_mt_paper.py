@@ -2,7 +2,7 @@
 causal (4 features) and to the encoder (32).
 
 Command:  famjax train t2r_mt_paper init=runs/wmt14_ende_paper_average model.mixer=linear \
-              model.linear.features=4 model.linear.rope=false model.encoder.cross=linear
+              model.linear.features=4 model.encoder.cross=linear
           famjax average runs/t2r_mt_paper --last 5 --out runs/t2r_mt_paper_average
           famjax eval runs/t2r_mt_paper_average --tasks translate:test.en=test.de --beam 5 \
               --length-penalty 0.6
@@ -16,9 +16,8 @@ Expected: tokenized BLEU 28.7 on WMT14 English-German, 27.5 without a teacher; t
 The model of this file is the one without a teacher; with `init` it is the teacher's, but for what
 the command replaces. With the teacher's hyperparameters but the rate, 2e-4, and 20,000 steps
 (3.2.2, Table 6). The paper averages checkpoints of the last five epochs; here it is the last five
-that are kept. Its positions are at the embedding, and the teacher's here are rotations, which
-linear layers leave out, so that maps can be merged: the decoder has no positions but the order of
-its sums. Other languages by data.source, data.target and data.tokenizer: WMT14 English-French takes
+that are kept. Its positions are at the embedding; the teacher's here are rotations, which linear
+layers keep, so that their maps cannot be merged into the projections. Other languages by data.source, data.target and data.tokenizer: WMT14 English-French takes
 40,000 steps, 60,000 without a teacher; WMT17 Chinese-English has no joint vocabulary in the paper.
 """
 
@@ -32,7 +31,6 @@ def config() -> Config:
             "name": "t2r_mt_paper",
             "model.mixer": "linear",
             "model.linear.features": 4,
-            "model.linear.rope": False,
             "model.encoder.cross": "linear",
             "model.encoder.features": 32,
             "optimizer.learning_rate": 2e-4,

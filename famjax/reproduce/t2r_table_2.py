@@ -14,7 +14,6 @@ _FINETUNED = (
 )
 _LINEAR = (
     "model.mixer=linear",
-    "model.linear.rope=false",
     "model.encoder.cross=linear",
 )
 # of causal attention; 32 of cross attention are the default
@@ -68,7 +67,8 @@ T2R_TABLE_2 = Experiment(
     averaged=True,
     note="German-English captions of Multi30k; the paper's numbers are of WMT14 English-German. "
     + _translation.NOTE
-    + " A decoder of two layers, 1,000 steps from the teacher. T2R and RFA have 4 features in causal "
-    "and 32 in cross attention, ELU the 32 of a head, where the paper's heads have 64.",
+    + " A decoder of two layers, 1,000 steps from the teacher. T2R and RFA have 4 features in "
+    "causal and 32 in cross attention, ELU the 32 of a head, where the paper's heads have 64. The "
+    "teacher's rotations stay in linear layers; the paper's positions are at the embedding.",
     minutes=8.0,
 )
