@@ -49,7 +49,10 @@ class TranslationMeasure(Measure):
     def prepare(self, folder: Path) -> tuple[str, ...]:
         translation_scores.check_library()
         pairs = folder / self.folder
-        source, target = (_find(pairs / f"train.{language}") for language in _LANGUAGES)
+        source, target = (
+            _find(pairs / f"train.{language}", pairs / f"train.{language}.gz")
+            for language in _LANGUAGES
+        )
         for path in (source, target):
             _find(Path(_test_name(str(path))))
         tokenizer = pairs / "joint.model"
@@ -94,16 +97,16 @@ def _copied(pairs: Pairs) -> dict[str, float]:
     }
 
 
-def _find(path: Path) -> Path:
-    """Return a file, or the same and .gz.
+def _find(*paths: Path) -> Path:
+    """Return the first of several files that there is.
 
     Raises:
       UserError: there is none.
     """
-    for candidate in (path, path.with_name(f"{path.name}.gz")):
-        if candidate.exists():
-            return candidate
-    raise UserError(f"{path}: put its sentences there, one on each line")
+    for path in paths:
+        if path.exists():
+            return path
+    raise UserError(f"{paths[0]}: put its sentences there, one on each line")
 
 
 def _test_files(data: DataConfig) -> tuple[str, str]:

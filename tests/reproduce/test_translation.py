@@ -118,6 +118,10 @@ def test_data_is_found_or_asked_for(tmp_path):
     (folder / "test.de.gz").rename(folder / "test.de")
     with pytest.raises(UserError, match=r"test\.de\.gz: put its sentences there"):
         measure.prepare(tmp_path)
+    (folder / "train.de").write_bytes(text)
+    (folder / "test.de").rename(folder / "test.de.gz")
+    with pytest.raises(UserError, match=r"test\.de: put its sentences there"):
+        measure.prepare(tmp_path)
 
 
 def test_test_files_are_beside_those_to_train_on():
