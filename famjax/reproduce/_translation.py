@@ -8,7 +8,7 @@ from famjax.reproduce.experiment import Variant
 
 CONFIG = "multi30k"
 # short rows, for the Feedback Transformer reads their tokens one after the other, and few, for more
-# steps: of equal tokens, 410,000, 16, 32 and 64 rows came to BLEU 15.3, 9.7 and 2.5
+# steps: of equal tokens, 410,000, 16, 32 and 64 rows came to BLEU 15.5, 11.8 and 4.4
 SHAPE = (
     "model.width=128",
     "model.mlp_width=384",
