@@ -65,11 +65,14 @@ def iter_lines(stream: BinaryIO) -> Iterator[bytes]:
 
 
 @contextmanager
-def wrap_line_errors(path: str, number: Callable[[], int]) -> Iterator[None]:
+def wrap_line_errors(
+    path: str, number: Callable[[], int], form: str = '{"text": ...}'
+) -> Iterator[None]:
     """Convert errors of a line into a `UserError` that names file and line.
 
     Args:
       number: returns the line's number, counted from 1.
+      form: what a line may be, for an error.
     """
     try:
         yield
@@ -78,7 +81,7 @@ def wrap_line_errors(path: str, number: Callable[[], int]) -> Iterator[None]:
     except json.JSONDecodeError as error:
         wrong = (
             f"not JSON with valid text ({error.msg.removesuffix(' at')} at column {error.colno}); "
-            'write one object on each line, {"text": ...}'
+            f"write one object on each line, {form}"
         )
     except UnicodeDecodeError as error:
         wrong = (

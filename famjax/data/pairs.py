@@ -17,6 +17,7 @@ from famjax.data.json_lines import iter_lines, parse_record, wrap_line_errors
 # begins the name of a data set instead of files'
 _TFDS = "tfds:"
 _FORMS = '"inputs" with "targets", or "prompt" with "response"'
+_FORM = '{"inputs": ..., "targets": ...}'
 
 
 class Column:
@@ -64,7 +65,7 @@ class Pairs:
             for path in filter(is_jsonl, sources):
                 raise UserError(
                     f"data.target={target}: {path} is JSON lines, which have targets of their own; "
-                    "leave it out"
+                    "set data.target="
                 )
             if len(sources) != len(targets):
                 raise UserError(
@@ -166,7 +167,7 @@ def _read_json_columns(path: str) -> tuple[Column, Column]:
         for number, line in enumerate(iter_lines(stream), start=1):
             if not line.strip():
                 continue
-            with wrap_line_errors(path, functools.partial(int, number)):
+            with wrap_line_errors(path, functools.partial(int, number), _FORM):
                 parts, _ = parse_record(line, None)
                 if len(parts) != 2:
                     raise UserError(f"is not a pair; it needs {_FORMS}")

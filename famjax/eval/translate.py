@@ -29,6 +29,7 @@ def read_pairs(files: str) -> Pairs:
     except UserError as error:
         given = "give data.target, the file of the targets"
         said = str(error).replace(given, "write SOURCES=TARGETS")
+        said = said.replace("set data.target=", f"write {source} alone")
         for option in ("data.source", "data.target"):
             said = said.replace(option, "--tasks")
         raise UserError(said) from None

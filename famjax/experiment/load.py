@@ -29,7 +29,7 @@ from famjax.config.keys import (
     values,
 )
 from famjax.config.schema import AXES, Config, ModelConfig
-from famjax.core.errors import UserError, nearest
+from famjax.core.errors import UserError, nearest, nearest_path
 from famjax.core.json_files import parse_json, read_whole, shorten
 from famjax.core.paths import expanded
 from famjax.experiment.hints import find_hint
@@ -81,6 +81,8 @@ def _apply_init(config: Config, overrides: Sequence[str]) -> Config:
     if not init or (not inits and config.model.vocab_size):
         return config
     folder = expanded(init).absolute()
+    if not folder.exists():
+        raise UserError(f"init={init}: there is no such folder{nearest_path(str(expanded(init)))}")
     if not (folder / "config.json").is_file():
         raise UserError(
             f"init={init}: has no config.json; give the folder of a run or of a converted model"

@@ -43,14 +43,21 @@ def average(folder: Path, last: int) -> Mean:
       UserError: the folder has no run, fewer checkpoints, or one that is damaged or does not fit.
     """
     newest = open_run(folder, report=_refuse)
+    config = newest.config
     checkpoints = Checkpoints(folder / CHECKPOINTS)
     steps = [step for step in checkpoints.steps() if step <= newest.step][-last:]
     if len(steps) < last:
-        raise UserError(
-            f"{folder}: has {len(steps)} of the --last {last} checkpoints; train with "
-            f"train.keep={last} or more, or take --last {len(steps)}"
+        keep, every = config.train.keep, config.train.checkpoint_every
+        # a run that keeps enough of them has not written them yet
+        more = (
+            f"train.keep={last} or more"
+            if keep < last
+            else f"more train.steps, or train.checkpoint_every less than {every}"
         )
-    config = newest.config
+        raise UserError(
+            f"{folder}: has {len(steps)} of the --last {last} checkpoints; train with {more}, or "
+            f"take --last {len(steps)}"
+        )
     _, params, _ = partition_trainable(
         inference_config(config.model), newest.model, config.train.only
     )

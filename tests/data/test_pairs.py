@@ -98,7 +98,9 @@ def test_files_that_are_no_pairs_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"is not JSON lines"):
         Pairs(source)
     (tmp_path / "pairs.jsonl").write_text('{"inputs": "a", "targets": "b"}\n')
-    with pytest.raises(UserError, match=r"pairs\.jsonl is JSON lines, which have targets of their"):
+    with pytest.raises(
+        UserError, match=r"pairs\.jsonl is JSON lines, which have targets .*; set data\.target="
+    ):
         Pairs(str(tmp_path / "pairs.jsonl"), target)
     with pytest.raises(UserError, match=r"data\.source: no such file"):
         Pairs(str(tmp_path / "missing"), target)
@@ -111,6 +113,9 @@ def test_files_that_are_no_pairs_are_refused(tmp_path):
     (tmp_path / "latin").write_bytes("für\n".encode("latin-1"))
     with pytest.raises(UserError, match=r"not UTF-8 at byte 1"):
         Pairs(str(tmp_path / "latin"), target)
+    broken.write_text('{"inputs": "a')
+    with pytest.raises(UserError, match=r'line 1: not JSON.*line, \{"inputs": \.\.\., "targets": '):
+        Pairs(str(broken))
     with pytest.raises(UserError, match="no pairs found"):
         Pairs(*write(tmp_path, [], []))
 

@@ -142,6 +142,15 @@ def saved_arrays(checkpoints: Path) -> Any:
     return json.loads((checkpoints / "000000006" / "tree.json").read_text())
 
 
+def test_a_run_that_keeps_enough_is_told_to_write_more(tmp_path: Path) -> None:
+    keys = ["train.steps=2", "train.checkpoint_every=1", "train.keep=5"]
+    with small.shared_programs():
+        train(small.config(tmp_path / "texts", "lanes", "text", *keys), tmp_path, quiet=True)
+    said = "has 2 of the --last 5 checkpoints; train with more train.steps, or train.checkpoint_eve"
+    with pytest.raises(UserError, match=said):
+        average(tmp_path, 5)
+
+
 def error_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     assert main(["average", *argv]) == 2
     out, err = capsys.readouterr()

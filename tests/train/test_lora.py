@@ -310,7 +310,8 @@ def test_adapters_need_weights(tmp_path):
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        (["init=/nowhere"], "init=/nowhere: has no config.json; give the folder of a run"),
+        (["init=/nowhere/run"], "init=/nowhere/run: there is no such folder"),
+        (["init=/"], "init=/: has no config.json; give the folder of a run"),
         (["model.lora.rank=2", "model.lora.on=attention.x"], "'attention.x' names no map; did you"),
         (
             ["model.lora.rank=2", "model.lora.on=mlp.gate", "model.mlp=gelu"],
