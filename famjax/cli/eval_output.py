@@ -106,6 +106,12 @@ def translation_notes(result: dict[str, Any]) -> list[str]:
     """Return the scores of other length penalties, and sacrebleu's signatures."""
     signatures: dict[str, str] = result.get("signatures", {})
     notes = [f"{name}: {signature}" for name, signature in signatures.items()]
+    if longer := result.get("longer"):
+        notes.insert(
+            0,
+            f"{longer:,} sources have more than {result['longest_trained']} tokens, the most that "
+            "were trained on (data.source_length)",
+        )
     if tried := result.get("penalties"):
         scale, digits = (1, 2) if signatures else (100, 1)
         scores = ", ".join(f"{penalty:g}: {scale * score:.{digits}f}" for penalty, score in tried)

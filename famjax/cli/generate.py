@@ -205,6 +205,12 @@ def _translate(arguments: Arguments, opened: Run, prompt: str | None) -> int:
     translator = Translator(opened.with_folded_maps(), *search, batch=1, sampling=sampling)
     with TokenProgress("generate") as progress, progress.compiling():
         (found,) = translator.translate([prompt])
+    if found.source_tokens > translator.longest:
+        print(
+            f"the source has more than {translator.longest} tokens (data.source_length), the most "
+            "that was trained on: expect less of its target",
+            file=sys.stderr,
+        )
     print(found.text)
     return 0
 

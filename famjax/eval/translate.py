@@ -58,10 +58,10 @@ def evaluate_search(run: Run, request: Request) -> dict[str, Any]:
 
     Returns:
       task, files, examples (the name of the file of outputs), settings (what identifies them),
-      beam, length_penalty, no_repeat_ngram; pairs, cut (outputs at their most tokens), tokens (of
-      all outputs), tokens_per_second, seconds; rows (one of them); of translate bleu, chrf,
-      bleu_compounds, from 0 to 100, and signatures (of each, by sacrebleu); of summarize rouge_l,
-      rouge_1 and rouge_2, from 0 to 1.
+      beam, length_penalty, no_repeat_ngram; pairs, cut (outputs at their most tokens), longer
+      (sources with more tokens than longest_trained), tokens (of all outputs), tokens_per_second,
+      seconds; rows (one of them); of translate bleu, chrf, bleu_compounds, from 0 to 100, and
+      signatures (of each, by sacrebleu); of summarize rouge_l, rouge_1 and rouge_2, from 0 to 1.
 
     Raises:
       UserError: a model without an encoder, files that are not pairs, or a missing library.
@@ -110,6 +110,8 @@ def evaluate_search(run: Run, request: Request) -> dict[str, Any]:
         "pairs": count,
         "documents": count,
         "cut": sum(example.cut for example in examples),
+        "longer": sum(example.tokens > translator.longest for example in examples),
+        "longest_trained": translator.longest,
         "tokens": tokens,
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
@@ -142,7 +144,7 @@ def _translate(
                 length=0,
                 document=number,
                 question=0,
-                tokens=0,
+                tokens=each.source_tokens,
                 depth=None,
                 prompt=source,
                 references=[target],

@@ -36,12 +36,14 @@ class Translation(NamedTuple):
       score: log p / length ** length_penalty; 0 if it was sampled.
       tokens: of it, eos included.
       cut: it ended at the most tokens, and not with eos.
+      source_tokens: of the source, eos included.
     """
 
     text: str
     score: float
     tokens: int
     cut: bool
+    source_tokens: int = 0
 
 
 class Translator:
@@ -103,9 +105,15 @@ class Translator:
         found: list[Translation | None] = [None] * len(texts)
         for numbers, tokens, segment in batches(sources, self._batch):
             for number, translation in zip(numbers, self._write(tokens, segment), strict=False):
-                found[number] = translation
+                found[number] = translation._replace(source_tokens=len(sources[number]))
             advance(len(numbers))
         return [translation for translation in found if translation is not None]
+
+    @property
+    def longest(self) -> int:
+        """Return the most tokens of a source in training, eos included."""
+        data = self._run.config.data
+        return data.source_length or data.length
 
     def _write(self, tokens: np.ndarray, segment: np.ndarray) -> list[Translation]:
         """Translate sources [b s]."""

@@ -10,6 +10,7 @@ import pytest
 import small
 
 from famjax import Generator, UserError, open_run
+from famjax.cli.eval_output import translation_notes
 from famjax.cli.main import main
 from famjax.config.schema import Config
 from famjax.experiment.load import override
@@ -130,3 +131,9 @@ def test_results_of_other_searches_are_kept_and_runs_compared(
     out = capsys.readouterr().out
     # each search has a table of both runs, with the difference of equal outputs
     assert out.count("chrF of each against first") == out.count("+0.0% (") == 4
+
+
+def test_sources_longer_than_those_trained_on_are_told() -> None:
+    (line,) = translation_notes({"longer": 3, "longest_trained": 28})
+    assert line.startswith("3 sources have more than 28 tokens, the most that were trained on")
+    assert translation_notes({"longer": 0, "longest_trained": 28}) == []

@@ -111,6 +111,7 @@ def test_a_model_learns_to_write_words_backwards_and_is_evaluated(tmp_path: Path
     assert result["pairs"] == 40
     assert result["chrf"] > 85
     assert result["signatures"]["bleu"].startswith("nrefs:1|case:mixed")
+    assert result["longer"] == 0
     greedy = evaluate(run, Request("translate", files, examples=40, quiet=True))
     assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["translate"] == greedy["bleu"]
     _, *lines = (folder / result["examples"]).read_text().splitlines()
@@ -165,12 +166,15 @@ def test_a_translation_depends_on_no_other_source(tmp_path: Path) -> None:
     run = train(
         config(tmp_path, "train.steps=1", "model.capacity=99"), tmp_path / "run", quiet=True
     )
-    texts = ["abc", "abcdefgh" * 3, "h"]
+    texts = ["abc", "abcdefgh" * 4, "h"]
     together = Translator(run, batch=3).translate(texts)
     for text, each in zip(texts, together, strict=True):
         (alone,) = Translator(run, batch=1).translate([text])
         assert (alone.text, alone.tokens, alone.cut) == (each.text, each.tokens, each.cut)
-    assert {each.tokens for each in together if each.cut} <= {48, 80}
+    assert {each.tokens for each in together if each.cut} <= {48, 98}
+    # trained on 28 tokens
+    translator = Translator(run)
+    assert [each.source_tokens > translator.longest for each in together] == [False, True, False]
 
 
 @pytest.mark.usefixtures("compiled_once")
