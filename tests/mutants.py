@@ -283,7 +283,7 @@ MUTANTS = (
     Mutant(
         "fm: the feed-forward is applied twice",
         "stacks/residual.py",
-        "return a if self.mixer.applies_mlp else self.mlp(a, x, key)",
+        "return a if self.applies_mlp else self.mlp(a, x, key)",
         "return self.mlp(a, x, key)",
         f"{STREAM} -k transcription",
     ),

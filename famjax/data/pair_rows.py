@@ -45,48 +45,13 @@ class Lengths(NamedTuple):
 
 
 class PairSource(Source):
-    """Pairs as the source of a run; there are no documents of a single text."""
-
-    def __init__(self, pairs: Pairs, tokenizer: Tokenizer, lengths: Lengths, seed: int):
-        self.pairs, self.lengths = pairs, lengths
-        self._make = functools.partial(PairRows, pairs, tokenizer, lengths, seed)
-
-    def make_rows(self, batch: int, local_rows: Sequence[int] | None) -> PairRows:
-        """Return the batches of b rows."""
-        return self._make(batch, local_rows)
-
-    def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
-        raise ValueError("pairs are not documents; see make_rows")
-
-    def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
-        raise ValueError("pairs are not documents; see make_rows")
-
-    def get_state(self) -> dict[str, Any]:
-        """Return a fingerprint of the pairs, for which the rows' numbers are valid."""
-        return {"pairs": len(self.pairs), "digest": self.pairs.digest()}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        if state != self.get_state():
-            raise UserError(
-                f"{self.pairs.name}: the pairs changed since the run was saved "
-                f"({state.get('pairs')} then, {len(self.pairs)} now, or other texts); restore "
-                "them, or start another run"
-            )
-
-    def report(self) -> str:
-        return self._make(1, None).report()
-
-
-class PairRows(grain.IterDataset[Batch[np.ndarray]]):
-    """Batches of rows of pairs.
+    """Pairs as the source of a run; there are no documents of a single text.
 
     Args:
       pairs: the texts.
       tokenizer: of sources and targets.
       lengths: of a row.
       seed: of the order.
-      batch: b.
-      local_rows: see `RowsIterator`.
       window: pairs that are packed together.
     """
 
@@ -96,13 +61,10 @@ class PairRows(grain.IterDataset[Batch[np.ndarray]]):
         tokenizer: Tokenizer,
         lengths: Lengths,
         seed: int,
-        batch: int,
-        local_rows: Sequence[int] | None = None,
         window: int = WINDOW,
     ):
-        super().__init__()
-        self._pairs, self._tokenizer, self._batch = pairs, tokenizer, batch
-        self._lengths, self._seed, self._local_rows = lengths, seed, local_rows
+        self.pairs, self.lengths = pairs, lengths
+        self._tokenizer, self._seed = tokenizer, seed
         self._window = min(window, len(pairs))
         self._per_epoch = -(-len(pairs) // self._window)
         # rows of the same window are asked for one after the other, those of the next one last
@@ -110,30 +72,47 @@ class PairRows(grain.IterDataset[Batch[np.ndarray]]):
         # each row of a batch passes the windows before its own again, all that a batch reads
         self.count_rows = functools.cache(lambda number: len(self.rows(number)))
 
-    def __iter__(self) -> RowsIterator:
-        return RowsIterator(lambda i: _PairRow(self, i, self._batch), self._batch, self._local_rows)
+    def make_rows(self, batch: int, local_rows: Sequence[int] | None) -> PairRows:
+        """Return the batches of b rows."""
+        return PairRows(self, batch, local_rows)
 
-    def read_window(self, number: int) -> tuple[list[Pair], int]:
-        """Return a window's pairs that fit a row, and how many do not."""
-        texts = self._read_texts(number)
-        pairs = (encode_pair(self._tokenizer, *both) for both in texts)
-        fitting = [pair for pair in pairs if fits(pair, self._lengths)]
-        return fitting, len(texts) - len(fitting)
+    def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
+        raise ValueError("pairs are not documents; see make_rows")
 
-    def _read_texts(self, number: int) -> list[tuple[str, str]]:
+    def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
+        raise ValueError("pairs are not documents; see make_rows")
+
+    @functools.cached_property
+    def _digest(self) -> str:
+        # cached, for each checkpoint has it and it reads all texts
+        return self.pairs.digest()
+
+    def get_state(self) -> dict[str, Any]:
+        """Return a fingerprint of the pairs, for which the rows' numbers are valid."""
+        return {"pairs": len(self.pairs), "digest": self._digest}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        if state != self.get_state():
+            raise UserError(
+                f"{self.pairs.name}: the pairs changed since the run was saved "
+                f"({state.get('pairs')} then, {len(self.pairs)} now, or other texts); restore "
+                "them, or start another run"
+            )
+
+    def _read_window(self, number: int) -> list[tuple[str, str]]:
         """Return the sources and targets of a window."""
-        count = len(self._pairs)
+        count = len(self.pairs)
         epoch, part = divmod(number, self._per_epoch)
         seed = int(np.random.SeedSequence((self._seed, epoch)).generate_state(1)[0])
         places = range(part * self._window, min((part + 1) * self._window, count))
-        return [self._pairs[permuted_index(place, count, seed)] for place in places]
+        return [self.pairs[permuted_index(place, count, seed)] for place in places]
 
     def _pack_window(self, number: int) -> list[Batch[np.ndarray]]:
         """Return the rows of a window."""
-        pairs, _ = self.read_window(number)
-        rows = [
-            write_row(row, self._tokenizer, self._lengths) for row in pack(pairs, self._lengths)
-        ]
+        pairs = (encode_pair(self._tokenizer, *texts) for texts in self._read_window(number))
+        fitting = [pair for pair in pairs if fits(pair, self.lengths)]
+        packed = pack(fitting, self.lengths)
+        rows = [write_row(row, self._tokenizer, self.lengths) for row in packed]
         if not rows:
             self._check_some_fit(number)
         order = np.random.Generator(np.random.Philox([self._seed, number])).permutation(len(rows))
@@ -146,34 +125,51 @@ class PairRows(grain.IterDataset[Batch[np.ndarray]]):
         """
         before = range(number - number % self._per_epoch, number)
         if not any(self.count_rows(other) for other in before):
-            checked = min((len(before) + 1) * self._window, len(self._pairs))
+            checked = min((len(before) + 1) * self._window, len(self.pairs))
             raise UserError(
-                f"{self._pairs.name}: none of {checked:,} pairs fits data.source_length="
-                f"{self._lengths.source}, data.length={self._lengths.target}; raise them"
+                f"{self.pairs.name}: none of {checked:,} pairs fits data.source_length="
+                f"{self.lengths.source}, data.length={self.lengths.target}; raise them"
             )
 
     def report(self) -> str:
         """Return a line on the pairs; on padding, pairs left out, and targets that the tokenizer
         cannot write in the first window."""
-        pairs, too_long = self.read_window(0)
-        sides = zip(self._pairs.empty(), ("source", "target"), strict=True)
+        sides = zip(self.pairs.empty(), ("source", "target"), strict=True)
         notes = [f"{count:,} have an empty {side}" for count, side in sides if count]
-        checked = len(pairs) + too_long
-        of = f" of {checked:,}" if checked < len(self._pairs) else ""
-        if too_long:
+        rows, texts = self.rows(0), self._read_window(0)
+        of = f" of {len(texts):,}" if len(texts) < len(self.pairs) else ""
+        if too_long := len(texts) - sum(int(row["segment"].max()) for row in rows):
             notes.append(
-                f"{too_long:,}{of} are longer than data.source_length={self._lengths.source} or "
-                f"data.length={self._lengths.target} and left out"
+                f"{too_long:,}{of} are longer than data.source_length={self.lengths.source} or "
+                f"data.length={self.lengths.target} and left out"
             )
-        if lost := sum(not _can_write(self._tokenizer, text) for _, text in self._read_texts(0)):
+        if lost := sum(not _can_write(self._tokenizer, text) for _, text in texts):
             notes.append(
                 f"{lost:,}{of} targets have text that tokenizer {self._tokenizer.name} cannot write"
             )
-        rows = self.rows(0)
-        positions = len(rows) * (self._lengths.source + self._lengths.target)
+        positions = len(rows) * (self.lengths.source + self.lengths.target)
         tokens = sum(int(row["valid"].sum() + (row["source_segment"] > 0).sum()) for row in rows)
         notes.append(f"rows are {1 - tokens / positions:.1%} padding")
-        return f"{len(self._pairs):,} pairs; " + "; ".join(notes)
+        return f"{len(self.pairs):,} pairs; " + "; ".join(notes)
+
+
+class PairRows(grain.IterDataset[Batch[np.ndarray]]):
+    """Batches of rows of pairs.
+
+    Args:
+      source: of the rows.
+      batch: b.
+      local_rows: see `RowsIterator`.
+    """
+
+    def __init__(self, source: PairSource, batch: int, local_rows: Sequence[int] | None = None):
+        super().__init__()
+        self._source, self._batch, self._local_rows = source, batch, local_rows
+
+    def __iter__(self) -> RowsIterator:
+        return RowsIterator(
+            lambda i: _PairRow(self._source, i, self._batch), self._batch, self._local_rows
+        )
 
 
 def encode_pair(tokenizer: Tokenizer, source: str, target: str) -> Pair:
@@ -251,8 +247,8 @@ def write_row(pairs: list[Pair], tokenizer: Tokenizer, lengths: Lengths) -> Batc
 class _PairRow:
     """Row i of every batch: of all windows' rows, one after the other, every b-th from the i-th."""
 
-    def __init__(self, dataset: PairRows, row: int, rows: int):
-        self._dataset, self._rows = dataset, rows
+    def __init__(self, source: PairSource, row: int, rows: int):
+        self._source, self._rows = source, rows
         self._window, self._row = 0, row
 
     def get_state(self) -> dict[str, Any]:
@@ -262,8 +258,8 @@ class _PairRow:
         self._window, self._row = state["window"], state["row"]
 
     def next_row(self) -> Batch[np.ndarray]:
-        while self._row >= (count := self._dataset.count_rows(self._window)):
+        while self._row >= (count := self._source.count_rows(self._window)):
             self._window, self._row = self._window + 1, self._row - count
-        row = self._dataset.rows(self._window)[self._row]
+        row = self._source.rows(self._window)[self._row]
         self._row += self._rows
         return row

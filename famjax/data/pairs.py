@@ -90,10 +90,6 @@ class Pairs:
         source, target = self._columns[file]
         return source[row], target[row]
 
-    def size(self) -> int:
-        """Return the bytes of all texts."""
-        return sum(len(one.data) for both in self._columns for one in both)
-
     def digest(self) -> str:
         """Return a hash of all texts."""
         digest = hashlib.sha256()

@@ -24,7 +24,7 @@ def check_encoder(config: Config) -> Iterator[str]:
             f"{' or '.join(_STACKS)}"
         )
     for spec in mixer_specs(m):
-        if spec.has_own_mlp:
+        if spec.applies_mlp:
             yield (
                 f"{named}: {spec.title} applies the feed-forward itself, so that nothing can come "
                 "between; take another mixer"

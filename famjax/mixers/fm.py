@@ -73,8 +73,6 @@ class FeedbackSegments(Mixer):
     It returns the layer's outputs, with the feed-forward applied: its memory is made of them.
     """
 
-    applies_mlp: ClassVar[bool] = True
-
     def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
         self.window = WindowAttention(config, rngs=rngs, segments=config.memory_segments)
         self.block_len = config.block_len
@@ -187,7 +185,7 @@ class FeedbackSegments(Mixer):
 
 class FmSpec(BswaSpec):
     title = "feedback memory segments"
-    has_own_mlp = True
+    applies_mlp = True
     switches: ClassVar[tuple[str, ...]] = ()
     has_attention_map = False  # unlike bswa's: it also attends to outputs
     formats = MixerSpec.formats

@@ -57,11 +57,9 @@ class Mixer(nnx.Module):
       qkv: the projections, the same in every mixer, so that one can replace another.
       block_len: a call takes a multiple of this many tokens.
       receptive_blocks: earlier blocks that a block depends on; None is all.
-      applies_mlp: it returns the layer's output, with the feed-forward applied.
       reads_prompt: calls need `Context.prompt` without resets, too.
     """
 
-    applies_mlp: ClassVar[bool] = False
     reads_prompt: bool = False
     qkv: QKV
     block_len: int
@@ -191,7 +189,7 @@ class MixerSpec(abc.ABC):
       is_bounded: a document is at most `model.capacity` tokens long: the state is a cache of them.
       is_local: it attends to a token window (`window`), with the RoPE base of local layers.
       has_memory: it has the FAM prompt and `Mixer.memory`.
-      has_own_mlp: its layers are `Mixer.applies_mlp`.
+      applies_mlp: its layers return the layer's output, with the feed-forward applied.
       passes_memory: it has a memory that outlives the window, which `Mixer.pass_state` passes on.
       has_feature_map: it has a feature map that `train.match` and `train.only` train.
       has_attention_weights: it computes weights that dropout and caps can apply to.
@@ -210,7 +208,7 @@ class MixerSpec(abc.ABC):
     is_bounded: ClassVar[bool] = False
     is_local: ClassVar[bool] = False
     has_memory: ClassVar[bool] = False
-    has_own_mlp: ClassVar[bool] = False
+    applies_mlp: ClassVar[bool] = False
     passes_memory: ClassVar[bool] = False
     has_feature_map: ClassVar[bool] = False
     has_attention_weights: ClassVar[bool] = True

@@ -54,6 +54,7 @@ class Layer(nnx.Module):
 
     def __init__(self, name: str, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
         self.mixer = make_mixer(name, config, rngs=rngs)
+        self.applies_mlp = MIXERS[name].applies_mlp
         self.cross = CrossAttention(config, rngs=rngs) if config.encoder.layers else None
         self.mlp = FeedForward(config, rngs=rngs)
         self.rate = config.dropout.layer
@@ -86,7 +87,7 @@ class Layer(nnx.Module):
 
     def feed_forward(self, a: Array, x: Array, key: Array | None = None) -> Array:
         """Apply the feed-forward to the mixer's output, unless the mixer has."""
-        return a if self.mixer.applies_mlp else self.mlp(a, x, key)
+        return a if self.applies_mlp else self.mlp(a, x, key)
 
     def match(self, x: Array, state: State, ctx: Context) -> tuple[Array, Array]:
         """Return the layer's output with softmax attention, and `Mixer.match`'s errors."""

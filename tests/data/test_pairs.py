@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from famjax.core.errors import UserError
-from famjax.data.pair_rows import Lengths, Pair, PairRows, PairSource, fits, pack, target_size
+from famjax.data.pair_rows import Lengths, Pair, PairSource, fits, pack, target_size
 from famjax.data.pairs import Pairs
 from famjax.tokenizers.tokenizer import ByteTokenizer
 from famjax.tokenizers.words import WordTokenizer
@@ -125,9 +125,9 @@ def test_files_that_are_no_pairs_are_refused(tmp_path):
 
 def test_each_epoch_has_every_pair_once_in_another_order(tmp_path):
     pairs = natural(tmp_path)
-    rows = PairRows(pairs, BYTES, Lengths(120, 120, 1), seed=3, batch=1, window=100)
+    source = PairSource(pairs, BYTES, Lengths(120, 120, 1), seed=3, window=100)
     epochs = [
-        [text for number in windows for row in rows.rows(number) for text in unpack(_batch(row))]
+        [text for number in windows for row in source.rows(number) for text in unpack(_batch(row))]
         for windows in (range(3), range(3, 6))
     ]
     everything = sorted(pairs[i] for i in range(len(pairs)))
@@ -147,8 +147,8 @@ def test_rows_of_sentences_are_at_most_a_tenth_padding(tmp_path):
 
 
 def test_a_target_begins_on_a_block(tmp_path):
-    rows = PairRows(natural(tmp_path), BYTES, Lengths(128, 128, 8), seed=0, batch=4)
-    for batch in read_rows(rows, 5):
+    source = PairSource(natural(tmp_path), BYTES, Lengths(128, 128, 8), seed=0)
+    for batch in read_rows(source.make_rows(4, None), 5):
         starts = np.argwhere(batch["reset"])
         assert (starts[:, 1] % 8 == 0).all()
         assert (batch["reset"].sum(1) == batch["segment"].max(1)).all()
@@ -172,18 +172,19 @@ def test_a_window_in_which_nothing_fits_is_passed_over(tmp_path):
     """The last window of an epoch has the pairs that are left, here one, which may be too long."""
     pairs = Pairs(*write(tmp_path, ["a" * 50, "b", "c"], ["x", "y", "z"]))
     for seed in range(6):  # in some orders the long one is the last
-        rows = PairRows(pairs, BYTES, Lengths(4, 4, 1), seed, batch=1, window=2)
+        source = PairSource(pairs, BYTES, Lengths(4, 4, 1), seed, window=2)
+        rows = source.make_rows(1, None)
         read = {text for batch in read_rows(rows, 6) for text in unpack(batch)}
         assert read == {("b", "y"), ("c", "z")}
 
 
 def test_a_batch_that_spans_windows_packs_each_of_them_once(tmp_path, monkeypatch):
-    rows = PairRows(natural(tmp_path), BYTES, Lengths(60, 60, 1), seed=1, batch=40, window=60)
+    source = PairSource(natural(tmp_path), BYTES, Lengths(60, 60, 1), seed=1, window=60)
     packed = []
-    read_window = rows.read_window
-    monkeypatch.setattr(rows, "read_window", lambda n: packed.append(n) or read_window(n))
-    assert len(rows.rows(0)) < 20
-    read_rows(rows, 5)
+    read_window = source._read_window
+    monkeypatch.setattr(source, "_read_window", lambda n: packed.append(n) or read_window(n))
+    assert len(source.rows(0)) < 20
+    read_rows(source.make_rows(40, None), 5)
     # counted, and then read: those of a batch's beginning are read again
     assert len(packed) <= 2 * (max(packed) + 1)
 
@@ -215,7 +216,8 @@ def test_packing_keeps_to_both_lengths():
 
 
 def test_rows_continue_from_their_state(tmp_path):
-    rows = PairRows(natural(tmp_path), BYTES, Lengths(60, 60, 1), seed=1, batch=3, window=64)
+    source = PairSource(natural(tmp_path), BYTES, Lengths(60, 60, 1), seed=1, window=64)
+    rows = source.make_rows(3, None)
     iterator = iter(rows)
     for _ in range(40):  # over the ends of windows and of the epoch
         next(iterator)
@@ -229,17 +231,19 @@ def test_rows_continue_from_their_state(tmp_path):
 
 
 def test_processes_read_parts_of_the_same_batches(tmp_path):
-    pairs, lengths = natural(tmp_path), Lengths(60, 60, 1)
-    whole = read_rows(PairRows(pairs, BYTES, lengths, 1, 4), 6)
-    part = read_rows(PairRows(pairs, BYTES, lengths, 1, 4, local_rows=[1, 3]), 6)
+    source = PairSource(natural(tmp_path), BYTES, Lengths(60, 60, 1), seed=1)
+    whole, part = (read_rows(source.make_rows(4, rows), 6) for rows in (None, [1, 3]))
     for batch, local in zip(whole, part, strict=True):
         np.testing.assert_array_equal(batch["source"][[1, 3]], local["source"])
 
 
-def test_a_run_does_not_continue_with_other_pairs(tmp_path):
+def test_a_run_does_not_continue_with_other_pairs(tmp_path, monkeypatch):
     source = PairSource(natural(tmp_path), BYTES, Lengths(60, 60, 1), seed=0)
     state = source.get_state()
     source.set_state(state)
+    # each checkpoint has it, and it is a hash of all texts
+    monkeypatch.setattr(source.pairs, "digest", pytest.fail)
+    assert source.get_state() == state
     other = PairSource(natural(tmp_path, 299), BYTES, Lengths(60, 60, 1), seed=0)
     with pytest.raises(UserError, match=r"the pairs changed since the run was saved \(300 then"):
         other.set_state(state)
