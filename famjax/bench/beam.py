@@ -19,9 +19,8 @@ import numpy as np
 from flax import nnx
 
 from famjax.bench.greedy import make_writer
-from famjax.bench.lora import llama_config
+from famjax.bench.lora import llama_config, transformers_llama
 from famjax.bench.timing import Pair, compare_times, time_interleaved, time_pair
-from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
 from famjax.convert.load import load_pretrained
 from famjax.core.optional import missing_modules
@@ -148,18 +147,8 @@ def _peer_model(model: ModelConfig, tokens: int) -> Any:
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    model = resolve_model(model)
-    config = transformers.LlamaConfig(
-        vocab_size=model.vocab_size,
-        hidden_size=model.width,
-        intermediate_size=model.mlp_width,
-        num_hidden_layers=model.layers,
-        num_attention_heads=model.heads,
-        num_key_value_heads=model.kv_heads,
-        max_position_embeddings=PROMPT + tokens,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
+    config = transformers_llama(
+        model, PROMPT + tokens, bos_token_id=None, eos_token_id=None, pad_token_id=0
     )
     return transformers.LlamaForCausalLM(config).eval()
 

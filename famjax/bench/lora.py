@@ -74,6 +74,23 @@ def llama_config(model: ModelConfig) -> ModelConfig:
     return replace(model, mixer="full", mlp="swiglu", norm="rmsnorm", tied=False, arch=arch)
 
 
+def transformers_llama(model: ModelConfig, tokens: int, **settings: Any) -> Any:
+    """Return transformers' config of a Llama of this shape, for documents of so many tokens."""
+    import transformers
+
+    model = resolve_model(model)
+    return transformers.LlamaConfig(
+        vocab_size=model.vocab_size,
+        hidden_size=model.width,
+        intermediate_size=model.mlp_width,
+        num_hidden_layers=model.layers,
+        num_attention_heads=model.heads,
+        num_key_value_heads=model.kv_heads,
+        max_position_embeddings=tokens,
+        **settings,
+    )
+
+
 def _program(config: Config, batch: int, length: int) -> TrainProgram:
     data = replace(config.data, layout="packed", batch=batch, length=length)
     resolved = resolve(replace(config, data=data), None, jax.device_count())
@@ -133,17 +150,7 @@ def _peft_step(
     import transformers
 
     torch.manual_seed(0)
-    model = resolve_model(model)
-    config = transformers.LlamaConfig(
-        vocab_size=model.vocab_size,
-        hidden_size=model.width,
-        intermediate_size=model.mlp_width,
-        num_hidden_layers=model.layers,
-        num_attention_heads=model.heads,
-        num_key_value_heads=model.kv_heads,
-        max_position_embeddings=length,
-        use_cache=False,
-    )
+    config = transformers_llama(model, length, use_cache=False)
     net: Any = transformers.LlamaForCausalLM(config)
     if rank:
         adapters = peft.LoraConfig(r=rank, lora_alpha=rank, target_modules=_MAPS)

@@ -34,13 +34,8 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 # arrays by name: plain dicts need no famjax classes when the program is loaded
 NamedArrays = dict[str, Any]
 
-_README = """\
-# {name}
-
-A language model as StableHLO, for {platforms}; JAX runs it without famjax, with any batch size.
-`prefill` processes {chunk:,} tokens, with right padding marked in `valid`; `step` processes one, at
-any position. `prefill` can continue only from a multiple of {block}.
-
+# of a README: how its code loads the programs of FOLDER
+LOADING = """\
 ```
 pip install jax flatbuffers safetensors
 ```
@@ -51,9 +46,18 @@ import numpy as np
 from safetensors.numpy import load_file
 
 def program(name):
-    content = open(f"{{FOLDER}}/{{name}}.stablehlo", "rb").read()
+    content = open(f"{FOLDER}/{name}.stablehlo", "rb").read()
     return jax.jit(jax.export.deserialize(bytearray(content)).call)
+"""
 
+_README = """\
+# {name}
+
+A language model as StableHLO, for {platforms}; JAX runs it without famjax, with any batch size.
+`prefill` processes {chunk:,} tokens, with right padding marked in `valid`; `step` processes one, at
+any position. `prefill` can continue only from a multiple of {block}.
+
+{loading}
 prefill, step = program("prefill"), program("step")
 params = load_file(f"{{FOLDER}}/params.safetensors")
 state = load_file(f"{{FOLDER}}/state.safetensors")  # initial state of one text
@@ -89,6 +93,7 @@ def write(source: ExportSource, folder: Path) -> list[str]:
     said = write_tokenizer(source.run.tokenizer, folder)
     readme = _README.format(
         name=source.run.config.name,
+        loading=LOADING,
         platforms=", ".join(PLATFORMS),
         chunk=chunk,
         block=model.block_len,

@@ -33,19 +33,7 @@ An encoder-decoder as StableHLO, for {platforms}; JAX runs it without famjax, wi
 `encode` reads sources of at most {length} tokens, with padding marked in `valid`; `step` reads one
 token of each target.
 
-```
-pip install jax flatbuffers safetensors
-```
-
-```python
-import jax.export
-import numpy as np
-from safetensors.numpy import load_file
-
-def program(name):
-    content = open(f"{{FOLDER}}/{{name}}.stablehlo", "rb").read()
-    return jax.jit(jax.export.deserialize(bytearray(content)).call)
-
+{loading}
 encode, step = program("encode"), program("step")
 params = load_file(f"{{FOLDER}}/params.safetensors")
 state = load_file(f"{{FOLDER}}/state.safetensors")  # initial state of one target
@@ -82,6 +70,7 @@ def write(source: ExportSource, folder: Path) -> list[str]:
     said = write_tokenizer(source.run.tokenizer, folder)
     readme = _README.format(
         name=source.run.config.name,
+        loading=stablehlo.LOADING,
         platforms=", ".join(stablehlo.PLATFORMS),
         length=length,
         bos=source.run.tokenizer.bos_id,

@@ -137,3 +137,13 @@ def test_sources_longer_than_those_trained_on_are_told() -> None:
     (line,) = translation_notes({"longer": 3, "longest_trained": 28})
     assert line.startswith("3 sources have more than 28 tokens, the most that were trained on")
     assert translation_notes({"longer": 0, "longest_trained": 28}) == []
+
+
+def test_a_prompt_longer_than_sources_trained_on_is_told(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = []
+    for prompt in ("abc", "abc" * 20):
+        assert main(["generate", str(home / "run"), "--prompt", prompt]) == 0
+        said.append("(data.source_length), the most that was trained on" in capsys.readouterr().err)
+    assert said == [False, True]
