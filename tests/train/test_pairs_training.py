@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -253,6 +255,12 @@ def test_exports_equal_the_run(tmp_path: Path, keys: str) -> None:
     train(given, tmp_path / "run", quiet=True)
     lines = export(tmp_path / "run", tmp_path / "stablehlo", "stablehlo")
     assert any(line.startswith("compared with the programs read back") for line in lines)
+    # the README's code runs without famjax
+    readme = (tmp_path / "stablehlo" / "README.md").read_text()
+    names: dict[str, Any] = {"FOLDER": str(tmp_path / "stablehlo")}
+    exec(re.findall(r"```python\n(.*?)```", readme, re.S)[0], names)
+    assert names["logits"].shape == (2, 1, 258)
+    assert names["likeliest"].max() < 258
     if keys:
         return
     lines = export(tmp_path / "run", tmp_path / "orbax", "orbax")
