@@ -12,7 +12,7 @@ from flax import nnx
 from famjax.config.resolved import ResolvedModelConfig
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.errors import UserError
-from famjax.core.types import Array, Context
+from famjax.core.types import Array, Context, PyTree
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.mixers.mixer import FORMATS, Mixer, MixerSpec, kv_bytes
@@ -26,6 +26,8 @@ class CacheState(NamedTuple):
 
     Head-major, the layout of products with one query per lane: with a token-major cache XLA on CPU
     transposed all of it at every token, in ten times the time of the product.
+
+    A call may have a cache without entries, see `without_caches`.
     """
 
     k: Array
@@ -42,6 +44,21 @@ def truncate_cache(state: CacheState, length: Array) -> CacheState:
         return jnp.where(kept[..., None, :, None], a, 0)
 
     return CacheState(truncate(state.k), truncate(state.v), length)
+
+
+def without_caches(state: PyTree) -> PyTree:
+    """Return a state before a document's start, for one call that keeps nothing for a next one.
+
+    Caches are empty then, but their entries are attended to, and masked; without any, rows as long
+    as the capacity take half of the attention.
+    """
+
+    def shorten(leaf: Any) -> Any:
+        if not isinstance(leaf, CacheState):
+            return leaf
+        return leaf._replace(k=leaf.k[..., :0, :], v=leaf.v[..., :0, :])
+
+    return jax.tree.map(shorten, state, is_leaf=lambda leaf: isinstance(leaf, CacheState))
 
 
 class FullAttention(Mixer):
@@ -141,12 +158,12 @@ class FullAttention(Mixer):
     def attention_mask(
         self, state: CacheState, start: Array, valid: Array, mutual: Array | None
     ) -> Array:
-        """Return [b t capacity+t]: cached keys unless a reset came between, the call's causally.
+        """Return [b t s+t]: s cached keys unless a reset came between, the call's causally.
 
         `mutual` is that of `Context`.
         """
         t = start.shape[1]
-        cached = jnp.arange(self.capacity) < state.length[:, None]
+        cached = jnp.arange(state.k.shape[-2]) < state.length[:, None]
         cached = cached[:, None] & (start < 0)[..., None]
         index = jnp.arange(t)
         seen = index[:, None] >= index
@@ -163,7 +180,7 @@ class FullAttention(Mixer):
         """Append the new keys; after a reset, clear the cache first."""
         first = jnp.maximum(start, 0)
         base = jnp.where(start < 0, state.length, 0)
-        index = jnp.arange(self.capacity)
+        index = jnp.arange(state.k.shape[-2])
         source = jnp.clip(index - base[:, None] + first[:, None], 0, k.shape[1] - 1)
         from_cache = index < base[:, None]
         from_call = ~from_cache & (index < length[:, None])

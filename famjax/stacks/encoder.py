@@ -5,6 +5,8 @@ A row may hold several sources, one after the other; a token attends to those of
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -53,11 +55,13 @@ class Encoder(nnx.Module):
     def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
         self.count = config.encoder.layers
         self.scanned, self.remat = config.scan_layers, config.remat
+        # outputs begin smaller the deeper the stack, which is the encoder's own depth
+        layer_config = replace(config, layers=self.count)
 
         @nnx.split_rngs(splits=self.count)
         @nnx.vmap(in_axes=(0,))
         def make(rngs: nnx.Rngs) -> EncoderLayer:
-            return EncoderLayer(config, rngs=rngs)
+            return EncoderLayer(layer_config, rngs=rngs)
 
         self.layers = nnx.List([make(rngs)])
         self.norm = Norm(config.norm, config.width, config.arch) if config.arch.pre_norm else None

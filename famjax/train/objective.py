@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from famjax.config.schema import Config, TrainConfig
 from famjax.core.types import Array, Batch, Context, State
+from famjax.mixers.full import without_caches
 from famjax.models.language_model import LanguageModel
 from famjax.models.seq2seq import source_of
 from famjax.stacks.residual import ResidualStack
@@ -67,7 +68,8 @@ class NextToken:
             return carried
         fresh = model.init_state(rows, offset)
         if train.rsp == 0:
-            return fresh
+            # one segment is all that is read
+            return without_caches(fresh) if train.bptt_segments == 1 else fresh
         # B.2.3: the first row's memory after the last step, shared by all rows of this one
         passable = model.stack.passable_state(fresh)
         saved = jax.tree.map(lambda a, b: jnp.broadcast_to(a, b.shape), carried, passable)

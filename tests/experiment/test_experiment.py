@@ -85,6 +85,8 @@ def test_shapes_are_those_of_the_papers(
         ("iwslt14_paper", (512, 1024, 4), 5e-4),
         # T2R Tables 5 and 6
         ("wmt14_ende_paper", (1024, 4096, 16), 5e-4),
+        ("wmt14_enfr_paper", (1024, 4096, 16), 5e-4),
+        ("wmt17_zhen_paper", (1024, 4096, 16), 5e-4),
         ("t2r_mt_paper", (1024, 4096, 16), 2e-4),
     ],
 )
@@ -97,7 +99,9 @@ def test_encoder_decoders_are_those_of_the_papers(
     assert (m.layers, m.encoder.layers, m.dropout.residual) == (6, 6, 0.3)
     assert (o.learning_rate, o.schedule, o.beta1, o.beta2) == (rate, "inverse_sqrt", 0.9, 0.98)
     if m.width == 1024:
-        assert config.train.steps == (20_000 if name == "t2r_mt_paper" else 30_000)
+        steps = {"t2r_mt_paper": 20_000, "wmt14_enfr_paper": 60_000}
+        assert config.train.steps == steps.get(name, 30_000)
+        assert m.encoder.shared == (name != "wmt17_zhen_paper")
         assert (o.warmup_steps, o.weight_decay, config.train.label_smoothing) == (4000, 0.0, 0.1)
         assert config.data.batch * config.data.length == pytest.approx(460_000, rel=0.01)
 

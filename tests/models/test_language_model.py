@@ -8,6 +8,8 @@ from flax import nnx
 
 from famjax.config.schema import ModelConfig
 from famjax.core.errors import UserError
+from famjax.core.types import Context
+from famjax.mixers.full import without_caches
 from famjax.models.language_model import LanguageModel
 from famjax.ops.lookup import look_up
 
@@ -36,6 +38,23 @@ def test_full_attention_rejects_a_call_beyond_its_capacity(scan):
         model.step(jnp.zeros((1, 1), jnp.int32), state)
     with pytest.raises(UserError, match=r"token 9 of a document"):
         model(jnp.zeros((1, 9), jnp.int32), model.init_state(1))
+
+
+@pytest.mark.parametrize("scan", [True, False])
+def test_a_single_call_needs_no_cache(scan):
+    config = ModelConfig(
+        vocab_size=20, layers=2, width=16, heads=2, mixer="full", capacity=8, scan_layers=scan
+    )
+    model = LanguageModel(config, rngs=nnx.Rngs(0))
+    tokens = jnp.arange(16).reshape(2, 8)
+    reset = jnp.zeros((2, 8), bool).at[1, 3].set(True)
+    ctx = Context(reset, jnp.ones((2, 8), bool).at[0, 6:].set(False))
+    state = model.init_state(2)
+    short = without_caches(state)
+    assert max(a.size for a in jax.tree.leaves(short)) == 4  # the lengths of two lanes
+    expected, _ = model.stack(model.embed(tokens), state, ctx)
+    found, _ = model.stack(model.embed(tokens), short, ctx)
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("scan", [True, False])

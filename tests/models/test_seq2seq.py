@@ -385,3 +385,14 @@ def test_a_source_is_asked_for(name):
     m = model(name)
     with pytest.raises(UserError, match=r"give Context\.source"):
         m.step(np.array([[3]]), m.init_state(1))
+
+
+def test_an_encoder_begins_as_deep_as_it_is():
+    """Outputs of sublayers begin smaller in a deep stack: the encoder's depth is its own."""
+    deep = replace(MODELS["full"], encoder=replace(ENCODER, layers=8), layers=1, width=64)
+    model = make_model(resolve_model(deep), rngs=nnx.Rngs(0))
+
+    def size(stack: Any) -> float:
+        return float(jnp.std(stack.layers[0].mlp.down.kernel[...]))
+
+    assert size(model.encoder) / size(model.stack) == pytest.approx((1 / 8) ** 0.5, rel=0.1)
