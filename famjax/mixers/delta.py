@@ -197,9 +197,10 @@ class DeltaSpec(BswaSpec):
         return DeltaAttention(config, rngs=rngs)
 
     def initial_param(self, model: ResolvedModelConfig, name: str, rngs: nnx.Rngs) -> Array:
+        if not name.startswith("delta_memory."):
+            return super().initial_param(model, name, rngs)
         # without the projections of a large model
-        path = name.removeprefix("delta_memory.")
-        return attrgetter(path)(DeltaMemory(model))[...]
+        return attrgetter(name.removeprefix("delta_memory."))(DeltaMemory(model))[...]
 
     def parameters(self, model: ModelConfig) -> int:
         return delta_memory.count_params(model) + super().parameters(model)

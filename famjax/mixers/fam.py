@@ -592,7 +592,9 @@ class FamSpec(BswaSpec):
         # without the projections of a large model
         if name == "prefix":
             return init_prefix(model, rngs)
-        return getattr(MemoryGate(model), name.removeprefix("memory_gate."))[...]
+        if name.startswith("memory_gate."):
+            return getattr(MemoryGate(model), name.removeprefix("memory_gate."))[...]
+        return super().initial_param(model, name, rngs)
 
     def parameters(self, model: ModelConfig) -> int:
         gate = count_params(model) if model.fam_update == "gated" else 0

@@ -27,10 +27,10 @@ from famjax.parallel.sharding import path_name
 # weights is given where the old model has it in the same shape, and else gets its initial value:
 # the FAM prompt (fam_len: `init_fam_prompt`), as which a segmented stack has its memory or summary
 # tokens, the prefixes of fam_init, the gates of fam_update=gated with biases from
-# fam_min_timescale and fam_max_timescale, feature maps (all `init_mixer_param`), and what a
-# Feedback Transformer has (`feedback_weight`). Values that given weights depend on are checked one
-# by one in `check_compatible`: stack, arch, linear, of the encoder its layers and embedding, and
-# with learned positions capacity
+# fam_min_timescale and fam_max_timescale, shares of smeared_keys, feature maps (all
+# `init_mixer_param`), and what a Feedback Transformer has (`feedback_weight`). Values that given
+# weights depend on are checked one by one in `check_compatible`: stack, arch, linear, smeared_keys,
+# of the encoder its layers and embedding, and with learned positions capacity
 _MAY_DIFFER = {
     "mixer",
     "block_len",
@@ -46,6 +46,7 @@ _MAY_DIFFER = {
     "fam_max_timescale",
     "delta_order",
     "recurrent_gate",
+    "smeared_keys",
     "rope_base",
     "scan_layers",
     "remat",
@@ -224,6 +225,8 @@ def check_compatible(old: ModelConfig, new: ModelConfig) -> None:
                 f"model.{field}={getattr(new, field)}: the given weights have "
                 f"{getattr(old, field)}; keep it"
             )
+    if old.smeared_keys and not new.smeared_keys:
+        raise UserError("model.smeared_keys=false: the given weights have smeared keys; keep them")
     for name in ("layers", "shared"):
         there, given = (getattr(model.encoder, name) for model in (old, new))
         if there != given:
@@ -237,7 +240,6 @@ def check_compatible(old: ModelConfig, new: ModelConfig) -> None:
         )
     _check_rotation(old, new)
     _check_cross_maps(old, new)
-    _check_smeared_keys(old, new)
     _check_feature_maps(old, new)
     _check_gates(old, new)
     for field in vars(ArchConfig()):
@@ -262,22 +264,6 @@ def _check_rotation(old: ModelConfig, new: ModelConfig) -> None:
                 f"local layers (swa) have RoPE base {new.arch.local_rope_base:g} and the others "
                 f"{new.rope_base:g}; change only layers with full attention, and not to swa"
                 f"{hint}"
-            )
-
-
-def _check_smeared_keys(old: ModelConfig, new: ModelConfig) -> None:
-    """Raise a `UserError` for a layer whose keys were not smeared and would be."""
-    if not new.smeared_keys:
-        return
-    # other stacks smear no keys
-    given = layer_mixers(old) or (old.stack,) * old.layers
-    for i, names in enumerate(zip(given, layer_mixers(new), strict=False)):
-        one, other = (name in MIXERS and MIXERS[name].smears_keys for name in names)
-        if other and not one:
-            raise UserError(
-                f"model.mixer: layer {i} changes from {names[0]} to {names[1]}, whose keys "
-                "model.smeared_keys would blend, which its weights were not trained with; keep "
-                f"{names[0]} there, or start from a model with model.smeared_keys=false"
             )
 
 
