@@ -161,7 +161,12 @@ class FinetuneDemo:
 _FEWEST_DOCUMENTS = 8
 # an untrained memory finds nothing: "before" is measured up to so many blocks
 _BLOCKS_BEFORE = 16
-DEMO = FinetuneDemo(Path("runs/demo-finetune"), examples=16)
+DEMO = FinetuneDemo(
+    Path("runs/demo-finetune"),
+    examples=16,
+    # at a higher rate fewer steps are enough (docs/log.md)
+    finetuning=("train.steps=500", "optimizer.learning_rate=8e-3"),
+)
 FULL_DEMO = FinetuneDemo(
     Path("runs/demo-finetune-full"),
     examples=32,

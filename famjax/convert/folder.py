@@ -93,11 +93,14 @@ def open_hugging_face(source: Path, tokenizer: str = "") -> Teacher:
     own = source / WORDS
     native, tokenizer = parse_model(hf, source), tokenizer or str(own if own.is_file() else source)
     tensors = find_family(hf).tensors(resolve_model(native))
+    data = DataConfig(tokenizer=tokenizer)
+    if native.encoder.layers:
+        data = replace(data, task="translate", layout="pairs")
     return Teacher(
         hf["model_type"],
         native,
         tokenizer,
-        DataConfig(tokenizer=tokenizer),
+        data,
         lambda model: load_weights(model, native, tensors, source),
         lambda model, to: _compare_logits(source, hf["model_type"], native, model, to),
         (source / "config.json").read_bytes(),

@@ -184,7 +184,11 @@ class ParameterLoader:
         names_in_folder = checkpoint.names()
         self.prefix = _prefix(tensors["embedding"].name, names_in_folder)
         self.native = layer_shapes(native)
-        wanted = {self.tensor_name(tensors[name], i or 0) for name, i in self.native}
+        wanted = {
+            self.tensor_name(tensors[name], number)
+            for (name, i), shape in self.native.items()
+            for number in (tensors[name].stacked(shape) if i is None else [i])
+        }
         for name in _HEADS & (names_in_folder - wanted):
             # with a tied head it must be a copy of the embedding
             self.check_tied_head(name, self.tensor_name(tensors["embedding"]))
@@ -211,9 +215,9 @@ class ParameterLoader:
             return jax.device_put(init_fam_prompt(self.embedding, self.config), placement)
         if first is None:
             tensor = self.tensors[name]
-            array = self.load_tensors(
-                tensor, [self.tensor_name(tensor)], shape.shape, shape.shape, placement
-            )
+            names = [self.tensor_name(tensor, i) for i in tensor.stacked(shape.shape)]
+            of_one = shape.shape[1:] if tensor.is_stacked else shape.shape
+            array = self.load_tensors(tensor, names, of_one, shape.shape, placement)
             if name == "embedding":
                 self.embedding = array
             return array

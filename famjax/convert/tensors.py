@@ -42,6 +42,15 @@ class Tensor:
     transposed: bool = False
     part: Part | None = None
 
+    @property
+    def is_stacked(self) -> bool:
+        """Whether an array without a layer index holds all layers, as an encoder's do."""
+        return "{}" in self.name
+
+    def stacked(self, shape: Sequence[int]) -> range:
+        """Return the numbers of the tensors that an array without a layer index holds."""
+        return range(shape[0] if self.is_stacked else 1)
+
     def flat_shape(self, shape: Sequence[int]) -> tuple[int, int]:
         """Return (inputs, outputs) of our `shape`; a vector has one input."""
         return math.prod(shape[: self.inputs]), math.prod(shape[self.inputs :])

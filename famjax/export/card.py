@@ -25,6 +25,28 @@ print(tokenizer.decode(model.generate(torch.tensor([ids]), max_new_tokens=20)[0]
 ```
 """
 
+_LOAD_PAIRS = """\
+```
+pip install torch transformers
+```
+
+```python
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+tokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=True)
+model = AutoModelForSeq2SeqLM.from_pretrained(FOLDER, trust_remote_code=True).eval()
+
+ids = [*tokenizer.encode("Once upon a time", add_special_tokens=False), {eos}]  # the source, eos
+written = model.generate(torch.tensor([ids]), num_beams=5, max_new_tokens=20)[0]
+print(tokenizer.decode(written, skip_special_tokens=True))
+```
+
+Sources of different lengths are padded; `attention_mask` is 0 there. For finetuning, `labels` are
+the tokens of a target, with eos. Not supported (an error): `inputs_embeds`, `output_attentions`,
+`past_key_values` (give `state`), assisted generation and prompt lookup.
+"""
+
 _STREAM = """
 It processes text of any length in pieces of any length; its memory has constant size:
 
@@ -58,24 +80,27 @@ def model_card(source: ExportSource, family: Family, pretrained: bool) -> str:
     """
     own = family is FAMJAX
     trust = ", trust_remote_code=True" if own else ""
-    config = source.run.config
+    config, tokenizer = source.run.config, source.run.tokenizer
+    has_encoder = config.model.encoder.layers > 0
+    kind = "sequence-to-sequence" if has_encoder else "language"
     lines = [
         "---",
         "library_name: transformers",
-        "pipeline_tag: text-generation",
+        f"pipeline_tag: {'text2text' if has_encoder else 'text'}-generation",
         "---",
         "",
         f"# {config.name}",
         "",
-        f"A language model trained with famjax: {describe(source)}",
+        f"A {kind} model trained with famjax: {describe(source)}",
         "",
         _describe_training(source, pretrained),
         "",
         "Licence: to be filled in by whoever publishes it.",
         "",
-        _LOAD.format(trust=trust, bos=source.run.tokenizer.bos_id),
     ]
-    text = "\n".join(lines)
+    if has_encoder:
+        return "\n".join([*lines, _LOAD_PAIRS.format(eos=tokenizer.eos_id)])
+    text = "\n".join([*lines, _LOAD.format(trust=trust, bos=tokenizer.bos_id)])
     remembers = own and not any(spec.is_bounded for spec in mixer_specs(config.model))
     return text + (_STREAM if remembers else "") + (_BATCHES if own else "")
 
@@ -84,6 +109,8 @@ def describe(source: ExportSource) -> str:
     """Return a sentence about the model."""
     model = source.model
     shape = f"{model.layers} layers, width {model.width}, {model.vocab_size:,} tokens"
+    if model.encoder.layers:
+        shape = f"an encoder of {model.encoder.layers} layers, a decoder of {shape}"
     return f"{shape}, attention `{model.mixer}`{_describe_memory(model)}."
 
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from famjax.config.derived import has_linear_cross
 from famjax.convert.folder import atomic_folder
 from famjax.convert.open import open_model
 from famjax.core.errors import UserError, nearest
@@ -53,10 +54,15 @@ def export(
             f"--format {format}: does not support adaptive embedding and softmax; take "
             "--format stablehlo or orbax"
         )
-    if format in ("hf", "peft") and source.model.encoder.layers:
+    if format == "peft" and source.model.encoder.layers:
         raise UserError(
-            f"--format {format}: does not support an encoder, model.encoder.layers="
-            f"{source.model.encoder.layers}; take --format stablehlo or orbax"
+            "--format peft: does not support an encoder, model.encoder.layers="
+            f"{source.model.encoder.layers}; take --format hf, which merges the adapters"
+        )
+    if format == "hf" and has_linear_cross(source.model):
+        raise UserError(
+            "--format hf: does not support model.encoder.cross=linear; take --format stablehlo or "
+            "orbax"
         )
     if format in ("hf", "peft") and source.model.stack != "residual":
         raise UserError(

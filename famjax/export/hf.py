@@ -35,6 +35,8 @@ from famjax.models.language_model import LanguageModel
 from famjax.tokenizers.tokenizer import Tokenizer
 
 CODE = ("configuration_famjax.py", "modeling_famjax.py")
+# of a model with an encoder, too
+CODE_OF_PAIRS = "modeling_famjax_seq2seq.py"
 _GENERATION, _ENDS = "generation_config.json", ("bos_token_id", "eos_token_id")
 # keys of the source's config.json that are dropped: older names, and properties of its files
 _STALE = (
@@ -65,7 +67,7 @@ def write(source: ExportSource, folder: Path) -> list[str]:
     if not (folder / _GENERATION).exists():
         _write_json(folder / _GENERATION, {name: config[name] for name in _ENDS})
     if family is FAMJAX:
-        for name in CODE:
+        for name in (*CODE, CODE_OF_PAIRS) if source.model.encoder.layers else CODE:
             shutil.copyfile(Path(pytorch.__file__).with_name(name), folder / name)
     (folder / "README.md").write_text(model_card(source, family, bool(before)), encoding="utf-8")
     return _compare(reference, source, family, folder) + said
@@ -99,7 +101,11 @@ def _target_config(
     if FAMILIES.get(before.get("model_type", "")) is not family:
         # another family's keys have other meanings; only special tokens carry over
         carried = {name: value for name, value in carried.items() if name in ends}
-    return ends | carried | said | {"architectures": [family.architecture], "dtype": dtype}
+    kind = {"architectures": [family.architecture], "dtype": dtype}
+    if model.encoder.layers:
+        # targets begin with bos
+        kind["decoder_start_token_id"] = tokenizer.bos_id
+    return ends | carried | kind | said
 
 
 def _write_json(path: Path, content: HF) -> None:
@@ -122,24 +128,38 @@ def _compare(
     ]
     if missing := missing_modules(("torch", "transformers")):
         return [*said, f"not compared with transformers: {missing_message(missing)}"]
-    return [*said, check.compare_logits(*_transformers_logits(family, folder, tokens, last), run)]
+    kind = _transformers_class(family, source.model)
+    return [*said, check.compare_logits(*_transformers_logits(kind, folder, tokens, last), run)]
+
+
+def _transformers_class(family: Family, model: ModelConfig) -> Any:
+    """Return the class that loads the folder."""
+    import transformers
+
+    if family is not FAMJAX:
+        return transformers.AutoModelForCausalLM
+    # the same code as in the folder; as remote code it would be copied to the user's cache
+    if model.encoder.layers:
+        from famjax.export.pytorch.modeling_famjax_seq2seq import FamjaxForConditionalGeneration
+
+        return FamjaxForConditionalGeneration
+    from famjax.export.pytorch.modeling_famjax import FamjaxForCausalLM
+
+    return FamjaxForCausalLM
 
 
 def _transformers_logits(
-    family: Family, folder: Path, tokens: np.ndarray, last: int
+    kind: Any, folder: Path, tokens: np.ndarray, last: int
 ) -> tuple[str, np.ndarray]:
     """Return transformers' version and its logits [b last v]."""
     import torch
     import transformers
 
-    # the same code as in the folder; as remote code it would be copied to the user's cache
-    kind: Any = transformers.AutoModelForCausalLM
-    if family is FAMJAX:
-        from famjax.export.pytorch.modeling_famjax import FamjaxForCausalLM
-
-        kind = FamjaxForCausalLM
     with check.silence_transformers():
         model = kind.from_pretrained(folder, dtype=torch.float32).eval()
+    ids = torch.tensor(tokens)
+    # of an encoder-decoder the same tokens are source and target, as in `check.compute_logits`
+    targets = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
     with torch.no_grad():
-        logits = model(torch.tensor(tokens), logits_to_keep=last).logits
+        logits = model(ids, logits_to_keep=last, **targets).logits
     return f"transformers {transformers.__version__}", logits.float().numpy()

@@ -71,9 +71,9 @@ def canonical_name(path: tuple[Any, ...]) -> tuple[str, int | None]:
     # all mixers have the same projections: fam in its window, a feedback layer directly, the
     # layers of a segmented stack in its Transformer
     parts = [part for part in parts if part not in ("window", "transformer")]
-    if parts[3:4] == ["qkv"]:
-        parts.insert(3, "mixer")
     if parts[:2] == ["stack", "layers"]:
+        if parts[3] == "qkv":
+            parts.insert(3, "mixer")
         return ".".join(["layer", *parts[3:]]), int(parts[2])
     return ".".join(parts), None
 

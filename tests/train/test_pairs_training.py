@@ -16,6 +16,8 @@ import small
 from small import Crash, assert_same, compiled_once, crash_at  # noqa: F401
 
 from famjax.config.schema import Config
+from famjax.convert.folder import convert
+from famjax.convert.open import open_model
 from famjax.core.errors import UserError
 from famjax.eval.sampling import Sampling
 from famjax.eval.translate import evaluate
@@ -265,7 +267,37 @@ def test_exports_equal_the_run(tmp_path: Path, keys: str) -> None:
         return
     lines = export(tmp_path / "run", tmp_path / "orbax", "orbax")
     assert any("famjax opening it as a run" in line for line in lines)
-    with pytest.raises(UserError, match=r"--format hf: does not support an encoder"):
+    with pytest.raises(UserError, match=r"--format peft: does not support an encoder"):
+        export(tmp_path / "run", tmp_path / "peft", "peft")
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_transformers_generates_what_the_run_writes(tmp_path: Path) -> None:
+    """An exported encoder-decoder, loaded with the code in its folder by its README."""
+    run = learned(tmp_path, "model.mixer=fam", "model.block_len=4", "model.encoder.shared=false")
+    said = export(tmp_path / "run", tmp_path / "hf", "hf")
+    assert sum(line.startswith("compared with") for line in said) == 3
+    # famjax reads it back
+    again = Translator(open_model(tmp_path / "hf"), beams=3, batch=4)
+    words = ["abcd", "hg", "fedcba"]
+    assert [each.text for each in again.translate(words)] == [word[::-1] for word in words]
+    readme = (tmp_path / "hf" / "README.md").read_text()
+    code = re.findall(r"```python\n(.*?)```", readme, re.S)[0].replace("Once upon a time", "abcd")
+    names: dict[str, Any] = {"FOLDER": str(tmp_path / "hf")}
+    exec(code, names)
+    assert names["tokenizer"].decode(names["written"], skip_special_tokens=True) == "dcba"
+    assert run.tokenizer.eos_id == names["ids"][-1]
+    # the decoder can have another attention
+    convert(tmp_path / "hf", tmp_path / "converted", "bswa")
+    model = open_model(tmp_path / "converted").config.model
+    assert (model.mixer, model.encoder.layers, model.encoder.shared) == ("bswa", 1, False)
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_linear_attention_to_a_source_is_in_no_hugging_face_folder(tmp_path: Path) -> None:
+    given = config(tmp_path, "train.steps=1", "model.encoder.cross=linear")
+    train(given, tmp_path / "run", quiet=True)
+    with pytest.raises(UserError, match=r"--format hf: does not support model\.encoder\.cross"):
         export(tmp_path / "run", tmp_path / "hf", "hf")
 
 

@@ -6,15 +6,18 @@ The exported folder includes its PyTorch code (famjax/export/pytorch).
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 from famjax.config.resolved import resolve_model
-from famjax.config.schema import ArchConfig, ModelConfig
+from famjax.config.schema import ArchConfig, EncoderConfig, ModelConfig
 from famjax.convert.families.common import Family
 from famjax.convert.families.keys import HF, REQUIRED, Keys, UnsupportedKey
 from famjax.convert.tensors import Tensor, Tensors, linear_kernel
 from famjax.core.errors import UserError, nearest
 from famjax.mixers import mixer_specs
+
+_DECODER, _ENCODER_DECODER = "FamjaxForCausalLM", "FamjaxForConditionalGeneration"
+_Group = TypeVar("_Group", ArchConfig, EncoderConfig)
 
 # keys of how a model is computed; and `tied`, which is tie_word_embeddings
 _LEFT = ("scan_layers", "remat", "dtype", "tied")
@@ -30,8 +33,10 @@ _LATER = (
 )
 _KEYS = Keys(
     dict.fromkeys((*_FIELDS, "arch", "tie_word_embeddings"), REQUIRED)
-    | {name: getattr(ModelConfig(), name) for name in _LATER},
+    | {name: getattr(ModelConfig(), name) for name in _LATER}
+    | {"encoder": None},
     {
+        "is_encoder_decoder": UnsupportedKey((None,), "", lambda value, hf: True),
         # its own code
         "auto_map": UnsupportedKey((None,), "", lambda value, hf: True),
         "rope_scaling": UnsupportedKey((None,), "arch.rope_scaling is what is read"),
@@ -54,24 +59,41 @@ _DELTA_MEMORY = {
 
 
 def parse(hf: HF) -> ModelConfig:
-    arch: dict[str, Any] = hf["arch"]
-    known = {field.name for field in dataclasses.fields(ArchConfig)}
-    for name in arch.keys() - known:
-        raise UserError(
-            f"config.json: arch.{name} is unknown to this version of famjax{nearest(name, known)}; "
-            "use the version that wrote it"
-        )
+    arch, encoder = _parse_group(hf, "arch", ArchConfig), EncoderConfig()
+    if hf["encoder"] is not None:
+        encoder = _parse_group(hf, "encoder", EncoderConfig)
     fields = {name: hf[name] for name in _FIELDS}
-    return ModelConfig(**fields, tied=hf["tie_word_embeddings"], arch=ArchConfig(**arch))
+    return ModelConfig(**fields, tied=hf["tie_word_embeddings"], arch=arch, encoder=encoder)
+
+
+def _parse_group(hf: HF, group: str, kind: type[_Group]) -> _Group:
+    """Return a dataclass of `ModelConfig` from its key of config.json."""
+    found: dict[str, Any] = hf[group]
+    known = {field.name for field in dataclasses.fields(kind)}
+    for name in found.keys() - known:
+        raise UserError(
+            f"config.json: {group}.{name} is unknown to this version of famjax"
+            f"{nearest(name, known)}; use the version that wrote it"
+        )
+    return kind(**found)
 
 
 def serialize(model: ModelConfig) -> HF:
     auto = {
         "AutoConfig": "configuration_famjax.FamjaxConfig",
-        "AutoModelForCausalLM": "modeling_famjax.FamjaxForCausalLM",
+        "AutoModelForCausalLM": f"modeling_famjax.{_DECODER}",
     }
+    encoder: HF = {}
+    if model.encoder.layers:
+        del auto["AutoModelForCausalLM"]
+        auto["AutoModelForSeq2SeqLM"] = f"modeling_famjax_seq2seq.{_ENCODER_DECODER}"
+        encoder = {
+            "encoder": dataclasses.asdict(model.encoder),
+            "is_encoder_decoder": True,
+            "architectures": [_ENCODER_DECODER],
+        }
     sizes = resolve_model(model)
-    return {
+    return encoder | {
         "model_type": "famjax",
         "auto_map": auto,
         **{name: getattr(model, name) for name in _FIELDS},
@@ -86,16 +108,6 @@ def serialize(model: ModelConfig) -> HF:
 
 def tensors(model: ModelConfig) -> Tensors:
     arch = model.arch
-    gated = model.mlp in ("swiglu", "geglu")
-    kernels = {f"mixer.qkv.{name}": f"attention.{name}" for name in ("q", "k", "v", "out")}
-    maps = ("up", "gate", "down") if gated else ("up", "down")
-    kernels |= {f"mlp.{name}": f"mlp.{name}" for name in maps}
-    biased = ["mixer.qkv.q", "mixer.qkv.k", "mixer.qkv.v"] if arch.qkv_bias else []
-    biased += ["mixer.qkv.out"] if arch.out_bias else []
-    biased += [name for name in kernels if name.startswith("mlp")] if arch.mlp_bias else []
-    norms = {"mixer.qkv.norm": "attention.norm", "mlp.norm": "mlp.norm"}
-    if arch.post_norm:
-        norms |= {"mixer.qkv.post": "attention.post_norm", "mlp.post": "mlp.post_norm"}
     layouts = {"embedding": Tensor("embed.weight", inputs=1), **_norm(model, "norm", "norm")}
     if not model.tied:
         layouts["head.kernel"] = linear_kernel("head")
@@ -113,18 +125,43 @@ def tensors(model: ModelConfig) -> Tensors:
             layouts[f"layer.mixer.{memory}"] = Tensor(f"layers.{{}}.attention.{memory}", inputs)
     if model.smeared_keys:
         layouts["layer.mixer.key_smear.weight"] = Tensor("layers.{}.attention.key_smear.weight")
-    layer = "layers.{}."
-    for ours, theirs in kernels.items():
-        layouts[f"layer.{ours}.kernel"] = linear_kernel(
-            layer + theirs, 2 if ours.endswith("out") else 1
-        )
-    for ours in biased:
-        layouts[f"layer.{ours}.bias"] = Tensor(f"{layer}{kernels[ours]}.bias")
-    for ours, theirs in norms.items():
-        layouts |= _norm(model, f"layer.{ours}", layer + theirs)
-    if arch.qk_norm:
-        for name in ("q_norm", "k_norm"):
-            layouts[f"layer.mixer.qkv.{name}.scale"] = Tensor(f"{layer}attention.{name}.weight")
+    layer = _sublayers(model, {"mixer.qkv": "attention", "mlp": "mlp"}, "layer", "layers.{}")
+    if not model.encoder.layers:
+        return layouts | layer
+    # the layers of an encoder have no index: their arrays are stacked
+    of_encoder = _sublayers(
+        model, {"qkv": "attention", "mlp": "mlp"}, "encoder.layers.0", "encoder.layers.{}"
+    )
+    cross = _sublayers(model, {"cross.qkv": "cross"}, "layer", "layers.{}")
+    layouts |= _norm(model, "encoder.norm", "encoder.norm")
+    if not model.encoder.shared:
+        layouts["source_embedding"] = Tensor("source_embed.weight", inputs=1)
+    return layouts | layer | of_encoder | cross
+
+
+def _sublayers(model: ModelConfig, names: dict[str, str], ours: str, theirs: str) -> Tensors:
+    """Return the layouts of a layer's attentions, and of its feed-forward, "mlp".
+
+    Args:
+      names: of the sublayers here, and in the checkpoint.
+      ours, theirs: before the names.
+    """
+    arch, layouts = model.arch, Tensors()
+    maps = ("up", "gate", "down") if model.mlp in ("swiglu", "geglu") else ("up", "down")
+    for own, other in names.items():
+        is_mlp = own == "mlp"
+        for name in maps if is_mlp else ("q", "k", "v", "out"):
+            here, there = f"{ours}.{own}.{name}", f"{theirs}.{other}.{name}"
+            layouts[f"{here}.kernel"] = linear_kernel(there, 2 if name == "out" else 1)
+            has_bias = arch.out_bias if name == "out" else arch.qkv_bias
+            if arch.mlp_bias if is_mlp else has_bias:
+                layouts[f"{here}.bias"] = Tensor(f"{there}.bias")
+        layouts |= _norm(model, f"{ours}.{own}.norm", f"{theirs}.{other}.norm")
+        if arch.post_norm:
+            layouts |= _norm(model, f"{ours}.{own}.post", f"{theirs}.{other}.post_norm")
+        if arch.qk_norm and not is_mlp:
+            for name in ("q_norm", "k_norm"):
+                layouts[f"{ours}.{own}.{name}.scale"] = Tensor(f"{theirs}.{other}.{name}.weight")
     return layouts
 
 
@@ -135,4 +172,4 @@ def _norm(model: ModelConfig, ours: str, theirs: str) -> Tensors:
     return layouts
 
 
-FAMJAX = Family("FamjaxForCausalLM", parse, serialize, tensors, _KEYS)
+FAMJAX = Family(_DECODER, parse, serialize, tensors, _KEYS)

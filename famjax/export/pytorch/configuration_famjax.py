@@ -24,6 +24,8 @@ class FamjaxConfig(PreTrainedConfig):
         the query of every update.
       fam_min_timescale, fam_max_timescale: of training; not read here.
       delta_order: features of a key in the memory of delta, times 2 * head_dim.
+      encoder: of a model with an encoder, its layers, and whether it has the decoder's embedding
+        (shared); cross and features are of famjax.
       arch: options in which pretrained families differ.
       tie_word_embeddings: the head shares the embedding's weights.
     """
@@ -62,6 +64,7 @@ class FamjaxConfig(PreTrainedConfig):
         fam_min_timescale=1.5,
         fam_max_timescale=64.0,
         delta_order=2,
+        encoder=None,
         arch=None,
         tie_word_embeddings=True,
         **kwargs,
@@ -88,6 +91,7 @@ class FamjaxConfig(PreTrainedConfig):
         self.fam_min_timescale = fam_min_timescale
         self.fam_max_timescale = fam_max_timescale
         self.delta_order = delta_order
+        self.encoder = encoder
         self.arch = _ARCH | (arch or {})
         self.tie_word_embeddings = tie_word_embeddings
         super().__init__(**kwargs)

@@ -63,19 +63,36 @@ class LayerState(NamedTuple):
     summary: torch.Tensor | None = None
 
 
+class SourceState(NamedTuple):
+    """What an encoder's output is to the decoder: keys and values [b s g e] of each layer, and the
+    mask [b 1 s]; True is visible."""
+
+    layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    mask: torch.Tensor
+
+
 class FamjaxState(NamedTuple):
-    """Tokens processed of each row, and the layers' states. Immutable."""
+    """Tokens processed of each row, and the layers' states. Immutable.
+
+    `source` is of a model with an encoder.
+    """
 
     tokens: tuple[int, ...]
     layers: tuple[LayerState, ...]
+    source: SourceState | None = None
 
     def select(self, rows):
         """Return the state of the given rows [n], which may repeat."""
-        layers = [
-            LayerState(*(x if x is None else x.index_select(0, rows.to(x.device)) for x in layer))
-            for layer in self.layers
-        ]
-        return FamjaxState(tuple(self.tokens[row] for row in rows.tolist()), tuple(layers))
+
+        def take(x):
+            return x if x is None else x.index_select(0, rows.to(x.device))
+
+        layers = tuple(LayerState(*map(take, layer)) for layer in self.layers)
+        source = self.source
+        if source is not None:
+            pairs = tuple(tuple(map(take, pair)) for pair in source.layers)
+            source = SourceState(pairs, take(source.mask))
+        return FamjaxState(tuple(self.tokens[row] for row in rows.tolist()), layers, source)
 
 
 class Step(NamedTuple):
@@ -275,14 +292,18 @@ class Attention(nn.Module):
 
     def project(self, x):
         """[b t d] -> q [b t h e], k and v [b t g e]."""
-        h, g, e = self.heads
         x = self.norm(x)
-        q = self.q(x).unflatten(-1, (h, e))
-        k = self.k(x).unflatten(-1, (g, e))
-        v = self.v(x).unflatten(-1, (g, e))
-        if self.q_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        return q, k, v
+        return self.project_query(x), *self.project_kv(x)
+
+    def project_query(self, x):
+        """Project a normalized input: [b t d] -> [b t h e]."""
+        q = self.q(x).unflatten(-1, (self.heads[0], self.heads[2]))
+        return q if self.q_norm is None else self.q_norm(q)
+
+    def project_kv(self, x):
+        """Project a normalized input: [b t d] -> k and v [b t g e]."""
+        k, v = (y.unflatten(-1, self.heads[1:]) for y in (self.k(x), self.v(x)))
+        return k if self.k_norm is None else self.k_norm(k), v
 
     def attend(self, q, k, v, mask=None):
         """q [b t h e]; k, v [b s g e]; mask [b t s], True is visible -> [b t h*e]."""
@@ -454,6 +475,18 @@ class Attention(nn.Module):
         return state._replace(fam_k=state.fam_k[:, first:], fam_v=state.fam_v[:, first:])
 
 
+class CrossAttention(Attention):
+    """Attention to an encoder's output, which has no positions here."""
+
+    def __init__(self, config):
+        super().__init__(config, "full")
+
+    def forward(self, x, keys, mask):
+        """[b t d], keys and values of `project_kv`, [b 1 s] -> [b t d]."""
+        q = self.project_query(self.norm(x))
+        return self.project_output(self.attend(q, *keys, mask), x)
+
+
 def row_tensor(values, device):
     """Return one number per row as [b 1], or [1 1] if all are equal."""
     if len(set(values)) == 1:
@@ -557,12 +590,14 @@ class Layer(nn.Module):
     def __init__(self, config, mixer):
         super().__init__()
         self.attention = Attention(config, mixer)
+        self.cross = CrossAttention(config) if config.encoder else None
         self.mlp = FeedForward(config)
 
-    def forward(self, x, state=None, step=None):
+    def forward(self, x, state=None, step=None, source=None):
         """Process a segment of one block, [b t d].
 
         Without a state, x is the memory prompt: return the next layer's, and the initial state.
+        `source` are the arguments of `CrossAttention`, if the layer has it.
         """
         if step is None:
             return self.mlp(self.attention.encode_prompt(x), x), self.attention.init_state(x)
@@ -571,6 +606,8 @@ class Layer(nn.Module):
             state = self.attention.update_memory(state, step, self.mlp)
         elif self.attention.mixer == "delta":
             state = self.attention.write_delta_memory(state, step)
+        if self.cross is not None:
+            a = self.cross(a, *source)
         return self.mlp(a, x), self.attention.trim_state(state, step.tokens_after())
 
 
@@ -738,14 +775,17 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
             at = row_tensor(step.tokens, ids.device) + torch.arange(ids.shape[1], device=ids.device)
             x = x + self.positions(at % self.config.capacity)
         levels, states = [x], []
-        for layer, old in zip(self.layers, state.layers, strict=True):
+        for number, (layer, old) in enumerate(zip(self.layers, state.layers, strict=True)):
+            inputs = (x, old, step)
+            if state.source is not None:
+                inputs += ((state.source.layers[number], state.source.mask),)
             if self.gradient_checkpointing and self.training:
-                x, new = self._gradient_checkpointing_func(layer.__call__, x, old, step)
+                x, new = self._gradient_checkpointing_func(layer.__call__, *inputs)
             else:
-                x, new = layer(x, old, step)
+                x, new = layer(*inputs)
             levels.append(x)
             states.append(new)
-        return levels, FamjaxState(step.tokens_after(), tuple(states))
+        return levels, state._replace(tokens=step.tokens_after(), layers=tuple(states))
 
     def logits(self, x):
         x = self.head(x)

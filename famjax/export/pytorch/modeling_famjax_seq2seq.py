@@ -1,0 +1,175 @@
+"""An encoder, and a decoder of `modeling_famjax` whose layers attend to its output.
+
+    output = model(ids, attention_mask=mask, decoder_input_ids=targets)
+    output = model(decoder_input_ids=more, state=output.state)   # continues, with the same source
+    ids = model.generate(ids, attention_mask=mask, num_beams=5)
+
+A source ends with eos; a target begins with bos. The state has the keys and values of the source,
+which are computed once.
+
+Shapes: b batch, s source tokens, t target tokens, d width.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional
+from transformers.modeling_outputs import BaseModelOutput
+
+from .configuration_famjax import FamjaxConfig
+from .modeling_famjax import (
+    CACHE,
+    Attention,
+    FamjaxForCausalLM,
+    FamjaxState,
+    FeedForward,
+    Norm,
+    SourceState,
+)
+
+
+class EncoderLayer(nn.Module):
+    def __init__(self, config):
+        super().__init__()
+        self.attention = Attention(config, "full")
+        self.mlp = FeedForward(config)
+
+    def forward(self, x, mask):
+        """Attend in both directions: [b s d], [b 1 s] -> [b s d]."""
+        at = torch.arange(x.shape[1], device=x.device)
+        q, k, v = self.attention.project(x)
+        q, k = self.attention.rotate(q, at), self.attention.rotate(k, at)
+        a = self.attention.project_output(self.attention.attend(q, k, v, mask), x)
+        return self.mlp(a, x)
+
+
+class Encoder(nn.Module):
+    main_input_name = "input_ids"  # generate() asks for it
+
+    def __init__(self, config):
+        super().__init__()
+        self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder["layers"]))
+        self.norm = Norm(config.norm, config.width, config.arch)
+
+    def forward(self, x, mask):
+        """Encode embedded sources: [b s d], [b 1 s] -> [b s d]."""
+        for layer in self.layers:
+            x = layer(x, mask)
+        return self.norm(x)
+
+
+class FamjaxForConditionalGeneration(FamjaxForCausalLM):
+    config_class = FamjaxConfig
+    _no_split_modules = ["Layer", "EncoderLayer"]  # noqa: RUF012
+
+    def __init__(self, config):
+        super().__init__(config)
+        shared = config.encoder["shared"]
+        self.source_embed = None if shared else nn.Embedding(config.vocab_size, config.width)
+        self.encoder = Encoder(config)
+        self.post_init()
+
+    def encode(self, input_ids, attention_mask=None):
+        """Encode sources [b s]; attention_mask [b s] is 0 at padding."""
+        embed = self.embed if self.source_embed is None else self.source_embed
+        x = embed(input_ids) * self.embed_scale
+        mask = source_mask(attention_mask, x)
+        return BaseModelOutput(last_hidden_state=self.encoder(x, mask))
+
+    def read_source(self, encoded, attention_mask=None):
+        """Return what the decoder's layers need of an encoded source [b s d]."""
+        layers = tuple(layer.cross.project_kv(encoded) for layer in self.layers)
+        return SourceState(layers, source_mask(attention_mask, encoded))
+
+    def forward(
+        self,
+        input_ids=None,
+        attention_mask=None,
+        decoder_input_ids=None,
+        decoder_attention_mask=None,
+        encoder_outputs=None,
+        state=None,
+        labels=None,
+        num_items_in_batch=None,
+        **kwargs,
+    ):
+        """Encode sources [b s], and process the tokens [b t] of their targets.
+
+        Args:
+          attention_mask: [b s], 0 at padding of the sources.
+          decoder_input_ids: [b t], bos and a target's tokens; None takes them from `labels`.
+          decoder_attention_mask: [b t], 0 at padding of the targets.
+          encoder_outputs: those of `encode`, in place of input_ids.
+          state: of an earlier call, with its source; the others of a source are ignored then.
+          labels: [b t], a target's tokens and eos; -100 is ignored. The loss is of predicting
+            them, each from those before it.
+          num_items_in_batch: divisor of the summed loss; None is the mean.
+        """
+        if decoder_input_ids is None:
+            if labels is None:
+                raise ValueError("give decoder_input_ids, or labels")
+            decoder_input_ids = self.shift_right(labels)
+        if state is None or state.source is None:
+            if encoder_outputs is None:
+                if input_ids is None:
+                    raise ValueError("give input_ids of the sources, encoder_outputs, or state")
+                encoder_outputs = self.encode(input_ids, attention_mask)
+            source = self.read_source(encoder_outputs[0], attention_mask)
+            state = self.init_state(len(decoder_input_ids)) if state is None else state
+            state = state._replace(source=source)
+        by_name = self.default_to_config(kwargs.pop("return_dict", None), "return_dict", True)
+        output = super().forward(
+            decoder_input_ids, state=state, attention_mask=decoder_attention_mask, **kwargs
+        )
+        if labels is not None:
+            output.loss = target_loss(output.logits, labels, num_items_in_batch)
+        return output if by_name else output.to_tuple()
+
+    def shift_right(self, labels):
+        """Return the decoder's inputs for labels [b t]: bos, and all but the last."""
+        first = torch.full_like(labels[:, :1], self.config.decoder_start_token_id)
+        return torch.cat([first, labels[:, :-1].clamp_min(0)], 1)
+
+    # generate() -----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def generate(self, inputs=None, attention_mask=None, encoder_outputs=None, **kwargs):
+        """Write the targets of sources [b s], or of the `encoder_outputs` of `encode`."""
+        ids = kwargs.pop("input_ids", inputs)
+        if encoder_outputs is None and kwargs.get("state") is None:
+            if ids is None:
+                raise ValueError("give input_ids of the sources, encoder_outputs, or state")
+            encoder_outputs = self.encode(ids, attention_mask)
+        kwargs |= {"attention_mask": attention_mask, "encoder_outputs": encoder_outputs}
+        return super().generate(**kwargs)
+
+    def prepare_inputs_for_generation(
+        self, decoder_input_ids, encoder_outputs=None, attention_mask=None, state=None, **kwargs
+    ):
+        """Return the arguments of `forward`: the source once, then one token after the other."""
+        current = kwargs.get(CACHE)
+        started = isinstance(current, FamjaxState)
+        forwarded = ("use_cache", "output_hidden_states", "output_attentions")
+        return {
+            "decoder_input_ids": decoder_input_ids[:, -1:] if started else decoder_input_ids,
+            "encoder_outputs": encoder_outputs,
+            "attention_mask": attention_mask,
+            "state": current if started else state,
+            "logits_to_keep": 1,
+            **{name: kwargs[name] for name in forwarded if name in kwargs},
+        }
+
+
+def source_mask(attention_mask, x):
+    """Return the mask [b 1 s] of sources [b s d]; one that is all padding is all visible."""
+    if attention_mask is None:
+        return torch.ones(len(x), 1, x.shape[1], dtype=torch.bool, device=x.device)
+    mask = attention_mask[:, None].to(x.device).bool()
+    return mask | ~mask.any(-1, keepdim=True)
+
+
+def target_loss(logits, labels, count):
+    """Return the mean loss of labels [b t]; or its sum over `count`, if given."""
+    reduction = "mean" if count is None else "sum"
+    targets = labels.flatten().to(logits.device)
+    total = functional.cross_entropy(logits.flatten(0, 1), targets, reduction=reduction)
+    return total if count is None else total / count

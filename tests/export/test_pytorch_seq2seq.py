@@ -1,0 +1,174 @@
+"""The exported PyTorch code of an encoder-decoder computes the same function as famjax."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from contracts.harness import FAMILIES, jit, perturb_params
+from flax import nnx
+from safetensors.torch import load_file
+
+from famjax.config.schema import EncoderConfig, ModelConfig
+from famjax.convert.families.famjax import FAMJAX
+from famjax.convert.save import save_tensors
+from famjax.core.types import Context
+from famjax.export.pytorch.configuration_famjax import FamjaxConfig
+from famjax.export.pytorch.modeling_famjax_seq2seq import FamjaxForConditionalGeneration
+from famjax.models.seq2seq import Seq2Seq
+
+BASE = ModelConfig(
+    vocab_size=19,
+    layers=2,
+    width=12,
+    heads=4,
+    kv_heads=2,
+    head_dim=4,
+    mlp_width=10,
+    block_len=4,
+    fam_len=2,
+    window=5,
+    capacity=32,
+    mixer="full",
+    encoder=EncoderConfig(layers=3),
+)
+# of all families, with positions and a feed-forward that an encoder can have
+ARCH = replace(FAMILIES["full, families"].arch, learned_positions=False, parallel=False)
+MODELS = {
+    "full": BASE,
+    "own embedding": replace(BASE, encoder=replace(BASE.encoder, shared=False), tied=False),
+    "families": replace(BASE, arch=ARCH, norm="layernorm", mlp="gelu"),
+    "pattern": replace(BASE, mixer="swa,bswa", window=3),
+    "fam": replace(BASE, mixer="fam", fam_update="gated", smeared_keys=True),
+    "delta": replace(BASE, mixer="delta", memory_segments=1),
+}
+# the second source is shorter, and so is the second target
+SOURCE = np.random.default_rng(1).integers(3, 19, (2, 7))
+SOURCE_LENGTHS, TARGET_LENGTHS = np.array([7, 4]), np.array([11, 9])
+TARGET = np.random.default_rng(2).integers(3, 19, (2, 11))
+START = 1
+
+
+@cache
+def famjax_and_pytorch(name: str) -> tuple[np.ndarray, Any]:
+    """Return famjax's logits [b t v] of TARGET, and the PyTorch model."""
+    config = MODELS[name]
+    graph, params = nnx.split(Seq2Seq(config, rngs=nnx.Rngs(0)))
+    params = jax.tree.map(lambda a, b: jnp.asarray(b, a.dtype), params, perturb_params(params))
+    padded = np.pad(TARGET, ((0, 0), (0, -TARGET.shape[1] % config.block_len)))
+
+    def apply(params: Any, tokens: Any, source: Any, lengths: Any, valid: Any) -> Any:
+        model = nnx.merge(graph, params)
+        segment = (jnp.arange(source.shape[1]) < lengths[:, None]).astype(jnp.int32)
+        ctx = Context(valid=valid, source=model.read_source(source, segment))
+        x, _ = model.stack(model.embed(tokens), model.init_state(len(tokens)), ctx)
+        return model.logits(x)
+
+    valid = np.arange(padded.shape[1]) < TARGET_LENGTHS[:, None]
+    arguments = [jnp.asarray(a, jnp.int32) for a in (padded, SOURCE, SOURCE_LENGTHS)]
+    logits = np.asarray(jit(apply)(params, *arguments, valid))
+    return logits[:, : TARGET.shape[1]], pytorch(config, nnx.merge(graph, params))
+
+
+def pytorch(config: ModelConfig, model: Any) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        save_tensors(model, config, FAMJAX.tensors(config), Path(folder), "float32")
+        tensors = load_file(Path(folder, "model.safetensors"))
+    ends = {"decoder_start_token_id": START, "eos_token_id": 2, "pad_token_id": 0}
+    theirs = FamjaxForConditionalGeneration(FamjaxConfig(**FAMJAX.serialize(config), **ends))
+    missing, extra = theirs.load_state_dict(tensors, strict=False)
+    assert (missing, extra) == (["head.weight"] if config.tied else [], [])
+    theirs.tie_weights()
+    return theirs.eval()
+
+
+def mask(lengths: np.ndarray, count: int) -> torch.Tensor:
+    return torch.tensor(np.arange(count) < lengths[:, None]).long()
+
+
+def source(padded_left: bool = False) -> dict[str, torch.Tensor]:
+    ids, seen = torch.tensor(SOURCE), mask(SOURCE_LENGTHS, SOURCE.shape[1])
+    if padded_left:
+        # rotary positions are relative
+        ids[1], seen[1] = ids[1].roll(3), seen[1].roll(3)
+    return {"input_ids": ids, "attention_mask": seen}
+
+
+def assert_close(theirs: torch.Tensor, ours: np.ndarray) -> None:
+    for row, count in enumerate(TARGET_LENGTHS):
+        apart = np.abs(theirs[row, :count].numpy() - ours[row, :count]).max()
+        assert apart < 1e-4 * (ours.max() - ours.min())
+
+
+@pytest.mark.parametrize("name", MODELS)
+@torch.no_grad()
+def test_logits_equal_famjax(name: str) -> None:
+    ours, model = famjax_and_pytorch(name)
+    targets = torch.tensor(TARGET)
+    seen = mask(TARGET_LENGTHS, TARGET.shape[1])
+    for left in (False, True):
+        given = source(left) | {"decoder_input_ids": targets, "decoder_attention_mask": seen}
+        assert_close(model(**given).logits, ours)
+    # a source that is not padded changes nothing of the one that is
+    alone = model(input_ids=torch.tensor(SOURCE[:1]), decoder_input_ids=targets[:1])
+    assert np.abs(alone.logits[0].numpy() - ours[0]).max() < 1e-4 * (ours.max() - ours.min())
+
+
+@pytest.mark.parametrize("name", ["full", "fam"])
+@torch.no_grad()
+def test_a_state_goes_on_with_its_source(name: str) -> None:
+    _, model = famjax_and_pytorch(name)
+    targets = torch.tensor(TARGET)
+    whole = model(**source(), decoder_input_ids=targets).logits
+    first = model(**source(), decoder_input_ids=targets[:, :5])
+    rest = model(decoder_input_ids=targets[:, 5:], state=first.state)
+    torch.testing.assert_close(torch.cat([first.logits, rest.logits], 1), whole)
+
+
+@pytest.mark.parametrize("name", ["own embedding", "fam", "delta"])
+@torch.no_grad()
+def test_generate_is_greedy_and_searches(name: str) -> None:
+    _, model = famjax_and_pytorch(name)
+    written = torch.full((2, 1), START)
+    for _ in range(9):
+        logits = model(**source(), decoder_input_ids=written).logits
+        written = torch.cat([written, logits[:, -1].argmax(-1, keepdim=True)], 1)
+    exact = {"max_new_tokens": 9, "min_new_tokens": 9, "do_sample": False}
+    assert model.generate(**source(), **exact, eos_token_id=None).tolist() == written.tolist()
+    # beams follow their hypotheses
+    beams = {"num_beams": 3, "eos_token_id": None, "return_dict_in_generate": True}
+    best = model.generate(**source(), **exact, **beams, output_scores=True)
+    ids = best.sequences
+    logits = model(**source(), decoder_input_ids=ids[:, :-1]).logits.log_softmax(-1)
+    total = logits.gather(-1, ids[:, 1:, None])[..., 0].sum(-1)
+    torch.testing.assert_close(best.sequences_scores, total / 9)
+    greedy = model(**source(), decoder_input_ids=written[:, :-1]).logits.log_softmax(-1)
+    assert (total >= greedy.gather(-1, written[:, 1:, None])[..., 0].sum(-1) - 1e-5).all()
+
+
+@torch.no_grad()
+def test_the_loss_is_of_the_labels() -> None:
+    _, model = famjax_and_pytorch("full")
+    labels = torch.tensor(TARGET)
+    labels[1, 9:] = -100
+    output = model(**source(), labels=labels)
+    inputs = torch.cat([torch.full((2, 1), START), labels[:, :-1].clamp_min(0)], 1)
+    logits = model(**source(), decoder_input_ids=inputs).logits.log_softmax(-1)
+    nats = -logits.gather(-1, labels.clamp_min(0)[..., None])[..., 0]
+    torch.testing.assert_close(output.loss, nats[labels >= 0].mean())
+
+
+def test_missing_inputs_are_errors() -> None:
+    _, model = famjax_and_pytorch("full")
+    with pytest.raises(ValueError, match="give input_ids of the sources"):
+        model(decoder_input_ids=torch.tensor(TARGET))
+    with pytest.raises(ValueError, match="give decoder_input_ids, or labels"):
+        model(**source())
