@@ -348,8 +348,9 @@ class DataConfig:
     seqio: str = ""
     # text: name of a TFDS set, "name/config:version" (needs the extra seqio)
     tfds: str = ""
-    # translate: files or globs of sources, one on each line, and of their targets, or features
-    # tfds:SET:SPLIT:FEATURE; without targets, .jsonl of inputs and targets
+    # translate: files or globs of sources, one on each line, and of their targets, or features of
+    # a set, tfds:SET:SPLIT:FEATURE or seqio:TASK:SPLIT:FEATURE; without targets, .jsonl of inputs
+    # and targets
     source: str = ""
     target: str = ""
     # translate: tokens of a row's sources; 0 = data.length, which is that of its targets

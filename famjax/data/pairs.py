@@ -14,8 +14,8 @@ from famjax.data.files import decode_text, is_jsonl, open_text, wrap_read_errors
 from famjax.data.find_files import list_files
 from famjax.data.json_lines import iter_lines, parse_record, wrap_line_errors
 
-# begins the name of a data set instead of files'
-_TFDS = "tfds:"
+# begin the name of a data set instead of files'
+_TFDS, _SEQIO = _SETS = ("tfds:", "seqio:")
 _FORMS = '"inputs" with "targets", or "prompt" with "response"'
 _FORM = '{"inputs": ..., "targets": ...}'
 
@@ -46,7 +46,8 @@ class Pairs:
     Line i of a source file and line i of its target file are a pair. Several files are paired in
     the order in which they are named; a glob's are sorted. Without target files the source is JSON
     lines, `{"inputs": ..., "targets": ...}` or `{"prompt": ..., "response": ...}`. Both may be a
-    feature of a TFDS set instead, "tfds:wmt14_translate/de-en:train:de".
+    feature of a TFDS set instead, "tfds:wmt14_translate/de-en:train:de", or of a seqio task,
+    "seqio:TASK:train:inputs".
 
     Args:
       source, target: files, or globs, several separated by commas; .gz and .xz are decompressed.
@@ -118,14 +119,15 @@ def _read_columns(source: str, target: str) -> tuple[Column, Column]:
 
 
 def _list_columns(names: str, option: str) -> list[str]:
-    """Return the files that are named, or a TFDS set's feature."""
-    return [names] if names.startswith(_TFDS) else list_files(names, option)
+    """Return the files that are named, or a data set's feature."""
+    return [names] if names.startswith(_SETS) else list_files(names, option)
 
 
 def _read_lines(path: str) -> Iterator[bytes]:
     """Yield the lines of a file, checked to be UTF-8, without line ends and outer white space."""
-    if path.startswith(_TFDS):
-        yield from _read_feature(path)
+    if path.startswith(_SETS):
+        texts = _read_seqio(path) if path.startswith(_SEQIO) else _read_feature(path)
+        yield from (text.strip().encode("utf-8") for text in texts)
         return
     at = 0
     with open_text(path) as stream, wrap_read_errors(path):
@@ -137,7 +139,13 @@ def _read_lines(path: str) -> Iterator[bytes]:
             at += len(line)
 
 
-def _read_feature(name: str) -> Iterator[bytes]:
+def _read_seqio(name: str) -> Iterator[str]:
+    from famjax.data.seqio_tasks import read_texts  # TensorFlow, an optional library
+
+    return read_texts(name)
+
+
+def _read_feature(name: str) -> Iterator[str]:
     """Yield the texts of a feature of a TFDS set, "tfds:SET:SPLIT:FEATURE"."""
     from famjax.data.seqio_tasks import read_records  # TensorFlow, an optional library
 
@@ -148,7 +156,7 @@ def _read_feature(name: str) -> Iterator[bytes]:
             raise UserError(
                 f"{name}: the set has no text {feature!r}; write {records}:FEATURE, one of {known}"
             )
-        yield text.strip().encode("utf-8")
+        yield text
 
 
 def _read_json_columns(path: str) -> tuple[Column, Column]:

@@ -250,6 +250,49 @@ def read_records(name: str) -> Iterator[dict[str, Any]]:
             ) from None
 
 
+def read_texts(name: str) -> Iterator[str]:
+    """Yield the texts of a feature of a seqio task, in their order.
+
+    They are those before tokenization, if the task keeps them, and else what its tokens decode to.
+
+    Args:
+      name: "seqio:TASK:SPLIT:FEATURE", such as "seqio:wmt_t2t_ende_v003:train:inputs".
+
+    Raises:
+      UserError: no such task is registered, or it has no such split or feature.
+    """
+    _import_tensorflow()
+    import seqio
+    import tensorflow_datasets as tfds
+
+    kind, _, feature = name.rpartition(":")
+    wanted, _, split = kind.removeprefix("seqio:").partition(":")
+    if wanted not in seqio.TaskRegistry.names():
+        near = nearest(wanted, seqio.TaskRegistry.names())
+        raise UserError(
+            f"{name}: no such task is registered; import the module that registers it in the "
+            f"configuration{near}"
+        )
+    task = seqio.TaskRegistry.get(wanted)
+    for part, given, known in (
+        ("split", split, task.splits),
+        ("feature", feature, task.output_features),
+    ):
+        if given not in known:
+            raise UserError(
+                f"{name}: has no {part} {given!r}; write seqio:{wanted}:SPLIT:FEATURE, with one of "
+                f"{', '.join(known)}"
+            )
+    vocabulary = task.output_features[feature].vocabulary
+    dataset = task.get_dataset(
+        sequence_length=None, split=split, shuffle=False, trim_output_features=False
+    )
+    for example in tfds.as_numpy(dataset):
+        text = example.get(f"{feature}_pretokenized")
+        # decoding stops at eos
+        yield vocabulary.decode(example[feature].tolist()) if text is None else text.decode("utf-8")
+
+
 def _as_json(value: Any) -> Any:
     """Return text, numbers and lists of a NumPy value, or of a ragged one of TFDS."""
     if hasattr(value, "to_list"):

@@ -1,6 +1,7 @@
 """seqio tasks and TFDS datasets as sources: complete, disjoint between lanes, resumable."""
 
 import json
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -13,6 +14,7 @@ from famjax.config.schema import DataConfig
 from famjax.core.errors import UserError
 from famjax.data.lanes import Lanes
 from famjax.data.packing import PackedRows
+from famjax.data.pairs import Pairs
 from famjax.data.seqio_tasks import TfSource
 from famjax.data.train_tokenizer import train_sentencepiece
 from famjax.tokenizers.load import load_tokenizer
@@ -48,11 +50,18 @@ def tokenizer(tmp_path_factory):
         preprocessors=[pairs, *end],
         output_features={"inputs": feature, "targets": feature},
     )
+    seqio.TaskRegistry.add(
+        "tokens_alone",
+        source,
+        preprocessors=[pairs, partial(end[0], copy_pretokenized=False), end[1]],
+        output_features={"inputs": feature, "targets": feature},
+    )
     seqio.MixtureRegistry.add("mixed", ["lines"], default_rate=1.0)
     yield load_tokenizer(str(folder / "m.model"))
     seqio.MixtureRegistry.remove("mixed")
     seqio.TaskRegistry.remove("lines")
     seqio.TaskRegistry.remove("pairs")
+    seqio.TaskRegistry.remove("tokens_alone")
 
 
 def document(source, lane, lanes, k):
@@ -228,3 +237,24 @@ def test_a_mocked_public_dataset_works_with_lanes_and_packing(tmp_path):
         assert lanes["reset"].any(axis=1).all()
         packed = next(iter(PackedRows(source, tokenizer, 2, 32, seed=0)))
         assert packed["valid"].all()
+
+
+def test_pairs_of_a_task(tokenizer):
+    """The texts before tokenization, or what a task's tokens say; each without outer spaces."""
+    for task in ("pairs", "tokens_alone"):
+        pairs = Pairs(f"seqio:{task}:train:inputs", f"seqio:{task}:train:targets")
+        assert len(pairs) == COUNT
+        assert pairs[7] == ("question 7", f"answer 7 {' '.join(['long'] * 200)}")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("seqio:pear:train:inputs", "no such task is registered.*did you mean 'pairs'"),
+        ("seqio:pairs:dev:inputs", "has no split 'dev'; write seqio:pairs:SPLIT:FEATURE, .* train"),
+        ("seqio:pairs:train:source", "has no feature 'source'.* inputs, targets"),
+    ],
+)
+def test_mistakes_in_the_name_of_a_task(tokenizer, name, message):
+    with pytest.raises(UserError, match=message):
+        Pairs(name, "seqio:pairs:train:targets")
