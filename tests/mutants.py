@@ -232,6 +232,13 @@ MUTANTS = (
         "tests/contracts/test_memory_losses.py",
     ),
     Mutant(
+        "fam losses: a block is drawn to what its memory says",
+        "mixers/fam_losses.py",
+        "rebuilt - jax.lax.stop_gradient(y)",
+        "rebuilt - y",
+        "tests/contracts/test_memory_losses.py",
+    ),
+    Mutant(
         "fam losses: the memory is in the frame of the next block",
         "mixers/fam_losses.py",
         "after_k = mixer.qkv.rotate(after_k, jnp.full(mixer.fam_len, mixer.block_len))",

@@ -66,7 +66,8 @@ class Results:
         if ordering.wider_than:
             values = values[::2] - values[1::2]
         better, worse = values.tolist()
-        return judge(better, worse, score.higher_is_better, ordering.margin)
+        claim = ordering.margin, ordering.may_be_better
+        return judge(better, worse, score.higher_is_better, *claim)
 
 
 def collect(experiment: Experiment, cells: Sequence[Cell], mixed: bool) -> Results:
@@ -162,7 +163,8 @@ def score_table(results: Results) -> Table:
 
 def _claim(ordering: Ordering) -> str:
     if ordering.margin:
-        return f"{ordering.better} is as good as {ordering.worse}"
+        how = "not worse than" if ordering.may_be_better else "as good as"
+        return f"{ordering.better} is {how} {ordering.worse}"
     claim = f"{ordering.better} is better than {ordering.worse}"
     if ordering.wider_than:
         claim += f", by more than {' than '.join(ordering.wider_than)}"

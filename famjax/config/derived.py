@@ -59,6 +59,12 @@ def has_linear_cross(model: ModelConfig) -> bool:
     return model.encoder.layers > 0 and model.encoder.cross == "linear"
 
 
+def reads_whole_rows(config: Config) -> bool:
+    """Whether each row of a batch is read in one call, which no memory comes into."""
+    train = config.train
+    return config.data.layout != "lanes" and train.rsp == 0 and train.bptt_segments == 1
+
+
 def holds_out_text(config: Config) -> bool:
     """Whether the run reads text, and keeps some of it for evaluation."""
     data = config.data

@@ -185,9 +185,11 @@ class ParameterLoader:
         self.prefix = _prefix(tensors["embedding"].name, names_in_folder)
         self.native = layer_shapes(native)
         wanted = {
-            self.tensor_name(tensors[name], number)
+            there.removeprefix(self.prefix)
             for (name, i), shape in self.native.items()
-            for number in (tensors[name].stacked(shape) if i is None else [i])
+            for there in (
+                tensors[name].names(shape) if i is None else [tensors[name].name.format(i)]
+            )
         }
         for name in _HEADS & (names_in_folder - wanted):
             # with a tied head it must be a copy of the embedding
@@ -215,8 +217,9 @@ class ParameterLoader:
             return jax.device_put(init_fam_prompt(self.embedding, self.config), placement)
         if first is None:
             tensor = self.tensors[name]
-            names = [self.tensor_name(tensor, i) for i in tensor.stacked(shape.shape)]
-            of_one = shape.shape[1:] if tensor.is_stacked else shape.shape
+            numbers = tensor.names(shape.shape)
+            names = [name.removeprefix(self.prefix) for name in numbers]
+            of_one = shape.shape if None in numbers.values() else shape.shape[1:]
             array = self.load_tensors(tensor, names, of_one, shape.shape, placement)
             if name == "embedding":
                 self.embedding = array

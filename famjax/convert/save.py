@@ -90,9 +90,8 @@ def _pieces(model: LanguageModel, config: ModelConfig, tensors: Tensors) -> dict
         name, first = canonical_name(path)
         tensor = tensors[name]
         if first is None:
-            for number in tensor.stacked(leaf.shape):
-                piece = _Piece(tensor, leaf, number if tensor.is_stacked else None)
-                pieces_by_tensor.setdefault(tensor.name.format(number), []).append(piece)
+            for there, number in tensor.names(leaf.shape).items():
+                pieces_by_tensor.setdefault(there, []).append(_Piece(tensor, leaf, number))
             continue
         for layer in range(first, config.layers, pattern):
             piece = _Piece(tensor, leaf, layer // pattern)

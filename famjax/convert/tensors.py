@@ -42,14 +42,14 @@ class Tensor:
     transposed: bool = False
     part: Part | None = None
 
-    @property
-    def is_stacked(self) -> bool:
-        """Whether an array without a layer index holds all layers, as an encoder's do."""
-        return "{}" in self.name
+    def names(self, shape: Sequence[int]) -> dict[str, int | None]:
+        """Return the tensors of an array of `shape` that is not of the pattern of layers.
 
-    def stacked(self, shape: Sequence[int]) -> range:
-        """Return the numbers of the tensors that an array without a layer index holds."""
-        return range(shape[0] if self.is_stacked else 1)
+        An encoder's arrays hold all of its layers: the number of each tensor is its index there.
+        """
+        if "{}" not in self.name:
+            return {self.name: None}
+        return {self.name.format(i): i for i in range(shape[0])}
 
     def flat_shape(self, shape: Sequence[int]) -> tuple[int, int]:
         """Return (inputs, outputs) of our `shape`; a vector has one input."""

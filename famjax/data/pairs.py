@@ -15,7 +15,8 @@ from famjax.data.find_files import list_files
 from famjax.data.json_lines import iter_lines, parse_record, wrap_line_errors
 
 # begin the name of a data set instead of files'
-_TFDS, _SEQIO = _SETS = ("tfds:", "seqio:")
+_TFDS, _SEQIO = "tfds:", "seqio:"
+_SETS = (_TFDS, _SEQIO)
 _FORMS = '"inputs" with "targets", or "prompt" with "response"'
 _FORM = '{"inputs": ..., "targets": ...}'
 

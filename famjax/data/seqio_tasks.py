@@ -265,13 +265,14 @@ def read_texts(name: str) -> Iterator[str]:
     import seqio
     import tensorflow_datasets as tfds
 
-    kind, _, feature = name.rpartition(":")
-    wanted, _, split = kind.removeprefix("seqio:").partition(":")
+    # from the right: a task's name may have colons
+    rest, _, feature = name.removeprefix("seqio:").rpartition(":")
+    wanted, _, split = rest.rpartition(":")
     if wanted not in seqio.TaskRegistry.names():
         near = nearest(wanted, seqio.TaskRegistry.names())
         raise UserError(
-            f"{name}: no such task is registered; import the module that registers it in the "
-            f"configuration{near}"
+            f"{name}: no such task is registered (mixtures have no order of pairs); import the "
+            f"module that registers it in the configuration{near}"
         )
     task = seqio.TaskRegistry.get(wanted)
     for part, given, known in (
@@ -284,13 +285,23 @@ def read_texts(name: str) -> Iterator[str]:
                 f"{', '.join(known)}"
             )
     vocabulary = task.output_features[feature].vocabulary
+    # with a seed preprocessors that draw numbers draw the same for sources and targets
     dataset = task.get_dataset(
-        sequence_length=None, split=split, shuffle=False, trim_output_features=False
+        sequence_length=None, split=split, shuffle=False, trim_output_features=False, seed=0
     )
-    for example in tfds.as_numpy(dataset):
+    for number, example in enumerate(tfds.as_numpy(dataset), 1):
         text = example.get(f"{feature}_pretokenized")
-        # decoding stops at eos
-        yield vocabulary.decode(example[feature].tolist()) if text is None else text.decode("utf-8")
+        if text is None:
+            # decoding stops at eos
+            yield vocabulary.decode(example[feature].tolist())
+            continue
+        try:
+            yield text.decode("utf-8")
+        except UnicodeDecodeError as error:
+            raise UserError(
+                f"{name}: example {number} is not UTF-8 at byte {error.start}; use a task whose "
+                "text is"
+            ) from None
 
 
 def _as_json(value: Any) -> Any:

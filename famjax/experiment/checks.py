@@ -173,6 +173,7 @@ def _check_mixers(config: Config) -> Iterator[str]:
         yield from _check_only(config)
     if config.train.match:
         yield from _check_match(config)
+    yield from _check_reconstruction(config)
 
 
 def _check_only(config: Config) -> Iterator[str]:
@@ -213,6 +214,23 @@ def _check_match(config: Config) -> Iterator[str]:
         yield f"{named} has no targets, train.label_smoothing={t.label_smoothing:g}; set 0, {off}"
     if t.bptt_segments > 1:
         yield (f"{named} reads each row whole, train.bptt_segments={t.bptt_segments}; set 1, {off}")
+
+
+def _check_reconstruction(config: Config) -> Iterator[str]:
+    """Yield an error line for what a layer's output has that its memory cannot rebuild."""
+    named, m = f"train.reconstruction_loss={config.train.reconstruction_loss:g}", config.model
+    if not config.train.reconstruction_loss:
+        return
+    if m.dropout.layer:
+        yield (
+            f"{named} compares with a layer's output, which model.dropout.layer="
+            f"{m.dropout.layer:g} leaves out at random; set one of them to 0"
+        )
+    if m.encoder.layers:
+        yield (
+            f"{named} compares with a layer's output, which has attention to an encoder in it, "
+            f"model.encoder.layers={m.encoder.layers}; set one of them to 0"
+        )
 
 
 def _check_stack(config: Config) -> Iterator[str]:

@@ -44,7 +44,7 @@ print(tokenizer.decode(written, skip_special_tokens=True))
 
 Sources of different lengths are padded; `attention_mask` is 0 there. For finetuning, `labels` are
 the tokens of a target, with eos. Not supported (an error): `inputs_embeds`, `output_attentions`,
-`past_key_values` (give `state`), assisted generation and prompt lookup.
+`past_key_values` (`forward` has `state`), assisted generation and prompt lookup.
 """
 
 _STREAM = """

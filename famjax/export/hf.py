@@ -101,11 +101,11 @@ def _target_config(
     if FAMILIES.get(before.get("model_type", "")) is not family:
         # another family's keys have other meanings; only special tokens carry over
         carried = {name: value for name, value in carried.items() if name in ends}
-    kind: HF = {"architectures": [family.architecture], "dtype": dtype}
+    loaded: HF = {"architectures": [family.architecture], "dtype": dtype}
     if model.encoder.layers:
         # targets begin with bos
-        kind["decoder_start_token_id"] = tokenizer.bos_id
-    return ends | carried | kind | said
+        loaded["decoder_start_token_id"] = tokenizer.bos_id
+    return ends | carried | loaded | said
 
 
 def _write_json(path: Path, content: HF) -> None:

@@ -44,8 +44,8 @@ class KeySmear(nnx.Module):
 def init_for_own_keys(heads: int) -> Array:
     """Return initial weights a [g] for a model that was trained with own keys.
 
-    s is from 0.007 to 0.88, and below 0.5 in more than half of the heads, which so go on to find
-    what they found; a single head has 0.18.
+    s is from 0.007 to 0.88, and below 0.5 in at least half of the heads: those begin nearest to
+    what they were. A single head has 0.18.
     """
     low, high = -5.0, 2.0
     spread = jnp.linspace(low, high, heads) if heads > 1 else jnp.array([(low + high) / 2])

@@ -13,8 +13,9 @@ attend to its F_tau alone, and the layer goes on from there:
     L_r = mean over blocks, tokens and elements of (y^_i - y_i)^2
 
 C.5 says "autoregressively from the updated FAM and the query sequence": keys of earlier tokens are
-left out, from which a block could be reconstructed without a memory. y is a constant, as in the
-Compressive Transformer: the memory is to follow the layer, and not the layer the memory.
+left out, from which a block could be reconstructed without a memory. It is silent on gradients:
+here y is a constant, so that outputs are not drawn to what the memory can say; queries, projections
+and the layers below do get the loss's gradient.
 """
 
 from __future__ import annotations
@@ -56,6 +57,9 @@ def memory_losses(
 
     query = mixer.first_memory(ctx.prompt) if mixer.reads_prompt else fams.before
     assert query is not None
+    if mixer.reads_prompt and query.ndim == 3:
+        # with random offsets each row has its own
+        query = query[:, None]
     fam_q, _, _ = mixer.project(jnp.broadcast_to(query, fams.before.shape), fams.updates)
     extra = mixer.memory_kv(state, fams)
     q, keys, _, mask = mixer.window.attention_inputs(inputs, state.window, ctx, extra)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from famjax.config.derived import reads_whole_rows
 from famjax.config.resolved import ResolvedModelConfig
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.errors import UserError
@@ -231,7 +232,9 @@ class FullSpec(MixerSpec):
         return kv_bytes(model) * model.capacity
 
     def scores(self, config: Config) -> int:
-        return config.data.length // config.train.bptt_segments * config.model.capacity
+        length, capacity = config.data.length, config.model.capacity
+        keys = length if reads_whole_rows(config) else capacity
+        return length // config.train.bptt_segments * keys
 
 
 def _swap_heads_tokens(a: Array) -> Array:

@@ -108,6 +108,7 @@ class Ordering:
       better, worse: names of variants.
       score: by which; "" is the first one of the measure.
       margin: differences below it are none, and the claim is that there is none; 0 claims one.
+      may_be_better: with a margin, the claim is that the first one is not worse.
       wider_than: two other variants, of which the first is better, too, but by less; () claims
         nothing of others.
     """
@@ -116,6 +117,7 @@ class Ordering:
     worse: str
     score: str = ""
     margin: float = 0.0
+    may_be_better: bool = False
     wider_than: tuple[str, ...] = ()
 
 

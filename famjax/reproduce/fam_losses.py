@@ -10,7 +10,13 @@ _WEIGHTS = (0.01, 0.1, 1.0)
 _MARGIN = 0.01
 
 
-def _experiment(name: str, section: str, title: str, orderings: tuple[Ordering, ...]) -> Experiment:
+def _experiment(
+    name: str,
+    section: str,
+    title: str,
+    orderings: tuple[Ordering, ...],
+    more: tuple[Variant, ...] = (),
+) -> Experiment:
     def variant(weight: float) -> Variant:
         own = (f"train.{name}_loss={weight:g}",)
         return Variant(
@@ -25,6 +31,7 @@ def _experiment(name: str, section: str, title: str, orderings: tuple[Ordering, 
         variants=(
             Variant(_NONE, (*_text.CONTINUED, *_MEMORY), at_paper=()),
             *map(variant, _WEIGHTS),
+            *more,
         ),
         measure=_text.CODE,
         orderings=orderings,
@@ -38,16 +45,34 @@ def _experiment(name: str, section: str, title: str, orderings: tuple[Ordering, 
 
 
 _MEMORY = (*_text.FAM, "model.fam_len=8")
+# "even when the FAM length was 256 or longer", a quarter of the paper's block, as 16 is of 64
+_LONG = ("model.fam_len=16",)
+_LONG_AT_PAPER = ("model.fam_len=256",)
+_LONG_NONE, _LONG_DIVERSE = "none of 16 tokens", "0.1 of 16 tokens"
 
 FAM_DIVERSITY = _experiment(
     "diversity",
     "C.4",
     "Diversity loss",
-    tuple(Ordering(_NONE, f"{weight:g}") for weight in _WEIGHTS),
+    (
+        *(Ordering(_NONE, f"{weight:g}") for weight in _WEIGHTS),
+        Ordering(_LONG_NONE, _LONG_DIVERSE, margin=_MARGIN, may_be_better=True),
+    ),
+    (
+        Variant(_LONG_NONE, (*_text.CONTINUED, *_text.FAM, *_LONG), at_paper=_LONG_AT_PAPER),
+        Variant(
+            _LONG_DIVERSE,
+            (*_text.CONTINUED, *_text.FAM, *_LONG, "train.diversity_loss=0.1"),
+            at_paper=(*_LONG_AT_PAPER, "train.diversity_loss=0.1"),
+        ),
+    ),
 )
 FAM_RECONSTRUCTION = _experiment(
     "reconstruction",
     "C.5",
     "Reconstruction loss",
-    tuple(Ordering(f"{weight:g}", _NONE, margin=_MARGIN) for weight in _WEIGHTS),
+    # "did not help"
+    tuple(
+        Ordering(_NONE, f"{weight:g}", margin=_MARGIN, may_be_better=True) for weight in _WEIGHTS
+    ),
 )

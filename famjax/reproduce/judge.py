@@ -35,26 +35,31 @@ def mean_and_interval(values: Sequence[float], level: float = 0.95) -> tuple[flo
 
 
 def judge(
-    better: Sequence[float], worse: Sequence[float], higher_is_better: bool, margin: float = 0.0
+    better: Sequence[float],
+    worse: Sequence[float],
+    higher_is_better: bool,
+    margin: float = 0.0,
+    may_be_better: bool = False,
 ) -> Judgement:
     """Judge whether a model is better than another, or as good.
 
     Differences are those of equal seeds, which share the data's order. That one is better holds, or
     does not, where the 95% interval of their mean is on one side of 0. With a margin, that they are
-    as good holds where the interval is within it, and does not where it is outside. A single seed
-    has no interval.
+    as good holds where the interval is within it, and does not where it is outside; only the side
+    on which it is worse counts if it may be better. A single seed has no interval.
 
     Args:
       better, worse: scores by seed, in the same order.
       higher_is_better: of the score.
-      margin: see `famjax.reproduce.experiment.Ordering`.
+      margin, may_be_better: see `famjax.reproduce.experiment.Ordering`.
     """
     sign = 1.0 if higher_is_better else -1.0
     differences = sign * (np.array(better) - np.array(worse))
     mean, half = mean_and_interval(differences.tolist())
     low, high = mean - half, mean + half
     if margin:
-        holds, fails = -margin < low and high < margin, low > margin or high < -margin
+        most = np.inf if may_be_better else margin
+        holds, fails = -margin < low and high < most, low > most or high < -margin
     else:
         holds, fails = low > 0, high < 0
     verdict: Verdict = "holds" if holds else "does not hold" if fails else "cannot be told"

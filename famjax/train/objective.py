@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 import jax
 import jax.numpy as jnp
 
+from famjax.config.derived import reads_whole_rows
 from famjax.config.schema import Config, TrainConfig
 from famjax.core.types import Array, Batch, Context, State
 from famjax.mixers.full import without_caches
@@ -67,9 +68,10 @@ class NextToken:
         if data.layout == "lanes":
             return carried
         fresh = model.init_state(rows, offset)
+        if reads_whole_rows(self._config):
+            return without_caches(fresh)
         if train.rsp == 0:
-            # one segment is all that is read
-            return without_caches(fresh) if train.bptt_segments == 1 else fresh
+            return fresh
         # B.2.3: the first row's memory after the last step, shared by all rows of this one
         passable = model.stack.passable_state(fresh)
         saved = jax.tree.map(lambda a, b: jnp.broadcast_to(a, b.shape), carried, passable)

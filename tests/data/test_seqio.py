@@ -56,12 +56,25 @@ def tokenizer(tmp_path_factory):
         preprocessors=[pairs, partial(end[0], copy_pretokenized=False), end[1]],
         output_features={"inputs": feature, "targets": feature},
     )
+
+    @seqio.map_over_dataset(num_seeds=1)
+    def numbered(example, seed):
+        number = tf.strings.as_string(tf.random.stateless_uniform([], seed, 0, 1000, tf.int32))
+        return {key: text + " " + number for key, text in example.items()}
+
+    seqio.TaskRegistry.add(
+        "numbered:at_random",
+        source,
+        preprocessors=[pairs, numbered, *end],
+        output_features={"inputs": feature, "targets": feature},
+    )
     seqio.MixtureRegistry.add("mixed", ["lines"], default_rate=1.0)
     yield load_tokenizer(str(folder / "m.model"))
     seqio.MixtureRegistry.remove("mixed")
     seqio.TaskRegistry.remove("lines")
     seqio.TaskRegistry.remove("pairs")
     seqio.TaskRegistry.remove("tokens_alone")
+    seqio.TaskRegistry.remove("numbered:at_random")
 
 
 def document(source, lane, lanes, k):
@@ -245,6 +258,15 @@ def test_pairs_of_a_task(tokenizer):
         pairs = Pairs(f"seqio:{task}:train:inputs", f"seqio:{task}:train:targets")
         assert len(pairs) == COUNT
         assert pairs[7] == ("question 7", f"answer 7 {' '.join(['long'] * 200)}")
+
+
+def test_both_texts_of_a_pair_are_of_one_example(tokenizer):
+    """Of a task, too, that draws numbers."""
+    name = "seqio:numbered:at_random:train"
+    pairs = Pairs(f"{name}:inputs", f"{name}:targets")
+    ends = {tuple(text.split()[-1] for text in pairs[i]) for i in range(COUNT)}
+    assert all(source == target for source, target in ends)
+    assert len(ends) > COUNT // 2
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,8 @@ from famjax.config.schema import (
 from famjax.core.errors import UserError
 from famjax.core.units import byte_size
 from famjax.experiment import memory, size
-from famjax.experiment.load import available_configs, load_config
+from famjax.experiment.load import available_configs, load_config, override
+from famjax.mixers import MIXERS
 from famjax.models.remap_params import canonical_name, is_feature_map
 from famjax.models.seq2seq import make_model
 
@@ -175,3 +176,16 @@ def test_available_memory_respects_cgroup_limits(tmp_path):
     for folder, limit in (("jobs/a", "max"), ("jobs", 10**8), (".", 2 * 10**8)):
         (groups / folder / "memory.max").write_text(f"{limit}\n")
     assert memory.host_bytes(tmp_path) == 10**8
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ("data.layout=packed", 64 * 64),
+        ("data.layout=lanes", 64 * 4096),
+        ("data.layout=packed train.bptt_segments=2", 32 * 4096),
+    ],
+)
+def test_rows_that_are_read_at_once_attend_to_no_cache(keys, expected):
+    full = ["model.mixer=full", "model.block_len=1", "model.capacity=4096", "data.length=64"]
+    assert MIXERS["full"].scores(override(Config(), [*full, *keys.split()])) == expected

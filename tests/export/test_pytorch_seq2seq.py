@@ -166,8 +166,57 @@ def test_the_loss_is_of_the_labels() -> None:
     torch.testing.assert_close(output.loss, nats[labels >= 0].mean())
 
 
+@torch.no_grad()
+def test_padding_of_targets_has_no_loss() -> None:
+    _, model = famjax_and_pytorch("full")
+    labels, seen = torch.tensor(TARGET), mask(TARGET_LENGTHS, TARGET.shape[1])
+    ignored = model(**source(), labels=labels.masked_fill(seen == 0, -100)).loss
+    output = model(**source(), labels=labels, decoder_attention_mask=seen)
+    torch.testing.assert_close(output.loss, ignored)
+
+
+@pytest.mark.parametrize("name", ["full", "fam"])
+@torch.no_grad()
+def test_generate_continues_padded_targets(name: str) -> None:
+    _, model = famjax_and_pytorch(name)
+    begun = torch.tensor([[START, 7, 8], [0, START, 9]])
+    written = model.generate(
+        **source(),
+        decoder_input_ids=begun,
+        decoder_attention_mask=(begun > 0).long(),
+        max_new_tokens=4,
+        min_new_tokens=4,
+        eos_token_id=None,
+    )
+    one = {key: value[1:] for key, value in source().items()}
+    alone = model.generate(
+        **one,
+        decoder_input_ids=begun[1:, 1:],
+        max_new_tokens=4,
+        min_new_tokens=4,
+        eos_token_id=None,
+    )
+    assert written[1, 1:].tolist() == alone[0].tolist()
+
+
+@torch.no_grad()
+def test_hidden_states_of_generated_tokens() -> None:
+    _, model = famjax_and_pytorch("full")
+    kept = {"return_dict_in_generate": True, "output_hidden_states": True}
+    found = model.generate(**source(), **kept, max_new_tokens=2, min_new_tokens=2)
+    assert len(found.decoder_hidden_states) == 2
+    assert len(found.decoder_hidden_states[0]) == 3  # the embedding, and two layers
+
+
 def test_missing_inputs_are_errors() -> None:
     _, model = famjax_and_pytorch("full")
+    state = model(**source(), decoder_input_ids=torch.tensor(TARGET)).state
+    with pytest.raises(ValueError, match="give the source, and no state"):
+        model.generate(**source(), state=state)
+    with pytest.raises(ValueError, match="give input_ids of the sources, or encoder_outputs"):
+        model.generate(decoder_input_ids=torch.tensor(TARGET))
+    with pytest.raises(ValueError, match="labels need all logits"):
+        model(**source(), labels=torch.tensor(TARGET), logits_to_keep=1)
     with pytest.raises(ValueError, match="give input_ids of the sources"):
         model(decoder_input_ids=torch.tensor(TARGET))
     with pytest.raises(ValueError, match="give decoder_input_ids, or labels"):

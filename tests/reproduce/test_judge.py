@@ -34,6 +34,19 @@ def test_verdicts(better, worse, higher, margin, verdict):
     assert judge(better, worse, higher, margin).verdict == verdict
 
 
+@pytest.mark.parametrize(
+    ("better", "verdict"),
+    [
+        ([0.9, 0.8, 0.85], "holds"),
+        ([0.51, 0.41, 0.47], "holds"),
+        ([0.3, 0.2, 0.25], "does not hold"),
+    ],
+)
+def test_a_model_that_may_be_better(better, verdict):
+    worse = [0.5, 0.401, 0.46]
+    assert judge(better, worse, True, 0.02, may_be_better=True).verdict == verdict
+
+
 def test_seeds_are_paired():
     """The seeds differ by more than the models do, but each seed's difference has one sign."""
     found = judge([0.11, 0.52, 0.93], [0.10, 0.51, 0.92], True)

@@ -36,6 +36,9 @@ def test_every_experiment_can_be_run(experiment):
         assert config.seed == 3
         if experiment.paper_config:
             assert experiment.make_config(variant, 0, "paper").train.steps > config.train.steps
+    for size in ("here", "paper") if experiment.paper_config else ("here",):
+        configs = [experiment.make_config(variant, 0, size) for variant in experiment.variants]
+        assert not [name for name, c in zip(names, configs, strict=True) if configs.count(c) > 1]
     if experiment.base is not None:
         assert experiment.make_base_config(0).train.steps > 0
 

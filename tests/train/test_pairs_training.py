@@ -64,11 +64,28 @@ def learned(folder: Path, *more: str) -> Run:
     return train(config(folder, *keys, *more), folder / "run", quiet=True)
 
 
+# every kind of decoder; those beside full attention take minutes
+DECODERS = [
+    "model.mixer=full",
+    *(
+        pytest.param(keys, marks=pytest.mark.slow)
+        for keys in (
+            "model.stack=feedback model.feedback.span=16",
+            "model.stack=transformer model.feedback.span=16",
+            "model.mixer=fam model.block_len=4 model.fam_update=gated",
+            "model.mixer=delta model.block_len=4",
+            "model.mixer=linear model.encoder.cross=linear",
+        )
+    ),
+]
+
+
 @pytest.mark.usefixtures("compiled_once")
+@pytest.mark.parametrize("keys", DECODERS)
 def test_resume_after_crashes_is_bitwise_equal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: str
 ) -> None:
-    given = config(tmp_path, "train.steps=13")
+    given = config(tmp_path, "train.steps=13", *keys.split())
     reference, resumed = tmp_path / "once", tmp_path / "again"
     train(given, reference, quiet=True)
     for count in (4, 6):
@@ -301,14 +318,7 @@ def test_linear_attention_to_a_source_is_in_no_hugging_face_folder(tmp_path: Pat
         export(tmp_path / "run", tmp_path / "hf", "hf")
 
 
-@pytest.mark.parametrize(
-    "keys",
-    [
-        "model.encoder.cross=linear",
-        pytest.param("model.stack=feedback model.feedback.span=16", marks=pytest.mark.slow),
-        pytest.param("model.mixer=fam model.block_len=4", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("keys", ["model.encoder.cross=linear", *DECODERS[1:]])
 def test_any_mesh_gives_the_loss_of_one_device(tmp_path: Path, keys: str) -> None:
     meshes = ["mesh.data=1 mesh.fsdp=1 mesh.tensor=1", "mesh.data=2 mesh.fsdp=2 mesh.tensor=2"]
     losses = []

@@ -4,11 +4,11 @@ from transformers import PreTrainedConfig
 
 
 class FamjaxConfig(PreTrainedConfig):
-    """Config of a decoder whose layers carry a memory.
+    """Config of a decoder whose layers carry a memory, with or without an encoder.
 
     Args:
       layers, width, heads, kv_heads, head_dim, mlp_width: as in any transformer.
-      mlp: gelu, gelu_exact, swiglu or geglu.
+      mlp: gelu, gelu_exact, relu, swiglu or geglu.
       norm: rmsnorm or layernorm.
       mixer: what the layers attend to, a comma-separated pattern that is repeated over the layers:
         full, swa, bswa, bswa_sg, fam, delta.

@@ -128,6 +128,11 @@ class FamjaxOutput(ModelOutput):
     loss: torch.Tensor | None = None
     hidden_states: tuple[torch.Tensor, ...] | None = None
 
+    @property
+    def decoder_hidden_states(self):
+        """What `generate` asks for of a model with an encoder."""
+        return self.hidden_states
+
 
 class Norm(nn.Module):
     def __init__(self, kind, width, arch):
@@ -685,7 +690,7 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
         """
         self.check_inputs(input_ids, labels, logits_to_keep, kwargs)
         b, t = input_ids.shape
-        starts, stops = valid_range(attention_mask, b, t, state is None)
+        starts, stops = valid_range(attention_mask, b, t, state is None or not any(state.tokens))
         state = self.init_state(b) if state is None else state
         self.check_state(state, starts, stops, kwargs.get("position_ids"))
         hidden = self.default_to_config(output_hidden_states, "output_hidden_states", False)

@@ -107,7 +107,8 @@ class FamjaxForConditionalGeneration(FamjaxForCausalLM):
         if decoder_input_ids is None:
             if labels is None:
                 raise ValueError("give decoder_input_ids, or labels")
-            decoder_input_ids = self.shift_right(labels)
+            decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        self.check_inputs(decoder_input_ids, labels, kwargs.get("logits_to_keep", 0), {})
         if state is None or state.source is None:
             if encoder_outputs is None:
                 if input_ids is None:
@@ -121,10 +122,12 @@ class FamjaxForConditionalGeneration(FamjaxForCausalLM):
             decoder_input_ids, state=state, attention_mask=decoder_attention_mask, **kwargs
         )
         if labels is not None:
+            if decoder_attention_mask is not None:
+                labels = labels.masked_fill(decoder_attention_mask == 0, -100)
             output.loss = target_loss(output.logits, labels, num_items_in_batch)
         return output if by_name else output.to_tuple()
 
-    def shift_right(self, labels):
+    def prepare_decoder_input_ids_from_labels(self, labels):
         """Return the decoder's inputs for labels [b t]: bos, and all but the last."""
         first = torch.full_like(labels[:, :1], self.config.decoder_start_token_id)
         return torch.cat([first, labels[:, :-1].clamp_min(0)], 1)
@@ -132,18 +135,24 @@ class FamjaxForConditionalGeneration(FamjaxForCausalLM):
     # generate() -----------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def generate(self, inputs=None, attention_mask=None, encoder_outputs=None, **kwargs):
+    def generate(self, inputs=None, generation_config=None, **kwargs):
         """Write the targets of sources [b s], or of the `encoder_outputs` of `encode`."""
+        if kwargs.get("state") is not None:
+            raise ValueError("generate begins a target: give the source, and no state")
         ids = kwargs.pop("input_ids", inputs)
-        if encoder_outputs is None and kwargs.get("state") is None:
+        if kwargs.get("encoder_outputs") is None:
             if ids is None:
-                raise ValueError("give input_ids of the sources, encoder_outputs, or state")
-            encoder_outputs = self.encode(ids, attention_mask)
-        kwargs |= {"attention_mask": attention_mask, "encoder_outputs": encoder_outputs}
-        return super().generate(**kwargs)
+                raise ValueError("give input_ids of the sources, or encoder_outputs")
+            kwargs["encoder_outputs"] = self.encode(ids, kwargs.get("attention_mask"))
+        return super().generate(generation_config=generation_config, **kwargs)
 
     def prepare_inputs_for_generation(
-        self, decoder_input_ids, encoder_outputs=None, attention_mask=None, state=None, **kwargs
+        self,
+        decoder_input_ids,
+        encoder_outputs=None,
+        attention_mask=None,
+        decoder_attention_mask=None,
+        **kwargs,
     ):
         """Return the arguments of `forward`: the source once, then one token after the other."""
         current = kwargs.get(CACHE)
@@ -153,7 +162,8 @@ class FamjaxForConditionalGeneration(FamjaxForCausalLM):
             "decoder_input_ids": decoder_input_ids[:, -1:] if started else decoder_input_ids,
             "encoder_outputs": encoder_outputs,
             "attention_mask": attention_mask,
-            "state": current if started else state,
+            "decoder_attention_mask": decoder_attention_mask,
+            "state": current if started else None,
             "logits_to_keep": 1,
             **{name: kwargs[name] for name in forwarded if name in kwargs},
         }
