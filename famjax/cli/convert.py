@@ -64,7 +64,11 @@ def run(argv: list[str]) -> int:
         keep_every=arguments.keep_every,
     )
     off = " train.rpo=false" if _prevents_rpo(config) else ""
-    print(f"wrote {target}; next: famjax train finetune init={target}{off} data.files=...")
+    command = f"finetune init={target}{off} data.files=..."
+    if config.model.encoder.layers:
+        # that config is for texts
+        command = f"multi30k init={target} data.source=... data.target=..."
+    print(f"wrote {target}; next: famjax train {command}")
     return 0
 
 

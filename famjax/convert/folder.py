@@ -15,12 +15,12 @@ import jax
 from flax import nnx
 
 from famjax.config.resolved import resolve_model
-from famjax.config.schema import Config, DataConfig, ModelConfig
+from famjax.config.schema import Config, ModelConfig
 from famjax.convert.families import find_family
 from famjax.convert.load import describe_ignored_keys, load_weights, parse_model, read_config
 from famjax.convert.selfcheck import compare_with_transformers, describe, skip_reason
 from famjax.convert.surgery import replace_attention
-from famjax.convert.teacher import SOURCE, Teacher, is_run, open_run_teacher
+from famjax.convert.teacher import SOURCE, Teacher, is_run, open_run_teacher, text_data
 from famjax.core.errors import UserError
 from famjax.experiment.checks import validate, validate_model
 from famjax.experiment.load import override, to_json
@@ -93,14 +93,11 @@ def open_hugging_face(source: Path, tokenizer: str = "") -> Teacher:
     own = source / WORDS
     native, tokenizer = parse_model(hf, source), tokenizer or str(own if own.is_file() else source)
     tensors = find_family(hf).tensors(resolve_model(native))
-    data = DataConfig(tokenizer=tokenizer)
-    if native.encoder.layers:
-        data = replace(data, task="translate", layout="pairs")
     return Teacher(
         hf["model_type"],
         native,
         tokenizer,
-        data,
+        text_data(native, tokenizer),
         lambda model: load_weights(model, native, tensors, source),
         lambda model, to: _compare_logits(source, hf["model_type"], native, model, to),
         (source / "config.json").read_bytes(),

@@ -60,14 +60,9 @@ def open_run_teacher(source: Path, tokenizer: str) -> Teacher:
       tokenizer: replaces its own.
     """
     opened = open_run(source)
-    if layers := opened.config.model.encoder.layers:
-        raise UserError(
-            f"{source}: has an encoder, model.encoder.layers={layers}, which famjax convert does "
-            f"not support; train with init={source} and the other mixers (docs/seq2seq.md)"
-        )
     run, data = opened.merge_adapters(), opened.config.data
     if tokenizer or data.tokenizer != "task":
-        student_data = DataConfig(tokenizer=tokenizer or run.tokenizer.name)
+        student_data = text_data(run.config.model, tokenizer or run.tokenizer.name)
     else:
         # the vocabulary belongs to the task
         student_data = DataConfig(task=data.task, toy=data.toy, tokenizer="task")
@@ -87,6 +82,13 @@ def open_run_teacher(source: Path, tokenizer: str) -> Teacher:
         lambda model, to: "every weight of the run that the new layers have is kept",
         _hf_config(source, opened.config.init),
     )
+
+
+def text_data(model: ModelConfig, tokenizer: str) -> DataConfig:
+    """Return the data config of a converted model that reads text, or with an encoder pairs."""
+    if model.encoder.layers:
+        return DataConfig(task="translate", layout="pairs", tokenizer=tokenizer)
+    return DataConfig(tokenizer=tokenizer)
 
 
 def _hf_config(run: Path, init: str) -> bytes:

@@ -91,7 +91,6 @@ def test_tasks_that_a_model_with_an_encoder_lacks_are_refused(
         (["analyze", "RUN", "--tasks", "text:WORDS", "--length", "8"], "run: has an encoder"),
         (["analyze", "RUN", "--memory", "--tasks", "text:WORDS"], "run: has an encoder"),
         (["analyze", "RUN", "--attention", "--tasks", "text:WORDS"], "run: has an encoder"),
-        (["convert", "RUN", "NEW"], "which famjax convert does not support; train with init="),
         (["generate", "RUN", "--prompt", "a", "--beam", "259"], "beam=259: must be from 1 to 258"),
     ],
 )
@@ -101,6 +100,26 @@ def test_verbs_that_a_model_with_an_encoder_lacks_are_refused(
     names = {"RUN": str(home / "run"), "NEW": str(home / "new")}
     given = [names.get(one, one).replace("WORDS", str(home / "words")) for one in argv]
     assert what in error_line(given, capsys)
+
+
+def test_a_converted_model_goes_on_with_its_source(
+    home: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """T2R of both attentions, by the command that `famjax convert` names next."""
+    new = str(tmp_path / "t2r")
+    argv = ["convert", str(home / "run"), new, "--to", "t2r", "model.encoder.cross=linear"]
+    assert main(argv) == 0
+    said = capsys.readouterr().out.split("next: famjax ")[1].split()
+    assert said == ["train", "multi30k", f"init={new}", "data.source=...", "data.target=..."]
+    files = [f"data.source={home / 'words'}", f"data.target={home / 'backwards'}"]
+    small = ["data.batch=2", "data.length=32", "data.source_length=28", "train.steps=1"]
+    monkeypatch.chdir(tmp_path)
+    assert main([*said[:3], *files, *small, "name=tuned"]) == 0
+    model = open_run(tmp_path / "runs" / "tuned").config.model
+    assert (model.mixer, model.encoder.cross) == ("linear", "linear")
 
 
 def test_a_generator_reads_no_sources(home: Path) -> None:
