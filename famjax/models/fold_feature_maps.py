@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from flax import nnx
 
+from famjax.config.derived import has_linear_cross
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
 from famjax.layers.feature_map import LEARNED
@@ -25,8 +26,12 @@ def why_not_foldable(config: ModelConfig) -> str:
         return "queries and keys are normalized before the map (model.arch.qk_norm=true)"
     if config.lora.rank:
         return "the adapters are not merged"
-    if c.features * (config.width - e) > config.width * e:
-        return f"the projections would grow, model.linear.features={c.features} for heads of {e}"
+    sizes = {"linear.features": c.features}
+    if has_linear_cross(config):
+        sizes["encoder.features"] = config.encoder.features
+    for name, size in sizes.items():
+        if size * (config.width - e) > config.width * e:
+            return f"the projections would grow, model.{name}={size} for heads of {e}"
     return ""
 
 

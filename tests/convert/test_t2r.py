@@ -15,7 +15,7 @@ from flax import nnx
 
 from famjax.cli.main import main
 from famjax.config.derived import layer_mixers
-from famjax.config.schema import ArchConfig, LinearConfig, LoraConfig, ModelConfig
+from famjax.config.schema import ArchConfig, EncoderConfig, LinearConfig, LoraConfig, ModelConfig
 from famjax.convert.surgery import replace_attention
 from famjax.core.errors import UserError
 from famjax.experiment.load import load_config
@@ -354,6 +354,13 @@ def test_folded_maps_compute_the_same_function(kind, scale):
         ({"mixer": "full"}, "it has no linear attention"),
         ({"lora": LoraConfig(rank=1)}, "the adapters are not merged"),
         ({"linear": LinearConfig(features=64, rope=False)}, "the projections would grow"),
+        (
+            {
+                "linear": LinearConfig(features=4, rope=False),
+                "encoder": EncoderConfig(layers=1, cross="linear", features=64),
+            },
+            "the projections would grow, model.encoder.features=64",
+        ),
     ],
 )
 def test_unfoldable_maps_have_a_reason(change, said):
