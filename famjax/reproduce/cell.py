@@ -122,11 +122,18 @@ def run_cell(cell: Cell, experiment: Experiment) -> None:
 
 @functools.cache
 def code_version() -> str:
-    """Return the commit of the checkout that this is, "+" if it was changed, else the version."""
+    """Return the commit of the checkout that this is, "+" if its code was changed, else the
+    version."""
     home = Path(famjax.__file__).parents[1]
-    git = ["git", "-C", str(home), "describe", "--always", "--exclude=*", "--dirty=+"]
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(home), *arguments]
+        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+        return said.stdout.strip()
+
     try:
-        said = subprocess.run(git, capture_output=True, text=True, check=True, timeout=20)
+        # not of the pages, which experiments write
+        changed = git("status", "--porcelain", "--", "famjax", "configs")
+        return git("describe", "--always", "--exclude=*") + ("+" if changed else "")
     except (OSError, subprocess.SubprocessError):
         return famjax.__version__
-    return said.stdout.strip()

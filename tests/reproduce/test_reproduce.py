@@ -3,15 +3,17 @@
 import json
 import os
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
+import famjax
 from famjax.cli.main import VERBS, main
 from famjax.cli.reproduce_output import Results, plot
 from famjax.core.errors import UserError
 from famjax.reproduce import EXPERIMENTS
-from famjax.reproduce.cell import RESULT, Cell, run_cell
+from famjax.reproduce.cell import RESULT, Cell, code_version, run_cell
 from famjax.reproduce.experiment import Experiment, Variant
 from famjax.reproduce.measures import ToyMeasure
 from famjax.reproduce.papers import PAPERS
@@ -168,6 +170,24 @@ def test_a_training_is_measured(tmp_path):
     assert result["baselines"]["guessing"] == {"answers, 4": 0.1}
     assert (result["steps"], result["tokens"]) == (2, 2 * 2 * 16)
     assert result["parameters"] > 0
+
+
+def test_pages_are_no_change_of_the_code(tmp_path, monkeypatch):
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    (tmp_path / "famjax").mkdir()
+    (tmp_path / "docs").mkdir()
+    code, page = tmp_path / "famjax" / "__init__.py", tmp_path / "docs" / "page.md"
+    code.write_text("")
+    page.write_text("")
+    for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *command], check=True)
+    monkeypatch.setattr(famjax, "__file__", str(code))
+    clean = code_version.__wrapped__()
+    assert re.fullmatch("[0-9a-f]{7,}", clean)
+    page.write_text("changed")
+    assert code_version.__wrapped__() == clean
+    code.write_text("changed = True")
+    assert code_version.__wrapped__() == f"{clean}+"
 
 
 def test_cores_are_split():
