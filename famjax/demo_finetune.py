@@ -158,12 +158,10 @@ class FinetuneDemo:
         return tuple(self.block * n for n in self.blocks)
 
 
-# at a higher rate than that of configs/passkey.py fewer steps are enough (docs/log.md)
-_FINETUNING = ("train.steps=500", "optimizer.learning_rate=8e-3")
 _FEWEST_DOCUMENTS = 8
 # an untrained memory finds nothing: "before" is measured up to so many blocks
 _BLOCKS_BEFORE = 16
-DEMO = FinetuneDemo(Path("runs/demo-finetune"), examples=16, finetuning=_FINETUNING)
+DEMO = FinetuneDemo(Path("runs/demo-finetune"), examples=16)
 FULL_DEMO = FinetuneDemo(
     Path("runs/demo-finetune-full"),
     examples=32,
@@ -172,7 +170,6 @@ FULL_DEMO = FinetuneDemo(
         *(_DELTA, *_seeds(_DELTA, 1, 2), _BSWA),
         *(_FAM, *_seeds(_FAM, 1, 2), _SUM),
     ),
-    finetuning=_FINETUNING,
 )
 
 
@@ -368,6 +365,7 @@ def make_config(demo: FinetuneDemo, model: TunedModel) -> Config:
         f"data.files={demo.base.texts}",
         "optimizer.schedule=wsd",
         "optimizer.decay_fraction=0.3",
+        "train.steps=700",
     ]
     if model.to == "bswa":
         # It has no memory beyond its receptive field: no intermediate questions or longer

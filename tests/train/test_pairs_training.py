@@ -288,7 +288,7 @@ def test_exports_equal_the_run(tmp_path: Path, keys: str) -> None:
         export(tmp_path / "run", tmp_path / "peft", "peft")
 
 
-@pytest.mark.usefixtures("compiled_once")
+@pytest.mark.usefixtures("compiled_once", "remote_code")
 def test_transformers_generates_what_the_run_writes(tmp_path: Path) -> None:
     """An exported encoder-decoder, loaded with the code in its folder by its README."""
     run = learned(tmp_path, "model.mixer=fam", "model.block_len=4", "model.encoder.shared=false")
