@@ -45,6 +45,12 @@ def test_every_experiment_can_be_run(experiment):
         assert experiment.make_base_config(0).train.steps > 0
 
 
+def test_copies_are_tested_on_what_their_note_says():
+    for name in (COPY, "ft-table-1-reverse"):
+        assert EXPERIMENTS[name].measure.lengths == (40,)
+        assert EXPERIMENTS[name].note.startswith("Tested on 40 digits")
+
+
 def test_every_experiment_is_listed_and_every_command_exists():
     entries = [entry for paper in PAPERS.values() for entry in paper]
     assert {entry.experiment for entry in entries if entry.experiment} == set(EXPERIMENTS)
@@ -78,7 +84,8 @@ def test_results_are_shown_judged_and_kept(fake, tmp_path, monkeypatch, capsys):
     shown = " ".join(out.split())
     assert "Feedback 2 80.5% ± 6.4" in shown
     assert "guessing 10.0%" in shown
-    assert "Feedback is better than Transformer answers holds +0.3000 (+0.3000 to +0.3000)" in shown
+    claim = "Feedback is better than Transformer answers, 40 holds"
+    assert f"{claim} +0.3000 (+0.3000 to +0.3000)" in shown
     page = (tmp_path / "pages" / f"{COPY}.md").read_text()
     assert "| Transformer | 2 | 50.5% ± 6.4 | 50.5% ± 6.4 | Char 59.1%, Seq 6.2% |" in page
     assert "4 of 4 trainings, 10 parameters" in page
