@@ -17,8 +17,9 @@ The model of this file is the one without a teacher; with `init` it is the teach
 the command replaces. With the teacher's hyperparameters but the rate, 2e-4, and 20,000 steps
 (3.2.2, Table 6). The paper averages checkpoints of the last five epochs; here it is the last five
 that are kept. Its positions are at the embedding; the teacher's here are rotations, which linear
-layers keep, so that their maps cannot be merged into the projections. Of other languages:
-`wmt14_enfr_paper` and `wmt17_zhen_paper`.
+layers keep, so that their maps cannot be merged into the projections. The teachers of other
+languages, with the commands that make them recurrent: `wmt14_enfr_paper` (60,000 steps without a
+teacher) and `wmt17_zhen_paper`.
 """
 
 from famjax import Config, load_config, replace_values

@@ -60,7 +60,7 @@ def has_linear_cross(model: ModelConfig) -> bool:
 
 
 def reads_whole_rows(config: Config) -> bool:
-    """Whether each row of a batch is read in one call, which no memory comes into."""
+    """Whether each row of a batch is read in one call that starts without a memory."""
     train = config.train
     return config.data.layout != "lanes" and train.rsp == 0 and train.bptt_segments == 1
 

@@ -23,8 +23,8 @@ class KeySmear(nnx.Module):
 
         k_j -> (1 - s) k_j + s k_{j-1},   s = sigmoid(a)
 
-    The heads start at different s, from 0.12 to 0.88; a single one at 0.88. Those of weights that
-    were trained with own keys: `init_for_own_keys`.
+    The heads start at different s, from 0.12 to 0.88; a single one at 0.88. In a model that was
+    trained without smeared keys they start as `init_for_pretrained` says.
     """
 
     def __init__(self, config: ResolvedModelConfig):
@@ -41,11 +41,11 @@ class KeySmear(nnx.Module):
         return (1 - s) * k + s * previous
 
 
-def init_for_own_keys(heads: int) -> Array:
-    """Return initial weights a [g] for a model that was trained with own keys.
+def init_for_pretrained(heads: int) -> Array:
+    """Return initial weights a [g] for a model that was trained without smeared keys.
 
-    s is from 0.007 to 0.88, and below 0.5 in at least half of the heads: those begin nearest to
-    what they were. A single head has 0.18.
+    s is from 0.007 to 0.88, and below 0.5 in at least half of the heads, whose attention changes
+    least. A single head has 0.18.
     """
     low, high = -5.0, 2.0
     spread = jnp.linspace(low, high, heads) if heads > 1 else jnp.array([(low + high) / 2])

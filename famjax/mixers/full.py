@@ -48,10 +48,9 @@ def truncate_cache(state: CacheState, length: Array) -> CacheState:
 
 
 def without_caches(state: PyTree) -> PyTree:
-    """Return a state before a document's start, for one call that keeps nothing for a next one.
+    """Return an initial state with caches of no entries, for a call whose final state is not used.
 
-    Caches are empty then, but their entries are attended to, and masked; without any, rows as long
-    as the capacity take half of the attention.
+    An empty cache has as many masked entries as its capacity, and attention computes their scores.
     """
 
     def shorten(leaf: Any) -> Any:

@@ -21,7 +21,7 @@ from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.types import Array, Context, State
 from famjax.layers.dropout import ATTENTION_WEIGHTS, split_key
-from famjax.layers.key_smear import KeySmear, init_for_own_keys, previous_keys
+from famjax.layers.key_smear import KeySmear, init_for_pretrained, previous_keys
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.mixers.mixer import FORMATS, BlockWeights, Mixer, MixerSpec, kv_bytes
@@ -515,7 +515,7 @@ class BswaSpec(MixerSpec):
 
     def initial_param(self, model: ResolvedModelConfig, name: str, rngs: nnx.Rngs) -> Array:
         if name == "key_smear.weight":
-            return init_for_own_keys(model.kv_heads)
+            return init_for_pretrained(model.kv_heads)
         return super().initial_param(model, name, rngs)
 
     def parameters(self, model: ModelConfig) -> int:
