@@ -110,8 +110,9 @@ FULL_DEMO = Demo(
     (*(_fam(seed, 3600) for seed in range(5)), *map(_bswa, (0, 1, 2, 3, 4, 6, 8, 12))),
     (*(2**k for k in range(7, 21)), 10 * 2**20),
     examples=100,
-    tokens=1000 * 2**20,
-    batch=50,
+    # twenty documents of ten million tokens for each seed, a hundred over all
+    tokens=200 * 2**20,
+    batch=20,
 )
 
 
