@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,6 +13,9 @@ import optax
 from famjax.config.schema import OptimizerConfig
 from famjax.core.types import Array, Params, PyTree
 from famjax.parallel.sharding import path_name
+
+# of memory gates and of the delta rule's rates: decayed towards 0 they open, and a memory forgets
+_NOT_DECAYED = re.compile(r"/(memory_gate/bias|rate_bias)$")
 
 
 def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
@@ -65,7 +69,8 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
     """Return gradient clipping, the optimizer and its schedule as one transformation.
 
     Weight decay applies to every trained parameter, with norm scales, biases and embeddings, as
-    PyTorch's optimizers do for a model's `parameters()`.
+    PyTorch's optimizers do for a model's `parameters()`. The biases of a memory's gates are
+    excepted: they are timescales.
     """
     optimizer = OPTIMIZERS[config.name].make(config, make_schedule(config, steps))
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
@@ -73,8 +78,11 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
 
 
 def _adamw(config: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
-    decay = config.weight_decay
-    return optax.adamw(schedule, b1=config.beta1, b2=config.beta2, weight_decay=decay)
+    return optax.chain(
+        optax.scale_by_adam(b1=config.beta1, b2=config.beta2),
+        _add_decayed_weights(config.weight_decay),
+        optax.scale_by_learning_rate(schedule),
+    )
 
 
 def _nag(config: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
@@ -83,7 +91,7 @@ def _nag(config: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientTra
     Fairseq's buffer is this one's trace times the rate.
     """
     return optax.chain(
-        optax.add_decayed_weights(config.weight_decay),
+        _add_decayed_weights(config.weight_decay),
         optax.sgd(schedule, momentum=config.beta1, nesterov=True),
     )
 
@@ -107,9 +115,24 @@ def _adafactor(config: OptimizerConfig, schedule: optax.Schedule) -> optax.Gradi
     return optax.chain(
         _per_layer(scaled),
         optax.ema(config.beta1, debias=False),
-        optax.add_decayed_weights(config.weight_decay),
+        _add_decayed_weights(config.weight_decay),
         optax.scale_by_learning_rate(schedule),
     )
+
+
+def _add_decayed_weights(rate: float) -> optax.GradientTransformation:
+    """`optax.add_decayed_weights`, of all parameters but those that `_NOT_DECAYED` names.
+
+    A mask of optax would change the state's structure, and with it the checkpoints.
+    """
+
+    def add(updates: PyTree, params: Params | None) -> PyTree:
+        def add_decayed(path: Any, update: Array, param: Array) -> Array:
+            return update if _NOT_DECAYED.search(path_name(path)) else update + rate * param
+
+        return jax.tree_util.tree_map_with_path(add_decayed, updates, params)
+
+    return optax.stateless(add)
 
 
 def _per_layer(transformation: optax.GradientTransformation) -> optax.GradientTransformation:

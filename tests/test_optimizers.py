@@ -9,9 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from famjax.config.schema import OptimizerConfig
+from famjax.experiment.load import load_config
+from famjax.models.seq2seq import make_model
 from famjax.optimizers import make_optimizer, make_schedule
+from famjax.parallel.sharding import path_name
 
 PARAMETERS = {"w": np.linspace(-1, 1, 12).reshape(3, 4), "b": np.full(4, 0.5)}
 GRADIENTS = [
@@ -60,6 +64,28 @@ def test_adamw_against_numpy() -> None:
             params[name] = params[name] - rate * (unbiased + 0.05 * params[name])
         expected.append(dict(params))
     compare(updates(config), expected)
+
+
+@pytest.mark.parametrize("name", ["adamw", "nag", "adafactor"])
+@pytest.mark.parametrize("mixer", ["fam", "delta"])
+def test_timescales_of_a_memory_do_not_decay(name: str, mixer: str) -> None:
+    settings = ["model.layers=1", "model.vocab_size=16", f"model.mixer={mixer}"]
+    settings += ["model.fam_update=gated"] if mixer == "fam" else []
+    config = load_config("text_fam", settings).model
+    params = nnx.state(make_model(config, rngs=nnx.Rngs(0)), nnx.Param)
+    optimizer = make_optimizer(
+        OptimizerConfig(name=name, schedule="constant", warmup_steps=0, weight_decay=0.1), 10
+    )
+    none = jax.tree.map(jnp.zeros_like, params)
+    change, _ = optimizer.update(none, optimizer.init(params), params)
+    named = jax.tree_util.tree_flatten_with_path(params)[0]
+    kept = {
+        path_name(path)
+        for (path, value), moved in zip(named, jax.tree.leaves(change), strict=True)
+        if value.any() and not moved.any()
+    }
+    bias = "memory_gate/bias" if mixer == "fam" else "delta_memory/rate_bias"
+    assert kept == {f"stack/layers/0/mixer/{bias}"}
 
 
 def test_nag_against_numpy() -> None:
