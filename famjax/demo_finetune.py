@@ -111,12 +111,12 @@ class TunedModel:
 
 
 # A block holds the shortest document: the models first learn to find the key within a block, then
-# to keep it. BSWA attends to one previous block in each layer; FAM only to its 16 memory tokens.
-_FAM = TunedModel("FAM", "fam", ("model.memory_segments=0", "model.fam_len=16"))
+# to keep it. All attend to one previous block in each layer, and differ in their memory.
+_WINDOW = ("model.memory_segments=1",)
+_BSWA = TunedModel("BSWA", "bswa", _WINDOW)
+_DELTA = TunedModel("DELTA", "delta", _WINDOW)
+_FAM = TunedModel("FAM", "fam", (*_WINDOW, "model.fam_len=16"))
 _SUM = replace(_FAM, name="sum", settings=(*_FAM.settings, "model.fam_update=sum"))
-_BSWA = TunedModel("BSWA", "bswa", ("model.memory_segments=1",))
-# finds all keys beside a window, and keeps its text with it
-_DELTA = TunedModel("DELTA", "delta", ("model.memory_segments=1",))
 
 
 def _seeds(model: TunedModel, *seeds: int) -> list[TunedModel]:
