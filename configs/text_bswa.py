@@ -10,7 +10,7 @@ is carried from step to step. A block of 64 sees itself and the block before.
 
 Cost: third command: 18 minutes on one core.
 Expected: third command: 1.706 bits per byte of three books; TRAIN is 33 others, sp2048.model
-a SentencePiece vocabulary of 2,048 (docs/results.md). Compare with `text_fam`.
+a SentencePiece vocabulary of 2,048 (docs/log.md). Compare with `text_fam`.
 """
 
 from famjax import Config, load_config, replace_values

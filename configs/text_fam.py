@@ -11,7 +11,7 @@ is carried from step to step. A block of 64 sees itself, the block before, and 1
 Cost: third command: 18 minutes on one core.
 Expected: third command: 1.760 bits per byte of three books; TRAIN is 33 others, sp2048.model
 a SentencePiece vocabulary of 2,048. `text_bswa`, the same model without FAM, reaches 1.706 in the
-same time (docs/results.md).
+same time (docs/log.md).
 """
 
 from famjax.config.schema import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
