@@ -24,7 +24,7 @@ from famjax.processes import runtime
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from famjax.tasks.task import Task
+    from famjax.tasks.task import Request, Task
 
 # the results of a run, in its folder eval
 REPORT = "report.json"
@@ -119,11 +119,9 @@ def evaluate(
     """Return all results: run, step, memory, and of each `Task.group` a list, or passkey's rows."""
     runtime.setup()
     from famjax.convert.open import open_model
-    from famjax.eval.ablations import parse_ablations
     from famjax.eval.memory import memory_report
     from famjax.tasks import TASKS
     from famjax.tasks.parse import HOLDOUT
-    from famjax.tasks.task import Request
 
     opened = open_model(arguments.run)
     tasks = tasks or [(opened.config.data.task, HOLDOUT)]
@@ -140,29 +138,15 @@ def evaluate(
         "questions": [],
         "lm_eval": [],
     }
-    for name, files in tasks:
-        task = TASKS[name]
-        request = Request(
-            name,
-            None if files in ("", HOLDOUT) else files,
-            lengths,
-            arguments.examples,
-            arguments.batch,
-            arguments.window,
-            arguments.score,
-            arguments.words,
-            arguments.questions,
-            arguments.facts,
-            parse_ablations(arguments.ablate),
-            folder,
-            shots=arguments.shots,
-            chat=arguments.chat,
-            skip_broken=arguments.skip_broken,
-            beam=1 if arguments.beam is None else arguments.beam,
-            length_penalty=1.0 if arguments.length_penalty is None else arguments.length_penalty,
-            no_repeat_ngram=arguments.no_repeat_ngram or 0,
-            tune=arguments.tune,
-        )
+    requests = [
+        _request(arguments, name, part, lengths, folder)
+        for name, files in tasks
+        for part in (files.split(",") if TASKS[name].has_parts else [files])
+    ]
+    for request in requests:
+        TASKS[request.task].check_request(opened, request)
+    for request in requests:
+        task = TASKS[request.task]
         result = task.evaluate(opened, request)
         if task.group == "passkey":
             report["passkey"] = result
@@ -170,8 +154,38 @@ def evaluate(
             report.setdefault(task.group, []).append(result)
         if folder:
             # of each task, so that a mistake in a later one loses nothing
-            save_result(folder, opened.step, task.group, name, result)
+            save_result(folder, opened.step, task.group, request.task, result)
     return {**report, "memory": memory_report()}
+
+
+def _request(
+    arguments: Arguments, name: str, files: str, lengths: list[int] | None, folder: Path | None
+) -> Request:
+    from famjax.eval.ablations import parse_ablations
+    from famjax.tasks.parse import HOLDOUT
+    from famjax.tasks.task import Request
+
+    return Request(
+        name,
+        None if files in ("", HOLDOUT) else files,
+        lengths,
+        arguments.examples,
+        arguments.batch,
+        arguments.window,
+        arguments.score,
+        arguments.words,
+        arguments.questions,
+        arguments.facts,
+        parse_ablations(arguments.ablate),
+        folder,
+        shots=arguments.shots,
+        chat=arguments.chat,
+        skip_broken=arguments.skip_broken,
+        beam=1 if arguments.beam is None else arguments.beam,
+        length_penalty=1.0 if arguments.length_penalty is None else arguments.length_penalty,
+        no_repeat_ngram=arguments.no_repeat_ngram or 0,
+        tune=arguments.tune,
+    )
 
 
 def eval_folder(run: str) -> Path | None:

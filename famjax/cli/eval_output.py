@@ -44,6 +44,9 @@ def show(report: dict[str, Any]) -> None:
     ]
     for group in groups:
         found = report.get(group, [])
+        if group == "lm_eval" and found:
+            out.print(harness_table(found))
+            continue
         for result in [found] if group == "passkey" and found else found:
             for part in result_tables(group, result):
                 out.print(part)
@@ -73,7 +76,7 @@ def result_tables(group: str, result: Any) -> list[Table | str]:
             octaves_table(result),
         ]
     if group == "lm_eval":
-        return [harness_table(result)]
+        return [harness_table([result])]
     if group == "translate":
         return [translation_table(result), *translation_notes(result)]
     return [rows_table(group, result["rows"])]
@@ -219,13 +222,14 @@ def octaves_table(result: dict[str, Any]) -> Table:
     return table
 
 
-def harness_table(result: dict[str, Any]) -> Table:
+def harness_table(results: list[dict[str, Any]]) -> Table:
+    seconds = sum(result["seconds"] for result in results)
     table = Table(
-        f"lm-evaluation-harness {result['harness']}, {result['seconds']:.0f} seconds",
+        f"lm-evaluation-harness {results[0]['harness']}, {seconds:.0f} seconds",
         ("task", "version", "shots", "examples", "metric", "value", "standard error"),
         words=(0, 4),
     )
-    for row in result["rows"]:
+    for row in (row for result in results for row in result["rows"]):
         filtered = "" if row["filter"] == "none" else f", {row['filter']}"
         table.add_row(
             row["task"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from famjax.tasks.task import EvaluationTask
+from famjax.tasks.task import EvaluationTask, Request
 
 
 class HarnessTask(EvaluationTask):
@@ -16,6 +16,15 @@ class HarnessTask(EvaluationTask):
     headline = "value"
     files = "hellaswag"
     needs_files = True
+    has_parts = True
+
+    def check_request(self, run: Any, request: Request) -> None:
+        super().check_request(run, request)
+        from famjax.eval.harness import find_tasks  # an optional library
+
+        find_tasks(request.files)
 
     def scores(self, results: Any) -> dict[str, float]:
-        return {"": results["rows"][0][self.headline]}
+        """Return the first metric by task."""
+        scores: dict[str, float] = results["scores"]
+        return scores
