@@ -208,18 +208,22 @@ def save_result(folder: Path, step: int, group: str, name: str, result: Any) -> 
     saved = read_report(folder)
     if saved["step"] != step:
         saved = {"step": step, "results": {}}
-    parts = [name]
-    if group != "passkey":
-        parts += [f":{files}" for files in [result.get("files")] if files]
-        parts += [
-            f" --{key} {result[key]}"
-            for key in ("facts", "window", "shots", "chat")
-            if result.get(key)
-        ]
-        parts += _search_label(result)
-    saved["results"]["".join(parts)] = {"group": group, "result": result}
+    saved["results"][_label(group, name, result)] = {"group": group, "result": result}
     folder.mkdir(exist_ok=True)
     write_json(folder / REPORT, saved)
+
+
+def _label(group: str, name: str, result: Any) -> str:
+    """Return what of a result tells it from others of a run, as options."""
+    if group == "passkey":
+        return name
+    parts = [name, *[f":{files}" for files in [result.get("files")] if files]]
+    named = ["facts", "shots", "chat", "window"]
+    # of other tasks it is the score of the answers
+    if group == "text" and result.get("score") != result.get("window"):
+        named.append("score")
+    parts += [f" --{key} {result[key]}" for key in named if result.get(key)]
+    return "".join([*parts, *_search_label(result)])
 
 
 def _search_label(result: Any) -> list[str]:

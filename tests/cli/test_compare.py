@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 import tiny
 
-from famjax.cli.compare import _paired, _paired_keys, short_names, text_table
+from famjax.cli.compare import (
+    _paired,
+    _paired_keys,
+    shared_labels,
+    short_names,
+    text_table,
+)
 from famjax.cli.compare_segments import normalized_scores
 from famjax.cli.main import main
 
@@ -78,6 +84,41 @@ def test_only_the_same_questions_and_documents_are_paired() -> None:
     for other, told in (("a.txt", "+0.0000"), ("b.txt", "")):
         rows = text_table("t", ["r", "s"], [result("a.txt"), result(other)])._cells()
         assert rows[1][2] == told
+
+
+def test_full_attention_in_windows_is_compared_with_a_run_that_streams() -> None:
+    whole, windows, halves = "text:F", "text:F --window 1024", "text:F --window 1024 --score 512"
+    assert shared_labels([{whole: 0}, {windows: 0}]) == {whole: [whole, windows]}
+    assert shared_labels([{windows: 0}, {halves: 0}]) == {whole: [windows, halves]}
+    assert shared_labels([{whole: 0}, {"text:G --window 64": 0}]) == {}
+    # equal readings, and the longest of each
+    assert shared_labels([{windows: 0, whole: 0}, {"text:F --window 512": 0, windows: 0}]) == {
+        windows: [windows, windows],
+        whole: [whole, windows],
+    }
+    assert shared_labels([{whole: 0, windows: 0}] * 2) == {
+        whole: [whole, whole],
+        windows: [windows, windows],
+    }
+
+
+def test_a_run_in_windows_beside_one_that_streams(
+    runs: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    other = shutil.copytree(tiny.folder(), tmp_path / "full", ignore=shutil.ignore_patterns("eval"))
+    text = str(Path(runs[0]).parent / "text.txt")
+    assert main(["eval", runs[0], "--tasks", f"text:{text}"]) == 0
+    for score in ([], ["--score", "32"]):
+        options = ["--tasks", f"text:{text}", "--window", "64", *score]
+        assert main(["eval", str(other), *options]) == 0
+    results = json.loads((other / "eval" / "report.json").read_text())["results"]
+    assert list(results) == [f"text:{text} --window 64", f"text:{text} --window 64 --score 32"]
+    capsys.readouterr()
+    assert main(["compare", runs[0], str(other), "--plot", str(tmp_path / "plot.png")]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "full --window 64" in out
+    # paired over documents, though one was read in windows
+    assert " to " in out.split("full --window 64")[1].split("loss by position")[0]
 
 
 def test_names_are_as_short_as_tells_runs_apart() -> None:

@@ -387,6 +387,12 @@ def test_windows_count_every_token_once(window: int, score: int | None, tmp_path
     assert result["tokens"] == tokens
     assert result["bytes"] == sum(len(text.encode()) for text in texts)
     assert result["loss"] == pytest.approx(nats, rel=1e-5)
+    by_document = {Path(row["file"]).name: row for row in result["by_document"]}
+    for i, text in enumerate(texts):
+        if text:
+            row = by_document[f"{i}.txt"]
+            assert row["tokens"] == row["bytes"] + 1 == len(text.encode()) + 1
+    assert sum(row["nats"] for row in result["by_document"]) == pytest.approx(nats * tokens)
 
 
 def test_invalid_windows_are_rejected(tmp_path: Path) -> None:
