@@ -177,6 +177,18 @@ def test_coded_words_are_as_frequent_as_their_rank_says() -> None:
     assert half["...."] == pytest.approx(counts["...."] / 2, rel=0.1)
 
 
+def test_the_words_that_are_asked_for_are_the_most_frequent_ones_at_any_length() -> None:
+    for length in range(740, 1600, 20):
+        _, pieces = read(LONG["fwe"], length, 1, "")
+        frequent = Counter(piece.strip() for piece in pieces[1:]).most_common(5)
+        document = LONG["fwe"].evaluated_document(TOKENIZER, length, 1, 5)
+        words = ["....", *document.content.questions[0].references]
+        assert [word for word, _ in frequent[:4]] == words
+        assert len({count for _, count in frequent}) == 5
+    with pytest.raises(UserError, match="50 words fit, of which the most frequent ones are equal"):
+        read(LONG["fwe"], 720, 1, "")
+
+
 def test_words_of_indices_differ() -> None:
     words = [_pair(i) for i in range(3 * _PAIRS)]
     assert len(set(words)) == len(words)
