@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,10 +13,10 @@ import numpy as np
 import tyro
 
 from famjax.cli.eval_output import depth_labels, show
+from famjax.cli.eval_report import eval_folder, read_report, save_result
 from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.main import parse
 from famjax.core.errors import UserError
-from famjax.core.json_files import RUN_AGAIN, read_json, write_json
 from famjax.core.paths import expanded
 from famjax.processes import runtime
 
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from famjax.tasks.task import Request, Task
-
-# the results of a run, in its folder eval
-REPORT = "report.json"
 
 
 @dataclass(frozen=True)
@@ -119,6 +115,7 @@ def evaluate(
     """Return all results: run, step, memory, and of each `Task.group` a list, or passkey's rows."""
     runtime.setup()
     from famjax.convert.open import open_model
+    from famjax.eval.examples import weights_digest
     from famjax.eval.memory import memory_report
     from famjax.tasks import TASKS
     from famjax.tasks.parse import HOLDOUT
@@ -129,6 +126,7 @@ def evaluate(
     folder = eval_folder(arguments.run)
     if folder:
         read_report(folder)  # a damaged one would be found after hours
+        weights = weights_digest(folder.parent)
     report: dict[str, Any] = {
         "run": arguments.run,
         "step": opened.step,
@@ -154,7 +152,7 @@ def evaluate(
             report.setdefault(task.group, []).append(result)
         if folder:
             # of each task, so that a mistake in a later one loses nothing
-            save_result(folder, opened.step, task.group, request.task, result)
+            save_result(folder, opened.step, weights, task.group, request.task, result)
     return {**report, "memory": memory_report()}
 
 
@@ -186,72 +184,6 @@ def _request(
         no_repeat_ngram=arguments.no_repeat_ngram or 0,
         tune=arguments.tune,
     )
-
-
-def eval_folder(run: str) -> Path | None:
-    """Return the folder of a run's results; None if the run cannot be written to.
-
-    Raises:
-      UserError: it is not a folder.
-    """
-    folder = expanded(run) / "eval"
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: is in the way of the results; remove it")
-    return folder if os.access(folder if folder.exists() else folder.parent, os.W_OK) else None
-
-
-def save_result(folder: Path, step: int, group: str, name: str, result: Any) -> None:
-    """Add a result to the report.json of a run, which `famjax report` reads.
-
-    It has the newest result of every task, files and settings, all of them of one step.
-    """
-    saved = read_report(folder)
-    if saved["step"] != step:
-        saved = {"step": step, "results": {}}
-    saved["results"][_label(group, name, result)] = {"group": group, "result": result}
-    folder.mkdir(exist_ok=True)
-    write_json(folder / REPORT, saved)
-
-
-def _label(group: str, name: str, result: Any) -> str:
-    """Return what of a result tells it from others of a run, as options."""
-    if group == "passkey":
-        return name
-    parts = [name, *[f":{files}" for files in [result.get("files")] if files]]
-    named = ["facts", "shots", "chat", "window"]
-    # of other tasks it is the score of the answers
-    if group == "text" and result.get("score") != result.get("window"):
-        named.append("score")
-    parts += [f" --{key} {result[key]}" for key in named if result.get(key)]
-    return "".join([*parts, *_search_label(result)])
-
-
-def _search_label(result: Any) -> list[str]:
-    """Return what of a search tells it from others of the same pairs, as options."""
-    if "beam" not in result:
-        return []
-    if "penalties" in result:  # the best of which is a result, and differs between runs
-        penalty = " --tune"
-    else:
-        penalty = f" --length-penalty {result['length_penalty']:g}" if result["beam"] > 1 else ""
-    ngram = f" --no-repeat-ngram {size}" if (size := result["no_repeat_ngram"]) else ""
-    return [f" --beam {result['beam']}", penalty, ngram]
-
-
-def read_report(folder: Path) -> dict[str, Any]:
-    """Return step and results of a run's report.json, which may not be there.
-
-    Raises:
-      UserError: it is damaged.
-    """
-    file = folder / REPORT
-    saved = read_json(file, RUN_AGAIN) if file.exists() else {"step": None, "results": {}}
-    results = saved.get("results") if isinstance(saved, dict) else None
-    if not isinstance(results, dict) or not all(
-        isinstance(found, dict) and set(found) == {"group", "result"} for found in results.values()
-    ):
-        raise UserError(f"{file}: damaged; {RUN_AGAIN}")
-    return {"step": saved.get("step"), "results": results}
 
 
 # that only some tasks take

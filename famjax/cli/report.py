@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from famjax.cli.eval import REPORT, figures, read_report
+from famjax.cli.eval import figures
 from famjax.cli.eval_output import ABLATED, result_tables
+from famjax.cli.eval_report import REPORT, read_report
 from famjax.cli.main import parse
 from famjax.core.errors import UserError, nearest_path
 from famjax.core.paths import expanded

@@ -71,6 +71,12 @@ def weights_version(run: Path, step: int) -> list[Any]:
     return [step, *([f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files)]
 
 
+def weights_digest(run: Path) -> str | None:
+    """Return what tells the weights of a model's folder from later ones; None of a run."""
+    _, *files = weights_version(run, 0)
+    return digest(files)[:8] if files else None
+
+
 def read_lines(file: Path) -> tuple[Any, list[dict[str, Any]]]:
     """Return the settings of a file of examples, and its examples and times of batches.
 
