@@ -18,6 +18,7 @@ from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.main import parse
 from famjax.core.errors import UserError
 from famjax.core.paths import expanded
+from famjax.eval.examples import digest
 from famjax.processes import runtime
 
 if TYPE_CHECKING:
@@ -241,7 +242,9 @@ def figures(report: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
         yield toy["task"], _plot_toy(toy)
     for long in report["long"]:
         if any(share is not None for row in long["rows"] for share in row["by_depth"]):
-            yield long["examples"].removesuffix(".jsonl"), _plot_long(long)
+            texts = [long["files"], long["facts"]]
+            name = f"{long['task']}-{digest(texts)[:8]}" if any(texts) else long["task"]
+            yield name, _plot_long(long)
     for i, text in enumerate(report["text"]):
         yield f"text_{i + 1}" if i else "text", _plot_text(text)
 

@@ -163,6 +163,11 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
     }
 
 
+def check_names(request: Request) -> None:
+    """Raise a `UserError` if the harness has not all of the tasks."""
+    find_tasks(request.files)
+
+
 def _evaluate_task(run: Run, request: Request, name: str, task: str) -> dict[str, Any]:
     found: dict[str, Any] = lm_eval.simple_evaluate(
         model=FamjaxLM(run, request.batch, request.quiet),

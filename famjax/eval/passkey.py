@@ -71,8 +71,8 @@ def evaluate_passkey(
       A row for each length: length, examples, key_accuracy (all tokens of the answer correct),
       token_accuracy, key_chance and token_chance (of guessing digits), read (tokens read of each
       document after the question at the next shorter length), seconds, tokens_per_second (of
-      those), peak_bytes (of the process so far), by_document (whether each key was found),
-      documents (what identifies them: runs of equal ones read the same).
+      those), peak_bytes (of the process when the length was first read), by_document (whether each
+      key was found), documents (what identifies them: runs of equal ones read the same).
 
     Raises:
       UserError: a length is too short for the task, or exceeds full attention's KV cache; or the
@@ -233,7 +233,10 @@ def _ask(
         hits = _answers(stream.copy(), documents, batch, length, start)[:count]
         progress.advance(stream.batch * (length - start))
         seconds = time.perf_counter() - begin
-        rows.append({"length": length, "hits": hits, "read": read, "seconds": seconds})
+        peak = memory_report()["peak_bytes"]
+        rows.append(
+            {"length": length, "hits": hits, "read": read, "seconds": seconds, "peak": peak}
+        )
     return rows
 
 
@@ -288,6 +291,13 @@ def _check_passkey(run: Run, task: Passkey, lengths: Sequence[int], sizes: Seque
         raise UserError(f"passkey: {min(sizes)} examples or rows of a batch; take at least 1")
 
 
+def _first_peak(batches: list[dict[str, Any]]) -> int:
+    """Return the lowest of the batches: later ones have longer documents before them."""
+    # answers from before 2026-11-26 have none
+    peaks = [batch["peak"] for batch in batches if "peak" in batch]
+    return min(peaks, default=memory_report()["peak_bytes"])
+
+
 def _passkey_row(
     task: Passkey, length: int, batches: list[dict[str, Any]], version: str
 ) -> dict[str, Any]:
@@ -306,7 +316,7 @@ def _passkey_row(
         "read": batches[0]["read"],
         "seconds": seconds,
         "tokens_per_second": read / seconds,
-        "peak_bytes": memory_report()["peak_bytes"],
+        "peak_bytes": _first_peak(batches),
         "by_document": [all(hits) for hits in answers],
         "documents": version,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from famjax.tasks.task import EvaluationTask, Request
+from famjax.tasks.task import EvaluationTask
 
 
 class HarnessTask(EvaluationTask):
@@ -13,16 +13,11 @@ class HarnessTask(EvaluationTask):
     group = "lm_eval"
     options = ("shots", "chat")
     evaluation = "famjax.eval.harness:evaluate"
+    request_check = "famjax.eval.harness:check_names"
     headline = "value"
     files = "hellaswag"
     needs_files = True
     has_parts = True
-
-    def check_request(self, run: Any, request: Request) -> None:
-        super().check_request(run, request)
-        from famjax.eval.harness import find_tasks  # an optional library
-
-        find_tasks(request.files)
 
     def scores(self, results: Any) -> dict[str, float]:
         """Return the first metric by task."""

@@ -33,7 +33,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         tasks = f"text:{home}/text.txt,{home}/other.txt,niah_single_1,passkey"
         sizes = ["--lengths", "700,900", "--examples", "3"]
         assert main(["eval", str(home / name), "--tasks", tasks, *sizes]) == 0
-    file = home / "b" / "eval" / "niah_single_1.jsonl"
+    (file,) = (home / "b" / "eval").glob("niah_single_1-*.jsonl")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     for line in lines:
         if line.get("length") == 700 and line.get("document") == 1:
