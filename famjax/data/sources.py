@@ -33,7 +33,7 @@ from famjax.data.files import (
     wrap_read_errors,
 )
 from famjax.data.find_files import describe_skipped, find_files
-from famjax.data.hashes import choose_holdout, fingerprint_files
+from famjax.data.hashes import choose_holdout, fingerprint_contents, fingerprint_files
 from famjax.data.json_lines import Line, read_json_line
 from famjax.data.scan import CheckedFiles
 from famjax.data.shuffle import permuted_index
@@ -336,6 +336,10 @@ class TextSource(Source):
     def get_state(self) -> dict[str, Any]:
         """Return a fingerprint of the documents: keys and cursors are valid for these only."""
         return {"documents": int(self._starts[-1]), "bytes": self._bytes, "names": self._digest}
+
+    def content_version(self) -> str:
+        """Return a hash of what is in the files (`fingerprint_contents`)."""
+        return fingerprint_contents(self._paths)
 
     def set_state(self, state: dict[str, Any]) -> None:
         now = self.get_state()

@@ -17,7 +17,15 @@ import numpy as np
 from famjax.core.errors import UserError
 from famjax.core.folder_lock import lock_folder
 from famjax.core.json_files import RUN_AGAIN, parse_json, read_whole
+from famjax.data.hashes import fingerprint_contents
 from famjax.eval.intervals import mean_of_ratios
+
+
+# of a model's folder: they decide what a text's tokens are
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja"),
+    *("special_tokens_map.json", "generation_config.json", "config.json"),
+)
 
 
 @dataclass
@@ -67,9 +75,14 @@ def digest(value: Any) -> str:
 
 
 def weights_version(run: Path, step: int) -> list[Any]:
-    """Return what changes with a run's weights: the step; of a model's folder, its safetensors."""
-    files = sorted(run.glob("*.safetensors"))
-    return [step, *([f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files)]
+    """Return what changes with a run's weights: the step; of a model's folder, its safetensors and
+    the files of its tokenizer."""
+    weights = sorted(run.glob("*.safetensors"))
+    files = [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in weights]
+    if weights:
+        tokenizer = [path for name in _TOKENIZER_FILES if (path := run / name).exists()]
+        files.append(["tokenizer", fingerprint_contents(tokenizer)])
+    return [step, *files]
 
 
 def weights_digest(run: Path) -> str | None:

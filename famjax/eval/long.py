@@ -133,6 +133,7 @@ def evaluate_long(
         "run": repr(run.config),
         "weights": None if folder is None else weights_version(folder.parent, run.step),
         "material": material.version,
+        "texts": material.source and material.source.content_version(),
         "task": name,
         "files": files,
         "facts": facts,

@@ -14,7 +14,7 @@ from long_texts import facts, load
 
 from famjax.core.errors import UserError
 from famjax.eval import long
-from famjax.eval.examples import Example, Examples, examples_name, read_lines
+from famjax.eval.examples import Example, Examples, examples_name, read_lines, weights_version
 from famjax.eval.intervals import mean_interval
 from famjax.eval.lane_answers import answer_prompts
 from famjax.eval.lane_stream import LaneStream
@@ -166,6 +166,28 @@ def test_a_stopped_evaluation_continues(
     file.write_text(file.read_text()[:-20])
     with pytest.raises(UserError, match=r"vt-.*\.jsonl: damaged .*; remove it, and run again"):
         evaluate_long(*arguments, quiet=True, folder=folder)
+
+
+def test_other_texts_of_equal_size_are_others(
+    run: Run, tmp_path: Path, short_answers: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    book = tmp_path / "book.txt"
+    for word in ("river", "house"):
+        book.write_text(f"The {word} is there. " * 99)
+        evaluate_long(
+            run, "niah_multikey_1", [900], 1, 1, files=str(book), quiet=True, folder=tmp_path / "e"
+        )
+    assert "begins anew (texts changed)" in capsys.readouterr().err
+
+
+def test_the_version_of_a_folder_has_its_tokenizer(tmp_path: Path) -> None:
+    assert weights_version(tmp_path, 3) == [3]
+    (tmp_path / "model.safetensors").write_bytes(b"1")
+    versions = []
+    for vocabulary in ("a", "b"):
+        (tmp_path / "tokenizer.json").write_text(vocabulary)
+        versions.append(weights_version(tmp_path, 0))
+    assert versions[0] != versions[1]
 
 
 def test_evaluations_at_once_keep_each_others_answers(run: Run, tmp_path: Path) -> None:
