@@ -12,6 +12,7 @@ import numpy as np
 import tyro
 
 from famjax.cli.compare_segments import draw_segments
+from famjax.cli.eval_output import ends_of
 from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.main import parse
 from famjax.cli.report import check_file, read_examples, read_results
@@ -142,14 +143,16 @@ def text_table(label: str, names: Sequence[str], results: Sequence[dict[str, Any
             name,
             f"{result['bits_per_byte']:.4f}",
             "" if difference is None else f"{difference[0]:+.4f}",
-            "" if difference is None else "{:+.4f} to {:+.4f}".format(*difference[1:]),
+            "" if difference is None else ends_of(difference[1:]),
             f"{result['memory_gain']['bits_per_byte']:.4f}",
             f"{result['tokens_per_second']:,.0f}",
         )
     return table
 
 
-def _difference(result: dict[str, Any], other: dict[str, Any]) -> tuple[float, float, float] | None:
+def _difference(
+    result: dict[str, Any], other: dict[str, Any]
+) -> tuple[float, float | None, float | None] | None:
     """Return by how many bits per byte a run is worse than another; None if it cannot be paired."""
     rows, others = result.get("by_document") or [], other.get("by_document") or []
     where = [[(row["file"], row["line"], row["bytes"]) for row in each] for each in (rows, others)]

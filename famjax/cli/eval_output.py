@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from famjax.cli.tables import Output, Table
@@ -368,12 +369,18 @@ def text_table(text: dict[str, Any]) -> Table:
     for name, ablated in text.get("ablations", {}).items():
         _add_scores(table, ABLATED[name], ablated)
         if "gain" in ablated:
-            gain, *ends = (f"{value:+.4f}" for value in ablated["gain"])
-            table.add_row("gained, 95%", gain, " to ".join(ends), "", "")
+            gain, *ends = ablated["gain"]
+            table.add_row("gained, 95%", f"{gain:+.4f}", ends_of(ends), "", "")
     table.add_rule()
     _add_scores(table, "unigram", text["unigram"])
     _add_scores(table, "uniform", text["uniform"])
     return table
+
+
+def ends_of(interval: Sequence[float | None]) -> str:
+    """Return the ends of an interval in bits per byte; "" is none, of one document."""
+    low, high = interval
+    return "" if low is None or high is None else f"{low:+.4f} to {high:+.4f}"
 
 
 def _words(text: dict[str, Any]) -> str:

@@ -20,7 +20,6 @@ from famjax.core.json_files import RUN_AGAIN, parse_json, read_whole
 from famjax.data.hashes import fingerprint_contents
 from famjax.eval.intervals import mean_of_ratios
 
-
 # of a model's folder: they decide what a text's tokens are
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja"),

@@ -97,7 +97,7 @@ def evaluate_text(
       (nats per token), accuracy, perplexity, bits_per_byte; the
       same four in without_memory, and their improvement by memory in memory_gain; the same four of
       each ablation but `reset` in ablations, and gain: by how many bits per byte the run is better,
-      and the ends of its 95% interval over documents; the same four of
+      and the ends of its 95% interval over documents (None of one document); the same four of
       context-free baselines in unigram and uniform (`famjax.eval.guessing`); by_position: rows of
       from, to (position of the predicted token in its document or window), tokens, loss, accuracy,
       loss_without_memory; by_document, by file and line: rows
