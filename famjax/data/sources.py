@@ -329,6 +329,11 @@ class TextSource(Source):
         for text, *_ in self._iter_text(key, skip=0):
             yield text
 
+    def name(self, key: Key) -> str:
+        """Return the file of a document, and its line if the file has several."""
+        path, row, *_ = key
+        return path if len(self._files[path]) == 1 else f"{path}:{row + 1}"
+
     def scored_texts(self, key: Key) -> Iterator[str]:
         """Yield the text of a document whose tokens are predicted: all but inputs."""
         return (text for text, weight, *_ in self._iter_text(key, skip=0) if weight)

@@ -114,6 +114,8 @@ def evaluate_text(
     documents = DocumentPass(source, max_bytes)
     block = update_tokens(run.config)
     if window is None:
+        if max_bytes is None:
+            _check_documents(run, source)
         streamer = Streamer(run.model, min(batch, len(source)), max(CHUNK // block, 1) * block)
         rows = one_pass(documents, streamer.batch, streamer.chunk, block)
     else:
@@ -192,6 +194,19 @@ def _check_window(run: Run, window: int | None, score: int | None) -> None:
             f"--window {window}: the run holds {capacity} tokens of a document (model.capacity); "
             f"give --window {capacity // block * block} or less"
         )
+
+
+def _check_documents(run: Run, source: TextSource) -> None:
+    """Refuse documents that full attention's KV cache does not hold, before any is read."""
+    capacity, block = run.model.stack.capacity, run.model.block_len
+    if capacity is None:
+        return
+    for k in range(len(source)):
+        key = source.key(0, 1, k)
+        # the last token is only predicted
+        tokens = sum(len(piece.tokens) for piece in source.open(key)) - 1
+        remedy = f"--window {capacity // block * block} reads it in windows"
+        check_capacity(capacity, tokens, source.name(key), remedy)
 
 
 def text_source(run: Run, files: str | None) -> TextSource:
