@@ -68,9 +68,9 @@ def _rouge_scorer(kind: str, stemmed: bool) -> Any:
 @functools.cache
 def _unicode_scorer(kind: str) -> Any:
     make = _scorer_class()
-    from nltk.stem.porter import PorterStemmer  # with rouge-score
+    from rouge_score.tokenizers import DefaultTokenizer
 
-    return make([kind], tokenizer=UnicodeTokenizer(PorterStemmer()))
+    return make([kind], tokenizer=UnicodeTokenizer(DefaultTokenizer(use_stemmer=True)))
 
 
 def _scorer_class() -> Any:

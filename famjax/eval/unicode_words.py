@@ -11,7 +11,7 @@ _UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff"
     "\uff66-\uff9f\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f]"
 )
-_LATIN = re.compile("[a-z0-9]{4,}")
+_LATIN = re.compile("[a-z0-9]+")
 
 
 def split_words(text: str) -> list[str]:
@@ -38,13 +38,18 @@ def split_words(text: str) -> list[str]:
 
 
 class UnicodeTokenizer:
-    """Splits texts for rouge-score; words of Latin letters without marks are stemmed as there."""
+    """Splits texts for rouge-score.
 
-    def __init__(self, stemmer: Any):
-        self._stemmer = stemmer
+    Args:
+      latin: rouge-score's tokenizer, which stems words of Latin letters without marks.
+    """
+
+    def __init__(self, latin: Any):
+        self._latin = latin
 
     def tokenize(self, text: str) -> list[str]:
         return [
-            self._stemmer.stem(word) if _LATIN.fullmatch(word) else word
+            token
             for word in split_words(text)
+            for token in (self._latin.tokenize(word) if _LATIN.fullmatch(word) else [word])
         ]
