@@ -55,9 +55,9 @@ class Arguments:
     """babilong: a file of bAbI with the facts, such as qa1_single-supporting-fact_test.txt; qa_1: a
     JSON file of SQuAD; qa_2: of HotpotQA."""
     ablate: str = ""
-    """Documents with questions, and texts: evaluate also without a part of the memory. reset: the
-    whole state at every block (texts always are); memory: FAM, or another memory, at its initial
-    value; segments: no memory segments; several separated by commas."""
+    """Passkeys, documents with questions, and texts: evaluate also without a part of the memory.
+    reset: the whole state at every block (texts always are); memory: FAM, or another memory, at its
+    initial value; segments: no memory segments; several separated by commas."""
     skip_broken: bool = False
     """Files with questions: leave out lines that cannot be read, and say how many."""
     shots: int | None = None
@@ -212,7 +212,9 @@ def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
         if option == "skip_broken":
             raise UserError("--skip-broken: is for files with questions; remove it")
         if option == "ablate":
-            raise UserError(f"{given}: is for documents with questions and for texts; remove it")
+            raise UserError(
+                f"{given}: is for passkey, documents with questions and texts; remove it"
+            )
         if option in ("questions", "facts"):
             raise UserError(f"{given}: is for tasks on long documents; remove it")
         if option in ("shots", "chat"):

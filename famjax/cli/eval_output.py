@@ -57,14 +57,20 @@ def show(report: dict[str, Any]) -> None:
 def result_tables(group: str, result: Any) -> list[Table | str]:
     """Return the tables of a result of a `Task.group`, and the lines that explain them."""
     if group == "passkey":
-        return [passkey_table(result)]
+        ablations = [
+            ablation_table("passkey", result, name, "key_accuracy")
+            for name in result[0].get("ablations", {})
+        ]
+        return [passkey_table(result), reading_table(result), *ablations]
     if group == "toy":
         return [toy_table(result)]
     if group == "long":
         ablations = [
-            ablation_table(result, name) for name in result["rows"][0].get("ablations", {})
+            ablation_table(result["task"], result["rows"], name)
+            for name in result["rows"][0].get("ablations", {})
         ]
-        return [long_table(result), _effective(result["effective_length"]), *ablations]
+        effective = _effective(result["effective_length"])
+        return [long_table(result), effective, reading_table(result["rows"]), *ablations]
     if group == "text":
         negative = [_NEGATIVE] if _has_negative_gain(result) else []
         words = [_words(result)] if "words" in result else []
@@ -261,7 +267,7 @@ def passkey_table(rows: list[dict[str, Any]]) -> Table:
     keys, digits = 100 * rows[0]["key_chance"], rows[0]["token_chance"]
     table = Table(
         f"passkey (guessing gets {keys:.3g}% of whole keys, {digits:.0%} of digits)",
-        ("tokens", "documents", "whole keys", "digits", "seconds", "tokens/s", "peak memory"),
+        ("tokens", "documents", "whole keys", "digits"),
     )
     for row in rows:
         table.add_row(
@@ -269,8 +275,25 @@ def passkey_table(rows: list[dict[str, Any]]) -> Table:
             f"{row['examples']:,}",
             f"{row['key_accuracy']:.1%}",
             f"{row['token_accuracy']:.1%}",
+        )
+    return table
+
+
+def reading_table(rows: list[dict[str, Any]]) -> Table:
+    """Return the table of what reading took, by length: updates and state are of one document.
+
+    Rows from before 2026-11-26 have not all of it.
+    """
+    columns = ("tokens", "updates", "state", "seconds", "tokens/s", "s/answer", "peak memory")
+    table = Table("reading", columns)
+    for row in rows:
+        table.add_row(
+            f"{row['length']:,}",
+            f"{row['updates']:,}" if "updates" in row else "",
+            byte_size(row["state_bytes"]) if "state_bytes" in row else "",
             f"{row['seconds']:.1f}",
             f"{row['tokens_per_second']:,.0f}",
+            f"{row['answer_seconds']:.2f}" if "answer_seconds" in row else "",
             byte_size(row["peak_bytes"]),
         )
     return table
@@ -306,7 +329,7 @@ def long_table(long: dict[str, Any]) -> Table:
     depths = depth_labels(len(rows[0]["by_depth"]))
     table = Table(
         f"{long['task']} ({long['source']}): share of the references in the answers, by depth",
-        ("tokens", "answers", "score", "95%", *depths, "cut", "tokens/s", "s/answer"),
+        ("tokens", "answers", "score", "95%", *depths, "cut"),
     )
     for row in rows:
         table.add_row(
@@ -316,25 +339,25 @@ def long_table(long: dict[str, Any]) -> Table:
             "{:.0f}-{:.0f}".format(*(100 * end for end in row["interval"])),
             *("" if share is None else f"{share:.0%}" for share in row["by_depth"]),
             f"{row['cut']:,}",
-            f"{row['tokens_per_second']:,.0f}",
-            f"{row['answer_seconds']:.2f}",
         )
     return table
 
 
-def ablation_table(long: dict[str, Any], name: str) -> Table:
-    """Return the table of what a part of the memory is worth."""
+def ablation_table(task: str, rows: list[dict[str, Any]], name: str, score: str = "score") -> Table:
+    """Return the table of what a part of the memory is worth, in a score of the rows."""
     table = Table(
-        f"{long['task']}: gained against {ABLATED[name]}",
+        f"{task}: gained against {ABLATED[name]}",
         ("tokens", "updates", "score without", "score with", "gained", "95%"),
     )
-    for row in long["rows"]:
+    for row in rows:
+        if name not in row["ablations"]:
+            continue  # a length of an earlier evaluation
         gain, low, high = row["ablations"][name]["gain"]
         table.add_row(
             f"{row['length']:,}",
             f"{row['updates']:,}",
             f"{row['ablations'][name]['score']:.1%}",
-            f"{row['score']:.1%}",
+            f"{row[score]:.1%}",
             f"{gain:+.1%}",
             f"{100 * low:+.0f} to {100 * high:+.0f}",
         )

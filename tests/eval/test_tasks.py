@@ -17,11 +17,13 @@ import tiny
 
 from famjax.core.errors import UserError
 from famjax.eval.lane_stream import LaneStream
-from famjax.eval.passkey import evaluate_passkey
+from famjax.eval.passkey import Documents, evaluate_passkey
+from famjax.eval.passkey import evaluate as evaluate_task
 from famjax.eval.streaming import Streamer
 from famjax.eval.text import evaluate_text
 from famjax.ops.losses import token_losses
 from famjax.tasks.passkey import QUESTION, Passkey
+from famjax.tasks.task import Request
 from famjax.train.run import Run
 
 W, LONGEST = 8, 2048  # block_len; tokens of the longest direct computation
@@ -212,6 +214,9 @@ class Oracle:
     def warm_up(self) -> None:
         pass
 
+    def state_bytes(self) -> int:
+        return 0
+
     def skim(self, tokens: np.ndarray) -> None:
         self.log.append(("skim", tokens))
 
@@ -267,6 +272,61 @@ def test_passkey_of_a_model_equals_its_own_argmax(needle_within: int) -> None:
         assert row["examples"] == (2 if length > 300 else 3)
         assert row["token_accuracy"] == pytest.approx(np.mean(hits))
         assert row["tokens_per_second"] > 0
+
+
+def test_passkey_without_a_part_of_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, names = tiny.run_with("fam", seed=2, memory_segments=1), ("reset", "memory", "segments")
+    tokens_of = Documents.tokens
+
+    def all_wanted(*arguments: Any) -> Any:
+        return (np.stack([piece[0], 1 + 0 * piece[0]]) for piece in tokens_of(*arguments))
+
+    def likely(method: Any) -> Any:
+        def losses(*arguments: Any) -> Any:
+            nll, _ = method(*arguments)
+            return nll, nll < np.log(258)
+
+        return losses
+
+    # a random model predicts next to nothing: every token counts, if it is likelier than by chance
+    monkeypatch.setattr(Documents, "tokens", all_wanted)
+    monkeypatch.setattr(Streamer, "losses", likely(Streamer.losses))
+    monkeypatch.setattr(LaneStream, "losses_lanes", likely(LaneStream.losses_lanes))
+    monkeypatch.setattr("famjax.eval.passkey._version", lambda *arguments: "")
+    file, length = tmp_path / "answers.json", 450
+    rows = evaluate_passkey(run, [length], 3, 2, quiet=True, file=file, ablate=names)
+    batches = json.loads(file.read_text())["batches"]
+    task, chunk = Passkey(run.tokenizer, 3), 64
+    start = (length - task.question_len) // chunk * chunk
+    found: dict[str, list[list[bool]]] = {name: [] for name in ("", *names)}
+    for number in range(3):
+        rng = np.random.default_rng([0, 0, number, 2])
+        tokens = np.concatenate([piece.tokens for piece in task.document(rng, length)])
+        wide = np.pad(tokens, (0, -length % W + 1))[None]
+        for name, hits in found.items():
+            stream = LaneStream(run.model, 1, chunk, name)
+            correct = stream.losses_lanes(wide[:, :-1], wide[:, 1:], np.array([length - 1]))[1]
+            hits.append(correct[0, start : length - 1].tolist())
+    answered = [row for batch in batches for row in batch]
+    assert [hits for row in answered for hits in row["hits"]] == found[""]
+    for name in names:
+        assert [hits for row in answered for hits in row["ablated"][name]] == found[name]
+        gain = rows[0]["ablations"][name]["gain"]
+        assert len(gain) == 3
+    assert len({str(hits) for hits in found.values()}) == 4
+    assert rows[0]["updates"] == length // W
+    assert rows[0]["state_bytes"] == Streamer(run.model, 1).state_bytes()
+
+
+def test_passkey_as_a_task_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = Request("passkey", None, [260], 3, batch=2, folder=tmp_path / "eval", quiet=True)
+    rows = evaluate_task(tiny.run(), request)
+    monkeypatch.setattr("famjax.eval.passkey._ask", None)
+    assert evaluate_task(tiny.run(), request) == rows
+    with pytest.raises(TypeError):
+        evaluate_task(tiny.run(), request._replace(ablate=("reset",)))
 
 
 def test_passkey_continues_after_the_batches_that_were_read(
