@@ -274,7 +274,9 @@ def _paired_examples(row: dict[str, Any] | None, other: dict[str, Any]) -> str:
     """Return the mean difference of a metric of the same examples, and its interval."""
     if row is None or not row["by_example"]:
         return ""
-    if len(row["by_example"]) != len(other["by_example"]):
+    # results from before 2026-11-26 have no hash
+    documents = {each["documents"] for each in (row, other) if "documents" in each}
+    if len(documents) > 1 or len(row["by_example"]) != len(other["by_example"]):
         return "other examples"
     each = np.array(row["by_example"]) - np.array(other["by_example"])
     return "{:+.4f} ({:+.4f} to {:+.4f})".format(*mean_interval(each))
@@ -290,11 +292,11 @@ def _scores(
 ) -> dict[tuple[str, int], dict[tuple[Any, ...], float]]:
     """Return the scores of a length, by data set and document, and by what tells a question."""
     scores: dict[tuple[str, int], dict[tuple[Any, ...], float]] = {}
+    # the tokens of a document in a file are a tokenizer's; a generated one is as long as they tell
+    named = ("prompt", "references", *(("tokens", "depth") if length else ()))
     for example in read_examples(run, result):
         if example["length"] == length:
-            asked = tuple(
-                repr(example[name]) for name in ("prompt", "references", "tokens", "depth")
-            )
+            asked = tuple(repr(example[name]) for name in named)
             document = example.get("subset", ""), example["document"]
             scores.setdefault(document, {})[asked] = example["score"]
     return scores

@@ -31,6 +31,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
 
+from famjax.eval.examples import digest
 from famjax.eval.generate import Generator
 from famjax.eval.log_likelihoods import Continuation, log_likelihoods
 from famjax.eval.memory import memory_report
@@ -134,8 +135,8 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
     Returns:
       files: names of the tasks, as given; shots, chat, harness (its version), seconds; scores (the
       first metric of each task, of a group its own); rows: of task, metric, filter, value, error
-      (standard error of the value, or None), examples, shots, version, by_example (the metric of
-      each example, if the value is their mean, else empty).
+      (standard error of the value, or None), examples, shots, version, documents (a hash of the
+      examples), by_example (the metric of each example, if the value is their mean, else empty).
 
     Raises:
       UserError: a task that the harness does not have, whose data cannot be loaded, or that has no
@@ -303,10 +304,17 @@ def _rows(found: dict[str, Any]) -> list[dict[str, Any]]:
                     "examples": samples.get("effective"),
                     "shots": found.get("n-shot", {}).get(task),
                     "version": found.get("versions", {}).get(task),
+                    "documents": _hash_documents(found, task),
                     "by_example": _by_example(found, task, metric, filtered, float(value)),
                 }
             )
     return rows
+
+
+def _hash_documents(found: dict[str, Any], task: str) -> str:
+    """Return a hash of the examples of a task, in order; "" of none, as of a group."""
+    samples = sorted(found["samples"].get(task, []), key=lambda sample: sample["doc_id"])
+    return digest([sample["doc_hash"] for sample in samples]) if samples else ""
 
 
 def _by_example(

@@ -13,13 +13,16 @@ import tiny
 
 from famjax.cli.compare import (
     _paired,
+    _paired_examples,
     _paired_keys,
+    _scores,
     shared_labels,
     short_names,
     text_table,
 )
 from famjax.cli.compare_segments import normalized_scores
 from famjax.cli.main import main
+from famjax.eval.examples import Example, Examples, digest, examples_name
 
 
 @pytest.fixture(scope="module")
@@ -120,6 +123,33 @@ def test_a_run_in_windows_beside_one_that_streams(
     assert "full --window 64" in out
     # paired over documents, though one was read in windows
     assert " to " in out.split("full --window 64")[1].split("loss by position")[0]
+
+
+def test_questions_in_files_are_the_same_under_any_tokenizer(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"task": "qasper", "files": "q.jsonl"}
+    for run, tokens in (("a", 100), ("b", 60)):
+        example = Example(0, 0, 0, tokens, None, "Who?", ["A"], "A", 1.0, False)
+        times = {"tokens": 1, "read": 1.0, "answer": 1.0}
+        file = tmp_path / run / "eval" / examples_name(settings)
+        Examples(file, settings).add(((0, [0]), [example], times))
+    result = {
+        "examples": examples_name(settings),
+        "settings": digest(settings),
+        "documents": 1,
+        "rows": [{"from": 1, "to": 2}],
+    }
+    scores = [_scores(tmp_path / run, result, 0) for run in "ab"]
+    assert scores[0]
+    assert _paired(*scores) == "+0.0% (-98 to +98)"
+
+
+def test_examples_of_the_harness_are_paired_if_they_are_the_same() -> None:
+    row = {"by_example": [1.0, 0.0], "documents": "x"}
+    assert _paired_examples(row, row).startswith("+0.0000 (")
+    assert _paired_examples(row, {**row, "documents": "y"}) == "other examples"
+    old = {"by_example": [1.0, 0.0]}
+    assert _paired_examples(old, row).startswith("+0.0000 (")
+    assert _paired_examples(old, {"by_example": [1.0]}) == "other examples"
 
 
 def test_names_are_as_short_as_tells_runs_apart() -> None:

@@ -159,6 +159,9 @@ def test_a_task_of_local_files_is_evaluated_and_compared(
     row = found["result"]["rows"][0]
     assert (row["task"], row["metric"], row["examples"], row["shots"]) == ("sums", "acc", 6, 1)
     assert np.mean(row["by_example"]) == pytest.approx(row["value"])
+    other = json.loads((folder / "fam-hf" / "eval" / "report.json").read_text())
+    ((_, same),) = other["results"].items()
+    assert row["documents"] == same["result"]["rows"][0]["documents"] != ""
     assert main(["compare", *runs]) == 0
     assert "fam-hf against native" in capsys.readouterr().out
     assert main(["report", *runs, "--out", str(tmp_path / "page.html")]) == 0
