@@ -124,6 +124,8 @@ def evaluate(
     opened = open_model(arguments.run)
     tasks = tasks or [(opened.config.data.task, HOLDOUT)]
     _check_options(arguments, [TASKS[name] for name, _ in tasks])
+    for note in ignored_options(arguments, [name for name, _ in tasks]):
+        print(note, file=sys.stderr)
     folder = eval_folder(arguments.run)
     if folder:
         read_report(folder)  # a damaged one would be found after hours
@@ -226,6 +228,19 @@ def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
             raise UserError("--tune tries length penalties; leave out --length-penalty")
         if arguments.beam in (None, 1):
             raise UserError("--length-penalty: greedy decoding has none; give --beam 5")
+
+
+def ignored_options(arguments: Arguments, tasks: list[str]) -> Iterator[str]:
+    """Yield a line for each option that some of the tasks do not take."""
+    from famjax.tasks import TASKS
+
+    for option in _OPTIONS:
+        value = getattr(arguments, option)
+        others = [name for name in dict.fromkeys(tasks) if option not in TASKS[name].options]
+        if value not in (None, "", False) and others:
+            flag = option.replace("_", "-")
+            given = f"--{flag}" if value is True else f"--{flag} {value}"
+            yield f"{given}: has no effect on {', '.join(others)}"
 
 
 # plots -----------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from famjax.cli import eval_report
+from famjax.cli.eval import Arguments, ignored_options
+from famjax.cli.report import sample_examples
 
 
 def save(folder: Path, step: int, files: str, weights: str | None = None) -> None:
@@ -90,3 +92,25 @@ def test_a_run_that_cannot_be_written_is_told(
     assert eval_report.eval_folder(str(tmp_path)) is None
     (told,) = capsys.readouterr().err.splitlines()
     assert "cannot be written, so results are only printed" in told
+
+
+def test_examples_of_all_lengths_are_shown() -> None:
+    examples = [
+        {"length": length, "document": i} for length in (512, 1024, 4096) for i in range(10)
+    ]
+    shown = sample_examples(examples, 7)
+    assert [(each["length"], each["document"]) for each in shown] == [
+        *((512, i) for i in range(3)),
+        *((1024, i) for i in range(2)),
+        *((4096, i) for i in range(2)),
+    ]
+    assert sample_examples(examples, 100) == examples
+
+
+def test_options_without_an_effect_on_a_task_are_told() -> None:
+    arguments = Arguments("run", window=64, lengths="1024", chat=True)
+    assert list(ignored_options(arguments, ["text", "passkey", "lm_eval", "text"])) == [
+        "--lengths 1024: has no effect on text, lm_eval",
+        "--window 64: has no effect on passkey, lm_eval",
+        "--chat: has no effect on text, passkey",
+    ]
