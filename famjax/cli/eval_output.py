@@ -59,7 +59,7 @@ def result_tables(group: str, result: Any) -> list[Table | str]:
     if group == "passkey":
         ablations = [
             ablation_table("passkey", result, name, "key_accuracy")
-            for name in result[0].get("ablations", {})
+            for name in dict.fromkeys(name for row in result for name in row.get("ablations", {}))
         ]
         return [passkey_table(result), reading_table(result), *ablations]
     if group == "toy":
@@ -350,7 +350,7 @@ def ablation_table(task: str, rows: list[dict[str, Any]], name: str, score: str 
         ("tokens", "updates", "score without", "score with", "gained", "95%"),
     )
     for row in rows:
-        if name not in row["ablations"]:
+        if name not in row.get("ablations", {}):
             continue  # a length of an earlier evaluation
         gain, low, high = row["ablations"][name]["gain"]
         table.add_row(

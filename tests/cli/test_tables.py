@@ -400,3 +400,14 @@ def test_tables_by_length_fit_a_terminal_as_tables() -> None:
         assert max(map(len, lines)) <= 80
         # a line for each row
         assert len(lines) <= 5
+
+
+def test_lengths_of_an_earlier_evaluation_may_lack_an_ablation() -> None:
+    passkey = {"length": 256, "examples": 8, "key_accuracy": 1.0, "token_accuracy": 1.0}
+    passkey |= {"key_chance": 1e-3, "token_chance": 0.1, "seconds": 1.0, "tokens_per_second": 9.0}
+    passkey |= {"peak_bytes": 10**6}
+    found = {"reset": {"score": 0.25, "gain": [0.75, 0.5, 1.0]}}
+    later = passkey | {"length": 512, "updates": 64, "state_bytes": 10, "ablations": found}
+    *_, ablated = eval_output.result_tables("passkey", [passkey, later])
+    assert isinstance(ablated, Table)
+    assert ablated._cells() == [["512", "64", "25.0%", "100.0%", "+75.0%", "+50 to +100"]]
