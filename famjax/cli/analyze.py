@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tyro
 
 from famjax.cli.analyze_attention import (
+    DRAWN,
     measure_attention_maps,
     plot_attention,
     show_attention,
@@ -47,6 +49,9 @@ class Arguments:
     """text:FILES (file, folder or glob, several separated by commas), or text:holdout, the
     documents that training held out. With --memory or --attention, passkey is a document of that
     task, which a run of it reads without --tasks."""
+    layers: str = ""
+    """With --attention: layers whose maps are drawn, or printed by --json, such as 0,7. Default:
+    the first 8 are drawn, and all are printed."""
     length: int = 512
     """Tokens of an example, contiguous within one document."""
     examples: int | None = None
@@ -62,6 +67,8 @@ def run(argv: list[str]) -> int:
     drawn = plot_file(arguments.plot) if arguments.plot else None
     if arguments.memory and arguments.attention:
         raise UserError("--memory and --attention: give one of them")
+    if arguments.layers and not arguments.attention:
+        raise UserError(f"--layers {arguments.layers}: is for --attention; remove it")
     if arguments.attention:
         report, show, draw = _measure_maps(arguments), show_attention, plot_attention
     elif arguments.memory:
@@ -69,7 +76,7 @@ def run(argv: list[str]) -> int:
     else:
         report, show, draw = measure(arguments, _parse_files(arguments.tasks)), _show, plot
     if arguments.json:
-        print(json.dumps(report))
+        print(json.dumps(report, default=np.ndarray.tolist))
     else:
         show(report)
     if drawn:
@@ -83,7 +90,17 @@ def _measure_memory(arguments: Arguments) -> dict[str, Any]:
 
 
 def _measure_maps(arguments: Arguments) -> dict[str, Any]:
-    return measure_attention_maps(arguments.run, *_one_document(arguments, "--attention"))
+    layers = _parse_layers(arguments.layers) if arguments.layers else []
+    most = None if arguments.json else DRAWN if arguments.plot else 0
+    document = _one_document(arguments, "--attention")
+    return measure_attention_maps(arguments.run, *document, layers, most)
+
+
+def _parse_layers(text: str) -> list[int]:
+    try:
+        return sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise UserError(f"--layers {text}: write the numbers of layers, from 0, as 0,7") from None
 
 
 def _one_document(arguments: Arguments, option: str) -> tuple[str | None, int, bool]:
@@ -181,8 +198,6 @@ def _notes(report: dict[str, Any]) -> list[str]:
 
 def plot(report: dict[str, Any], path: Path) -> None:
     """Plot a heat map, layers by heads, of each measure over all queries."""
-    import numpy as np
-
     shown = [name for name in ("entropy", "distance") if report[name] is not None]
     figure, axes = new_figure(1, len(shown), (5 * len(shown), 4))
     heads = max(len(row["entropy"]["heads"]) for row in report["layers"] if row["entropy"])

@@ -2,27 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.tables import Output, Table
 
-# heads and layers that are drawn
-_DRAWN = 8
+if TYPE_CHECKING:
+    from famjax.mixers.mixer import BlockWeights
+
+# heads that are drawn, and layers if none are named
+DRAWN = 8
 
 
 def measure_attention_maps(
-    name: str, files: str | None, length: int, passkey: bool = False
+    name: str,
+    files: str | None,
+    length: int,
+    passkey: bool = False,
+    layers: Sequence[int] = (),
+    most: int | None = None,
 ) -> dict[str, Any]:
     """Return run, step, block_len, tokens, and layers, see `famjax.eval.attention_maps`.
 
     Also receptive_field (tokens, None is unbounded), gradient and stopped_gradient, see
-    `gradient_by_block`. Each layer has mixer, mass, memory_mass, and the weights of the last block:
-    `map`, of its tokens on memories, segments and block, and `memory_map`, of the memory on itself
-    and the block.
+    `gradient_by_block`. Each layer has layer, mixer, memories, segments, mass, memory_mass, and the
+    weights of the last block: `map`, of its tokens on memories, segments and block, and
+    `memory_map`, of the memory on itself and the block. Arrays are NumPy's.
+
+    Args:
+      layers: that have maps.
+      most: without them, as many layers, the first ones; None is all.
     """
     from famjax.convert.open import open_language_model
     from famjax.eval.attention_maps import gradient_by_block, measure_attention
@@ -30,30 +43,40 @@ def measure_attention_maps(
 
     run = open_language_model(name)
     tokens = memory_tokens(run, files, length, passkey)
-    layers = []
-    for layer in measure_attention(run, tokens):
-        weights = layer.weights
-        parts = [weights.memory, weights.segments, weights.block]
-        layers.append(
-            {
-                "mixer": layer.mixer,
-                "memories": weights.memory.shape[-1],
-                "segments": weights.segments.shape[-1],
-                "mass": layer.mass.tolist(),
-                "memory_mass": None if layer.memory_mass is None else layer.memory_mass.tolist(),
-                "map": np.concatenate(parts, -1).tolist(),
-                "memory_map": None if weights.from_memory is None else weights.from_memory.tolist(),
-            }
-        )
+    found = measure_attention(run, tokens, layers)
+    mapped = layers or [layer.number for layer in found][:most]
     return {
         "run": name,
         "step": run.step,
         "block_len": run.model.block_len,
         "tokens": len(tokens),
-        "layers": layers,
+        "layers": [
+            {
+                "layer": layer.number,
+                "mixer": layer.mixer,
+                "memories": layer.memories,
+                "segments": layer.segments,
+                "mass": layer.mass,
+                "memory_mass": layer.memory_mass,
+                **(_maps(layer.weights) if layer.number in mapped else {}),
+            }
+            for layer in found
+        ],
         "receptive_field": run.model.stack.receptive_field,
-        "gradient": gradient_by_block(run, tokens).tolist(),
-        "stopped_gradient": gradient_by_block(run, tokens, stop_gradient=True).tolist(),
+        "gradient": gradient_by_block(run, tokens),
+        "stopped_gradient": gradient_by_block(run, tokens, stop_gradient=True),
+    }
+
+
+def _maps(weights: BlockWeights) -> dict[str, np.ndarray | None]:
+    import jax
+
+    weights = jax.device_get(weights)
+    parts = [weights.memory, weights.segments, weights.block]
+    memory = weights.from_memory
+    return {
+        "map": np.concatenate(parts, -1),
+        "memory_map": None if memory is None else np.asarray(memory),
     }
 
 
@@ -67,14 +90,14 @@ def show_attention(report: dict[str, Any]) -> None:
     )
     columns = ("segments", "memory", "own block", "most on memory", "memory on itself", "on block")
     table = Table("", ("layer", "mixer", *columns), words=(1,))
-    for i, layer in enumerate(report["layers"]):
-        mass = np.array(layer["mass"])
+    for layer in report["layers"]:
+        mass = layer["mass"]
         head = int(mass[:, 1].argmax())
         most = f"{mass[head, 1]:.1%}, head {head}" if layer["memories"] else ""
         own = layer["memory_mass"]
         shares = ("", "") if own is None else (f"{share:.1%}" for share in np.mean(own, 0))
         means = (f"{share:.1%}" for share in mass.mean(0))
-        table.add_row(f"{i}", layer["mixer"], *means, most, *shares)
+        table.add_row(f"{layer['layer']}", layer["mixer"], *means, most, *shares)
     out.print(table)
     out.print(_gradient_table(report))
 
@@ -95,13 +118,13 @@ def _gradient_table(report: dict[str, Any]) -> Table:
 
 
 def plot_attention(report: dict[str, Any], path: Path) -> None:
-    """Plot the last block's map of every head, memory at the bottom left, as the paper's Figure 12.
+    """Plot the last block's maps of layers, memory at the bottom left, as the paper's Figure 12.
 
     Queries are the vertical axis, keys the horizontal one. The first rows are the memory's queries,
     the first columns its keys; then come the memory segments, and the block itself.
     """
-    layers = report["layers"][:_DRAWN]
-    heads = min(len(layers[0]["map"]), _DRAWN)
+    layers = [layer for layer in report["layers"] if "map" in layer]
+    heads = min(len(layers[0]["map"]), DRAWN)
     figure, axes = new_figure(len(layers), heads, (2.6 * heads, 2.6 * len(layers)))
     grid = np.asarray(axes, object).reshape(len(layers), heads)
     for i, layer in enumerate(layers):
@@ -117,7 +140,7 @@ def plot_attention(report: dict[str, Any], path: Path) -> None:
                 axis.axhline(rows - 0.5, color="white", linewidth=0.5)
             axis.set_xticks([])
             axis.set_yticks([])
-            axis.set_title(f"layer {i}, head {head}", fontsize=8)
+            axis.set_title(f"layer {layer['layer']}, head {head}", fontsize=8)
     figure.supxlabel("keys: memory, segments, block")
     figure.supylabel("queries: memory, block")
     save_figure(figure, path)
@@ -125,10 +148,10 @@ def plot_attention(report: dict[str, Any], path: Path) -> None:
 
 def _join(layer: dict[str, Any], head: int) -> tuple[np.ndarray, int]:
     """Return a head's map with the memory's queries first, and the number of these."""
-    tokens = np.array(layer["map"][head])
+    tokens = layer["map"][head]
     if layer["memory_map"] is None:
         return tokens, 0
-    memory = np.array(layer["memory_map"][head])
+    memory = layer["memory_map"][head]
     f, block = len(memory), tokens.shape[0]
     rows = np.zeros((f, tokens.shape[1]))
     # of the p memories that a block attends to, the memory itself is the last

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import tyro
 
 from famjax.cli.compare_segments import draw_segments
+from famjax.cli.eval_output import ends_of
 from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.main import parse
 from famjax.cli.report import check_file, read_examples, read_results
@@ -21,6 +23,8 @@ from famjax.eval.intervals import mean_interval, mean_of_ratios, paired_interval
 
 # key of the share of right answers, by `Task.group`
 _SHARES = {"passkey": "key_accuracy", "toy": "episode_accuracy", "long": "score"}
+# what of a label says how documents are read: no part of what is compared
+_READING = re.compile(r"(?: --window (\d+))?(?: --score \d+)?$")
 
 
 @dataclass(frozen=True)
@@ -43,32 +47,31 @@ def run(argv: list[str]) -> int:
         raise UserError("compare: name two runs or more that were evaluated")
     runs = list(map(expanded, arguments.runs))
     found = [read_results(run) for run in runs]
-    shared = [label for label in found[0] if all(label in other for other in found)]
+    shared = shared_labels(found)
     if not shared:
         listed = "; ".join(f"{r}: {', '.join(f)}" for r, f in zip(runs, found, strict=True))
         raise UserError(
             f"no evaluation is of all runs ({listed}); run famjax eval with equal tasks"
         )
-    names = short_names(runs)
+    short = short_names(runs)
+    # how each run read a document follows its name where that is not the same of all
+    names = {
+        title: [f"{n}{_reading(label, title)}" for n, label in zip(short, labels, strict=True)]
+        for title, labels in shared.items()
+    }
+    found = [
+        {title: results[labels[i]] for title, labels in shared.items()}
+        for i, results in enumerate(found)
+    ]
     out = Output()
-    for label in shared:
-        results = [results[label]["result"] for results in found]
-        group = found[0][label]["group"]
-        if group == "text":
-            out.print(text_table(label, names, results))
-            out.print(position_table(names, results))
-        elif group in _SHARES:
-            out.print(share_table(label, group, names, results, runs))
-        elif group == "questions":
-            out.print(questions_table(label, names, results, runs))
-        elif group == "translate":
-            out.print(translation_table(label, names, results, runs))
-        elif group == "lm_eval":
-            out.print(harness_table(label, names, results))
+    for title in shared:
+        results = [results[title]["result"] for results in found]
+        for table in _tables(title, found[0][title]["group"], names[title], results, runs):
+            out.print(table)
     if arguments.segments:
         path = expanded(arguments.segments)
         check_file(path, "--segments")
-        out.print(f"wrote {draw_segments(found, shared, runs, path)}")
+        out.print(f"wrote {draw_segments(found, list(shared), runs, path)}")
     if arguments.plot:
         check_file(expanded(arguments.plot), "--plot")
         drawn = [each for each in shared if found[0][each]["group"] in ("text", *_SHARES)]
@@ -77,6 +80,47 @@ def run(argv: list[str]) -> int:
         path = draw(found, drawn, names, expanded(arguments.plot))
         out.print(f"wrote {path}")
     return 0
+
+
+def shared_labels(found: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return what all runs were evaluated on: a title, and the label of each run's result.
+
+    Results that were read in the same way are compared, and where not all of them are, that of each
+    run that was read in the longest windows: full attention in windows beside a run that streams.
+    """
+    shared = {label: [label] * len(found) for label in found[0] if all(label in f for f in found)}
+    for title in dict.fromkeys(_READING.sub("", label) for label in found[0]):
+        read = [[label for label in f if _READING.sub("", label) == title] for f in found]
+        if all(read):
+            longest = [max(labels, key=_window) for labels in read]
+            if len(set(longest)) > 1:
+                shared[title] = longest
+    return shared
+
+
+def _window(label: str) -> float:
+    """Return the tokens of the windows of a result; of whole documents they are unlimited."""
+    match = _READING.search(label)
+    return float(match[1]) if match and match[1] else np.inf
+
+
+def _reading(label: str, title: str) -> str:
+    return "" if label == title else label[len(_READING.sub("", label)) :]
+
+
+def _tables(
+    title: str, group: str, names: Sequence[str], results: Sequence[Any], runs: Sequence[Path]
+) -> list[Table]:
+    """Return the tables of a result of each run."""
+    if group == "text":
+        return [text_table(title, names, results), position_table(names, results)]
+    if group in _SHARES:
+        return [share_table(title, group, names, results, runs)]
+    if group == "questions":
+        return [questions_table(title, names, results, runs)]
+    if group == "translate":
+        return [translation_table(title, names, results, runs)]
+    return [harness_table(title, names, results)] if group == "lm_eval" else []
 
 
 def short_names(runs: Sequence[Path]) -> list[str]:
@@ -99,14 +143,16 @@ def text_table(label: str, names: Sequence[str], results: Sequence[dict[str, Any
             name,
             f"{result['bits_per_byte']:.4f}",
             "" if difference is None else f"{difference[0]:+.4f}",
-            "" if difference is None else "{:+.4f} to {:+.4f}".format(*difference[1:]),
+            "" if difference is None else ends_of(difference[1:]),
             f"{result['memory_gain']['bits_per_byte']:.4f}",
             f"{result['tokens_per_second']:,.0f}",
         )
     return table
 
 
-def _difference(result: dict[str, Any], other: dict[str, Any]) -> tuple[float, float, float] | None:
+def _difference(
+    result: dict[str, Any], other: dict[str, Any]
+) -> tuple[float, float | None, float | None] | None:
     """Return by how many bits per byte a run is worse than another; None if it cannot be paired."""
     rows, others = result.get("by_document") or [], other.get("by_document") or []
     where = [[(row["file"], row["line"], row["bytes"]) for row in each] for each in (rows, others)]
@@ -117,11 +163,13 @@ def _difference(result: dict[str, Any], other: dict[str, Any]) -> tuple[float, f
 
 
 def position_table(names: Sequence[str], results: Sequence[dict[str, Any]]) -> Table:
-    """Return the table of the loss by position, as far as all results go."""
+    """Return the table of the loss by position, empty where a result does not go so far."""
     table = Table("loss by position", ("tokens before", *names))
-    for rows in zip(*(result["by_position"] for result in results), strict=False):
-        losses = (f"{row['loss']:.4f}" for row in rows)
-        table.add_row(f"{rows[0]['from']:,} to {rows[0]['to']:,}", *losses)
+    every = [{(r["from"], r["to"]): r["loss"] for r in result["by_position"]} for result in results]
+    for first, last in sorted({span for losses in every for span in losses}):
+        losses = (each.get((first, last)) for each in every)
+        cells = ("" if loss is None else f"{loss:.4f}" for loss in losses)
+        table.add_row(f"{first:,} to {last:,}", *cells)
     return table
 
 
@@ -226,7 +274,9 @@ def _paired_examples(row: dict[str, Any] | None, other: dict[str, Any]) -> str:
     """Return the mean difference of a metric of the same examples, and its interval."""
     if row is None or not row["by_example"]:
         return ""
-    if len(row["by_example"]) != len(other["by_example"]):
+    # results from before 2026-11-26 have no hash
+    documents = {each["documents"] for each in (row, other) if "documents" in each}
+    if len(documents) > 1 or len(row["by_example"]) != len(other["by_example"]):
         return "other examples"
     each = np.array(row["by_example"]) - np.array(other["by_example"])
     return "{:+.4f} ({:+.4f} to {:+.4f})".format(*mean_interval(each))
@@ -242,11 +292,11 @@ def _scores(
 ) -> dict[tuple[str, int], dict[tuple[Any, ...], float]]:
     """Return the scores of a length, by data set and document, and by what tells a question."""
     scores: dict[tuple[str, int], dict[tuple[Any, ...], float]] = {}
+    # the tokens of a document in a file are a tokenizer's; a generated one is as long as they tell
+    named = ("prompt", "references", *(("tokens", "depth") if length else ()))
     for example in read_examples(run, result):
         if example["length"] == length:
-            asked = tuple(
-                repr(example[name]) for name in ("prompt", "references", "tokens", "depth")
-            )
+            asked = tuple(repr(example[name]) for name in named)
             document = example.get("subset", ""), example["document"]
             scores.setdefault(document, {})[asked] = example["score"]
     return scores
@@ -272,13 +322,16 @@ def _paired(
 
 
 def draw(
-    found: Sequence[dict[str, Any]], shared: Sequence[str], names: Sequence[str], path: Path
+    found: Sequence[dict[str, Any]],
+    shared: Sequence[str],
+    names: Mapping[str, Sequence[str]],
+    path: Path,
 ) -> Path:
     """Plot the loss by position, and the share of right answers by length, of all runs."""
     figure, axes = new_figure(1, len(shared), size=(6 * len(shared), 4))
     for ax, label in zip(np.atleast_1d(axes), shared, strict=True):
         group = found[0][label]["group"]
-        for name, results in zip(names, found, strict=True):
+        for name, results in zip(names[label], found, strict=True):
             result = results[label]["result"]
             rows = result["by_position"] if group == "text" else _rows(result)
             at = "to" if group == "text" else "length"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,20 +13,18 @@ import numpy as np
 import tyro
 
 from famjax.cli.eval_output import depth_labels, show
+from famjax.cli.eval_report import eval_folder, read_report, save_result
 from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.main import parse
 from famjax.core.errors import UserError
-from famjax.core.json_files import RUN_AGAIN, read_json, write_json
 from famjax.core.paths import expanded
+from famjax.eval.examples import digest
 from famjax.processes import runtime
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from famjax.tasks.task import Task
-
-# the results of a run, in its folder eval
-REPORT = "report.json"
+    from famjax.tasks.task import Request, Task
 
 
 @dataclass(frozen=True)
@@ -58,9 +55,9 @@ class Arguments:
     """babilong: a file of bAbI with the facts, such as qa1_single-supporting-fact_test.txt; qa_1: a
     JSON file of SQuAD; qa_2: of HotpotQA."""
     ablate: str = ""
-    """Documents with questions, and texts: evaluate also without a part of the memory. reset: the
-    whole state at every block (texts always are); memory: FAM, or another memory, at its initial
-    value; segments: no memory segments; several separated by commas."""
+    """Passkeys, documents with questions, and texts: evaluate also without a part of the memory.
+    reset: the whole state at every block (texts always are); memory: FAM, or another memory, at its
+    initial value; segments: no memory segments; several separated by commas."""
     skip_broken: bool = False
     """Files with questions: leave out lines that cannot be read, and say how many."""
     shots: int | None = None
@@ -119,18 +116,20 @@ def evaluate(
     """Return all results: run, step, memory, and of each `Task.group` a list, or passkey's rows."""
     runtime.setup()
     from famjax.convert.open import open_model
-    from famjax.eval.ablations import parse_ablations
+    from famjax.eval.examples import weights_digest
     from famjax.eval.memory import memory_report
     from famjax.tasks import TASKS
     from famjax.tasks.parse import HOLDOUT
-    from famjax.tasks.task import Request
 
     opened = open_model(arguments.run)
     tasks = tasks or [(opened.config.data.task, HOLDOUT)]
     _check_options(arguments, [TASKS[name] for name, _ in tasks])
+    for note in ignored_options(arguments, [name for name, _ in tasks]):
+        print(note, file=sys.stderr)
     folder = eval_folder(arguments.run)
     if folder:
         read_report(folder)  # a damaged one would be found after hours
+        weights = weights_digest(folder.parent)
     report: dict[str, Any] = {
         "run": arguments.run,
         "step": opened.step,
@@ -140,29 +139,15 @@ def evaluate(
         "questions": [],
         "lm_eval": [],
     }
-    for name, files in tasks:
-        task = TASKS[name]
-        request = Request(
-            name,
-            None if files in ("", HOLDOUT) else files,
-            lengths,
-            arguments.examples,
-            arguments.batch,
-            arguments.window,
-            arguments.score,
-            arguments.words,
-            arguments.questions,
-            arguments.facts,
-            parse_ablations(arguments.ablate),
-            folder,
-            shots=arguments.shots,
-            chat=arguments.chat,
-            skip_broken=arguments.skip_broken,
-            beam=1 if arguments.beam is None else arguments.beam,
-            length_penalty=1.0 if arguments.length_penalty is None else arguments.length_penalty,
-            no_repeat_ngram=arguments.no_repeat_ngram or 0,
-            tune=arguments.tune,
-        )
+    requests = [
+        _request(arguments, name, part, lengths, folder)
+        for name, files in tasks
+        for part in (files.split(",") if TASKS[name].has_parts else [files])
+    ]
+    for request in requests:
+        TASKS[request.task].check_request(opened, request)
+    for request in requests:
+        task = TASKS[request.task]
         result = task.evaluate(opened, request)
         if task.group == "passkey":
             report["passkey"] = result
@@ -170,70 +155,38 @@ def evaluate(
             report.setdefault(task.group, []).append(result)
         if folder:
             # of each task, so that a mistake in a later one loses nothing
-            save_result(folder, opened.step, task.group, name, result)
+            save_result(folder, opened.step, weights, task.group, request.task, result)
     return {**report, "memory": memory_report()}
 
 
-def eval_folder(run: str) -> Path | None:
-    """Return the folder of a run's results; None if the run cannot be written to.
+def _request(
+    arguments: Arguments, name: str, files: str, lengths: list[int] | None, folder: Path | None
+) -> Request:
+    from famjax.eval.ablations import parse_ablations
+    from famjax.tasks.parse import HOLDOUT
+    from famjax.tasks.task import Request
 
-    Raises:
-      UserError: it is not a folder.
-    """
-    folder = expanded(run) / "eval"
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: is in the way of the results; remove it")
-    return folder if os.access(folder if folder.exists() else folder.parent, os.W_OK) else None
-
-
-def save_result(folder: Path, step: int, group: str, name: str, result: Any) -> None:
-    """Add a result to the report.json of a run, which `famjax report` reads.
-
-    It has the newest result of every task, files and settings, all of them of one step.
-    """
-    saved = read_report(folder)
-    if saved["step"] != step:
-        saved = {"step": step, "results": {}}
-    parts = [name]
-    if group != "passkey":
-        parts += [f":{files}" for files in [result.get("files")] if files]
-        parts += [
-            f" --{key} {result[key]}"
-            for key in ("facts", "window", "shots", "chat")
-            if result.get(key)
-        ]
-        parts += _search_label(result)
-    saved["results"]["".join(parts)] = {"group": group, "result": result}
-    folder.mkdir(exist_ok=True)
-    write_json(folder / REPORT, saved)
-
-
-def _search_label(result: Any) -> list[str]:
-    """Return what of a search tells it from others of the same pairs, as options."""
-    if "beam" not in result:
-        return []
-    if "penalties" in result:  # the best of which is a result, and differs between runs
-        penalty = " --tune"
-    else:
-        penalty = f" --length-penalty {result['length_penalty']:g}" if result["beam"] > 1 else ""
-    ngram = f" --no-repeat-ngram {size}" if (size := result["no_repeat_ngram"]) else ""
-    return [f" --beam {result['beam']}", penalty, ngram]
-
-
-def read_report(folder: Path) -> dict[str, Any]:
-    """Return step and results of a run's report.json, which may not be there.
-
-    Raises:
-      UserError: it is damaged.
-    """
-    file = folder / REPORT
-    saved = read_json(file, RUN_AGAIN) if file.exists() else {"step": None, "results": {}}
-    results = saved.get("results") if isinstance(saved, dict) else None
-    if not isinstance(results, dict) or not all(
-        isinstance(found, dict) and set(found) == {"group", "result"} for found in results.values()
-    ):
-        raise UserError(f"{file}: damaged; {RUN_AGAIN}")
-    return {"step": saved.get("step"), "results": results}
+    return Request(
+        name,
+        None if files in ("", HOLDOUT) else files,
+        lengths,
+        arguments.examples,
+        arguments.batch,
+        arguments.window,
+        arguments.score,
+        arguments.words,
+        arguments.questions,
+        arguments.facts,
+        parse_ablations(arguments.ablate),
+        folder,
+        shots=arguments.shots,
+        chat=arguments.chat,
+        skip_broken=arguments.skip_broken,
+        beam=1 if arguments.beam is None else arguments.beam,
+        length_penalty=1.0 if arguments.length_penalty is None else arguments.length_penalty,
+        no_repeat_ngram=arguments.no_repeat_ngram or 0,
+        tune=arguments.tune,
+    )
 
 
 # that only some tasks take
@@ -261,7 +214,9 @@ def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
         if option == "skip_broken":
             raise UserError("--skip-broken: is for files with questions; remove it")
         if option == "ablate":
-            raise UserError(f"{given}: is for documents with questions and for texts; remove it")
+            raise UserError(
+                f"{given}: is for passkey, documents with questions and texts; remove it"
+            )
         if option in ("questions", "facts"):
             raise UserError(f"{given}: is for tasks on long documents; remove it")
         if option in ("shots", "chat"):
@@ -273,6 +228,19 @@ def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
             raise UserError("--tune tries length penalties; leave out --length-penalty")
         if arguments.beam in (None, 1):
             raise UserError("--length-penalty: greedy decoding has none; give --beam 5")
+
+
+def ignored_options(arguments: Arguments, tasks: list[str]) -> Iterator[str]:
+    """Yield a line for each option that some of the tasks do not take."""
+    from famjax.tasks import TASKS
+
+    for option in _OPTIONS:
+        value = getattr(arguments, option)
+        others = [name for name in dict.fromkeys(tasks) if option not in TASKS[name].options]
+        if value not in (None, "", False) and others:
+            flag = option.replace("_", "-")
+            given = f"--{flag}" if value is True else f"--{flag} {value}"
+            yield f"{given}: has no effect on {', '.join(others)}"
 
 
 # plots -----------------------------------------------------------------------------------------
@@ -291,7 +259,9 @@ def figures(report: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
         yield toy["task"], _plot_toy(toy)
     for long in report["long"]:
         if any(share is not None for row in long["rows"] for share in row["by_depth"]):
-            yield long["examples"].removesuffix(".jsonl"), _plot_long(long)
+            texts = [long["files"], long["facts"]]
+            name = f"{long['task']}-{digest(texts)[:8]}" if any(texts) else long["task"]
+            yield name, _plot_long(long)
     for i, text in enumerate(report["text"]):
         yield f"text_{i + 1}" if i else "text", _plot_text(text)
 

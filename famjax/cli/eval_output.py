@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from famjax.cli.tables import Output, Table
@@ -44,6 +45,9 @@ def show(report: dict[str, Any]) -> None:
     ]
     for group in groups:
         found = report.get(group, [])
+        if group == "lm_eval" and found:
+            out.print(harness_table(found))
+            continue
         for result in [found] if group == "passkey" and found else found:
             for part in result_tables(group, result):
                 out.print(part)
@@ -53,14 +57,20 @@ def show(report: dict[str, Any]) -> None:
 def result_tables(group: str, result: Any) -> list[Table | str]:
     """Return the tables of a result of a `Task.group`, and the lines that explain them."""
     if group == "passkey":
-        return [passkey_table(result)]
+        ablations = [
+            ablation_table("passkey", result, name, "key_accuracy")
+            for name in dict.fromkeys(name for row in result for name in row.get("ablations", {}))
+        ]
+        return [passkey_table(result), reading_table(result), *ablations]
     if group == "toy":
         return [toy_table(result)]
     if group == "long":
         ablations = [
-            ablation_table(result, name) for name in result["rows"][0].get("ablations", {})
+            ablation_table(result["task"], result["rows"], name)
+            for name in result["rows"][0].get("ablations", {})
         ]
-        return [long_table(result), _effective(result["effective_length"]), *ablations]
+        effective = _effective(result["effective_length"])
+        return [long_table(result), effective, reading_table(result["rows"]), *ablations]
     if group == "text":
         negative = [_NEGATIVE] if _has_negative_gain(result) else []
         words = [_words(result)] if "words" in result else []
@@ -73,7 +83,7 @@ def result_tables(group: str, result: Any) -> list[Table | str]:
             octaves_table(result),
         ]
     if group == "lm_eval":
-        return [harness_table(result)]
+        return [harness_table([result])]
     if group == "translate":
         return [translation_table(result), *translation_notes(result)]
     return [rows_table(group, result["rows"])]
@@ -219,13 +229,14 @@ def octaves_table(result: dict[str, Any]) -> Table:
     return table
 
 
-def harness_table(result: dict[str, Any]) -> Table:
+def harness_table(results: list[dict[str, Any]]) -> Table:
+    seconds = sum(result["seconds"] for result in results)
     table = Table(
-        f"lm-evaluation-harness {result['harness']}, {result['seconds']:.0f} seconds",
+        f"lm-evaluation-harness {results[0]['harness']}, {seconds:.0f} seconds",
         ("task", "version", "shots", "examples", "metric", "value", "standard error"),
         words=(0, 4),
     )
-    for row in result["rows"]:
+    for row in (row for result in results for row in result["rows"]):
         filtered = "" if row["filter"] == "none" else f", {row['filter']}"
         table.add_row(
             row["task"],
@@ -256,7 +267,7 @@ def passkey_table(rows: list[dict[str, Any]]) -> Table:
     keys, digits = 100 * rows[0]["key_chance"], rows[0]["token_chance"]
     table = Table(
         f"passkey (guessing gets {keys:.3g}% of whole keys, {digits:.0%} of digits)",
-        ("tokens", "documents", "whole keys", "digits", "seconds", "tokens/s", "peak memory"),
+        ("tokens", "documents", "whole keys", "digits"),
     )
     for row in rows:
         table.add_row(
@@ -264,8 +275,25 @@ def passkey_table(rows: list[dict[str, Any]]) -> Table:
             f"{row['examples']:,}",
             f"{row['key_accuracy']:.1%}",
             f"{row['token_accuracy']:.1%}",
+        )
+    return table
+
+
+def reading_table(rows: list[dict[str, Any]]) -> Table:
+    """Return the table of what reading took, by length: updates and state are of one document.
+
+    Rows from before 2026-11-26 have not all of it.
+    """
+    columns = ("tokens", "updates", "state", "seconds", "tokens/s", "s/answer", "peak memory")
+    table = Table("reading", columns)
+    for row in rows:
+        table.add_row(
+            f"{row['length']:,}",
+            f"{row['updates']:,}" if "updates" in row else "",
+            byte_size(row["state_bytes"]) if "state_bytes" in row else "",
             f"{row['seconds']:.1f}",
             f"{row['tokens_per_second']:,.0f}",
+            f"{row['answer_seconds']:.2f}" if "answer_seconds" in row else "",
             byte_size(row["peak_bytes"]),
         )
     return table
@@ -301,7 +329,7 @@ def long_table(long: dict[str, Any]) -> Table:
     depths = depth_labels(len(rows[0]["by_depth"]))
     table = Table(
         f"{long['task']} ({long['source']}): share of the references in the answers, by depth",
-        ("tokens", "answers", "score", "95%", *depths, "cut", "tokens/s", "s/answer"),
+        ("tokens", "answers", "score", "95%", *depths, "cut"),
     )
     for row in rows:
         table.add_row(
@@ -311,25 +339,25 @@ def long_table(long: dict[str, Any]) -> Table:
             "{:.0f}-{:.0f}".format(*(100 * end for end in row["interval"])),
             *("" if share is None else f"{share:.0%}" for share in row["by_depth"]),
             f"{row['cut']:,}",
-            f"{row['tokens_per_second']:,.0f}",
-            f"{row['answer_seconds']:.2f}",
         )
     return table
 
 
-def ablation_table(long: dict[str, Any], name: str) -> Table:
-    """Return the table of what a part of the memory is worth."""
+def ablation_table(task: str, rows: list[dict[str, Any]], name: str, score: str = "score") -> Table:
+    """Return the table of what a part of the memory is worth, in a score of the rows."""
     table = Table(
-        f"{long['task']}: gained against {ABLATED[name]}",
+        f"{task}: gained against {ABLATED[name]}",
         ("tokens", "updates", "score without", "score with", "gained", "95%"),
     )
-    for row in long["rows"]:
+    for row in rows:
+        if name not in row.get("ablations", {}):
+            continue  # a length of an earlier evaluation
         gain, low, high = row["ablations"][name]["gain"]
         table.add_row(
             f"{row['length']:,}",
             f"{row['updates']:,}",
             f"{row['ablations'][name]['score']:.1%}",
-            f"{row['score']:.1%}",
+            f"{row[score]:.1%}",
             f"{gain:+.1%}",
             f"{100 * low:+.0f} to {100 * high:+.0f}",
         )
@@ -364,12 +392,18 @@ def text_table(text: dict[str, Any]) -> Table:
     for name, ablated in text.get("ablations", {}).items():
         _add_scores(table, ABLATED[name], ablated)
         if "gain" in ablated:
-            gain, *ends = (f"{value:+.4f}" for value in ablated["gain"])
-            table.add_row("gained, 95%", gain, " to ".join(ends), "", "")
+            gain, *ends = ablated["gain"]
+            table.add_row("gained, 95%", f"{gain:+.4f}", ends_of(ends), "", "")
     table.add_rule()
     _add_scores(table, "unigram", text["unigram"])
     _add_scores(table, "uniform", text["uniform"])
     return table
+
+
+def ends_of(interval: Sequence[float | None]) -> str:
+    """Return the ends of an interval in bits per byte; "" is none, of one document."""
+    low, high = interval
+    return "" if low is None or high is None else f"{low:+.4f} to {high:+.4f}"
 
 
 def _words(text: dict[str, Any]) -> str:

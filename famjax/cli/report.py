@@ -8,13 +8,15 @@ import io
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice, zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tyro
 
-from famjax.cli.eval import REPORT, figures, read_report
+from famjax.cli.eval import figures
 from famjax.cli.eval_output import ABLATED, result_tables
+from famjax.cli.eval_report import REPORT, read_report
 from famjax.cli.main import parse
 from famjax.core.errors import UserError, nearest_path
 from famjax.core.paths import expanded
@@ -149,10 +151,20 @@ def _image(name: str, figure: Figure) -> str:
     return f'<img alt="{html.escape(name)}" src="data:image/png;base64,{data}">'
 
 
+def sample_examples(examples: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    """Return the first examples of each length and data set, as many of each if there are so many,
+    in their order."""
+    groups: dict[tuple[int, str], list[int]] = {}
+    for i, example in enumerate(examples):
+        groups.setdefault((example["length"], example.get("subset", "")), []).append(i)
+    by_turns = (i for together in zip_longest(*groups.values()) for i in together if i is not None)
+    return [examples[i] for i in sorted(islice(by_turns, most))]
+
+
 def _examples(examples: list[dict[str, Any]], result: dict[str, Any]) -> Iterator[str]:
     """Yield the HTML of the examples of a result."""
     yield f"<h3>{len(examples):,} answers</h3>"
-    for example in examples[:_EXAMPLES]:
+    for example in sample_examples(examples, _EXAMPLES):
         kind = {1: "right", 0: "none"}.get(example["score"], "partly")
         fields = {
             "question": example["prompt"],

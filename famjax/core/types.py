@@ -55,8 +55,10 @@ class Batch(TypedDict, Generic[AnyArray]):
     # [b t] bool, True where that document begins with the memory of the lane's previous one (state
     # passing); missing: nowhere
     pass_state: NotRequired[AnyArray]
-    # [b t] bool, in windows of evaluation, True at tokens that are not in an earlier window
+    # [b t] bool, in windows of evaluation, True at tokens that are not in an earlier window, and at
+    # the first token of a document's first window
     new: NotRequired[AnyArray]
+    starts: NotRequired[AnyArray]
     # of sequence to sequence: [b s] int32, tokens of the sources; [b s] and [b t] int32, the number
     # of a source or a target in its row, from 1; 0 is padding
     source: NotRequired[AnyArray]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,11 +12,35 @@ import numpy as np
 
 from famjax.data.files import TextFile
 
+# bytes of files that are read whole to see whether they changed, and of each end of larger ones
+_WHOLE, _END = 1 << 26, 1 << 12
+
 
 def fingerprint_files(files: Sequence[TextFile], sizes: Sequence[int]) -> str:
     """Return a hash of the files' names, sizes and document counts, in order."""
     listed = [(file.name, size, len(file)) for file, size in zip(files, sizes, strict=True)]
     return hashlib.blake2b(json.dumps(listed).encode(), digest_size=8).hexdigest()
+
+
+def fingerprint_contents(paths: Sequence[str | Path], whole: int = _WHOLE) -> str:
+    """Return a hash of what is in files, in order.
+
+    If they have more than `whole` bytes together, it is that of their sizes, times of change, first
+    and last bytes.
+    """
+    hashed = hashlib.blake2b(digest_size=8)
+    total = sum(os.path.getsize(path) for path in paths)
+    for path in paths:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            hashed.update(f"{status.st_size},".encode())
+            if total <= whole:
+                hashed.update(file.read())
+                continue
+            hashed.update(f"{status.st_mtime_ns},".encode() + file.read(_END))
+            file.seek(-min(_END, status.st_size), os.SEEK_END)
+            hashed.update(file.read())
+    return hashed.hexdigest()
 
 
 def choose_holdout(files: Sequence[TextFile], holdout: int) -> np.ndarray:

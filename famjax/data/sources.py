@@ -33,7 +33,7 @@ from famjax.data.files import (
     wrap_read_errors,
 )
 from famjax.data.find_files import describe_skipped, find_files
-from famjax.data.hashes import choose_holdout, fingerprint_files
+from famjax.data.hashes import choose_holdout, fingerprint_contents, fingerprint_files
 from famjax.data.json_lines import Line, read_json_line
 from famjax.data.scan import CheckedFiles
 from famjax.data.shuffle import permuted_index
@@ -329,6 +329,11 @@ class TextSource(Source):
         for text, *_ in self._iter_text(key, skip=0):
             yield text
 
+    def name(self, key: Key) -> str:
+        """Return the file of a document, and its line if the file has several."""
+        path, row, *_ = key
+        return path if len(self._files[path]) == 1 else f"{path}:{row + 1}"
+
     def scored_texts(self, key: Key) -> Iterator[str]:
         """Yield the text of a document whose tokens are predicted: all but inputs."""
         return (text for text, weight, *_ in self._iter_text(key, skip=0) if weight)
@@ -336,6 +341,10 @@ class TextSource(Source):
     def get_state(self) -> dict[str, Any]:
         """Return a fingerprint of the documents: keys and cursors are valid for these only."""
         return {"documents": int(self._starts[-1]), "bytes": self._bytes, "names": self._digest}
+
+    def content_version(self) -> str:
+        """Return a hash of what is in the files (`fingerprint_contents`)."""
+        return fingerprint_contents(self._paths)
 
     def set_state(self, state: dict[str, Any]) -> None:
         now = self.get_state()

@@ -12,6 +12,7 @@ from typing import Any
 from famjax.core.errors import UserError
 from famjax.core.optional import missing_message, missing_modules
 from famjax.eval import leval_scores, longbench_scores
+from famjax.eval.unicode_words import UnicodeTokenizer
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -49,13 +50,35 @@ def rouge(kind: str, output: str, reference: str, stemmed: bool = True) -> float
     return float(_rouge_scorer(kind, stemmed).score(reference, output)[kind].fmeasure)
 
 
+def rouge_unicode(kind: str, output: str, reference: str) -> float:
+    """Return the F1 of "rouge1", "rouge2" or "rougeL" of the words of any script.
+
+    rouge-score's own words have Latin letters without marks, and digits. As XLSum's multilingual
+    ROUGE, but scripts without spaces are compared by characters, not by a segmenter's words, and
+    only words of such Latin letters are stemmed.
+    """
+    return float(_unicode_scorer(kind).score(reference, output)[kind].fmeasure)
+
+
 @functools.cache
 def _rouge_scorer(kind: str, stemmed: bool) -> Any:
+    return _scorer_class()([kind], use_stemmer=stemmed)
+
+
+@functools.cache
+def _unicode_scorer(kind: str) -> Any:
+    make = _scorer_class()
+    from rouge_score.tokenizers import DefaultTokenizer
+
+    return make([kind], tokenizer=UnicodeTokenizer(DefaultTokenizer(use_stemmer=True)))
+
+
+def _scorer_class() -> Any:
     if missing := missing_modules(["rouge_score"]):
         raise UserError(f"rouge: {missing_message(missing)}")
     from rouge_score.rouge_scorer import RougeScorer
 
-    return RougeScorer([kind], use_stemmer=stemmed)
+    return RougeScorer
 
 
 _METRICS: dict[str, Callable[[str, str], float]] = {
@@ -64,6 +87,7 @@ _METRICS: dict[str, Callable[[str, str], float]] = {
     "rouge_1": functools.partial(rouge, "rouge1"),
     "rouge_2": functools.partial(rouge, "rouge2"),
     "rouge_l": functools.partial(rouge, "rougeL"),
+    "rouge_l_unicode": functools.partial(rouge_unicode, "rougeL"),
     # of LongBench
     "numbers": longbench_scores.numbers,
     "code": longbench_scores.code,
@@ -80,7 +104,7 @@ _METRICS: dict[str, Callable[[str, str], float]] = {
 # of the output as it is, with white space at both ends
 _UNSTRIPPED = ("code", "rouge_l_unique")
 # of rouge-score
-_ROUGE = ("rouge_1", "rouge_2", "rouge_l", "rouge_l_unstemmed")
+_ROUGE = ("rouge_1", "rouge_2", "rouge_l", "rouge_l_unstemmed", "rouge_l_unicode")
 
 
 def score_answer(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,25 +29,35 @@ class LayerAttention(NamedTuple):
     """The attention of a layer.
 
     Attributes:
+      number: of the layer, from 0.
       mixer: of the layer.
+      memories, segments: keys of a query in feedback memories and memory segments.
       mass: [h 3], the share of the blocks' weights on memory segments, memories and the own block,
         a mean over all blocks.
       memory_mass: [h 2], the share of the memory's weights on itself and on the block that it
         reads; None without a memory.
-      weights: of the last block, without the lanes' axis.
+      weights: of the last block, without the lanes' axis, on the device.
     """
 
+    number: int
     mixer: str
+    memories: int
+    segments: int
     mass: np.ndarray
     memory_mass: np.ndarray | None
     weights: BlockWeights
 
 
-def measure_attention(run: Run, tokens: np.ndarray, quiet: bool = False) -> list[LayerAttention]:
+def measure_attention(
+    run: Run, tokens: np.ndarray, needed: Sequence[int] = (), quiet: bool = False
+) -> list[LayerAttention]:
     """Read the whole blocks of a document [t]; return the attention of every layer with blocks.
 
+    Args:
+      needed: layers that must have blocks.
+
     Raises:
-      UserError: no layer has blocks, or the document has less than one.
+      UserError: no layer has blocks, or a needed one has none, or the document has less than one.
     """
     model = run.model
     w = model.block_len
@@ -60,53 +71,75 @@ def measure_attention(run: Run, tokens: np.ndarray, quiet: bool = False) -> list
     if not n:
         raise UserError(f"--length {len(tokens)}: less than a block of {w}; give more")
     check_capacity(stack.capacity, n * w)
+    pattern = mixer_pattern(run.config.model)
     graph, params = nnx.split(model)
     state = model.init_state(1)
     sums: Any = None
     with TokenProgress("attention", n * w, quiet) as progress:
         for block in tokens[: n * w].reshape(n, 1, w):
-            found, state = _read_block(graph, params, state, block)
-            if not any(each is not None for each in found):
-                raise UserError(
-                    f"--attention: model.mixer={run.config.model.mixer} has no blocks; give a run "
-                    "with fam, delta, bswa or swa"
-                )
-            last = jax.device_get(found)
-            masses = [None if each is None else _masses(each) for each in last]
+            found, masses, state = _read_block(graph, params, state, block)
+            if sums is None:
+                _check_layers(run, found, needed)
+            masses = jax.device_get(masses)
             sums = masses if sums is None else jax.tree.map(np.add, sums, masses)
             progress.advance(w)
     layers = []
     for repeat in range(stack.repeats):
-        for name, weights, total in zip(mixer_pattern(run.config.model), last, sums, strict=True):
-            if weights is not None:
-                own, masses = jax.tree.map(lambda a, repeat=repeat: a[repeat], (weights, total))
-                mass, memory_mass = jax.tree.map(lambda a: a / n, masses)
-                layers.append(LayerAttention(name, mass, memory_mass, own))
+        for i, (name, weights, total) in enumerate(zip(pattern, found, sums, strict=True)):
+            if weights is None:
+                continue
+            number = repeat * len(pattern) + i
+            mass, memory_mass = jax.tree.map(lambda a, repeat=repeat: a[repeat] / n, total)
+            own = jax.tree.map(lambda a, repeat=repeat: a[repeat], weights)
+            keys = weights.memory.shape[-1], weights.segments.shape[-1]
+            layers.append(LayerAttention(number, name, *keys, mass, memory_mass, own))
     return layers
+
+
+def _check_layers(run: Run, found: Sequence[BlockWeights | None], layers: Sequence[int]) -> None:
+    """Refuse a model without blocks, and layers that are not there or have none."""
+    model = run.config.model
+    if not any(each is not None for each in found):
+        raise UserError(
+            f"--attention: model.mixer={model.mixer} has no blocks; give a run with fam, delta, "
+            "bswa or swa"
+        )
+    known = [i for i in range(model.layers) if found[i % len(found)] is not None]
+    if wrong := [i for i in layers if i not in known]:
+        raise UserError(
+            f"--layers {','.join(map(str, wrong))}: is no layer with blocks; the run has "
+            f"{', '.join(map(str, known))}"
+        )
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _read_block(
     graph: Any, params: Params, state: State, tokens: Array
-) -> tuple[list[BlockWeights | None], State]:
-    """Return the weights of a block [1 w] by layer of the pattern, and the state after it."""
+) -> tuple[list[BlockWeights | None], list[Any], State]:
+    """Return the weights of a block [1 w] by layer of the pattern, their masses, and the state
+    after it."""
     model = nnx.merge(graph, params)
     x = model.embed(tokens)
     found = model.stack.block_weights(x, state, Context())
     # of the only lane
     first = jax.tree.map(lambda a: a[:, 0], found)
-    return first, model.stack(x, state, Context())[1]
+    masses = [None if each is None else _masses(each) for each in first]
+    return first, masses, model.stack(x, state, Context())[1]
 
 
-def _masses(weights: BlockWeights) -> tuple[np.ndarray, np.ndarray | None]:
+def _masses(weights: BlockWeights) -> tuple[Array, Array | None]:
     """Return `mass` and `memory_mass` of a block, [repeats h 3] and [repeats h 2]."""
-    parts = (weights.segments, weights.memory, weights.block)
-    mass = np.stack([part.sum(-1).mean(-1) for part in parts], -1)
+    parts = [weights.segments, weights.memory, weights.block]
+    mass = jnp.stack([_mean_mass(part) for part in parts], -1)
     if weights.from_memory is None:
         return mass, None
     f = weights.from_memory.shape[-2]
-    own = np.split(weights.from_memory, [f], -1)
-    return mass, np.stack([part.sum(-1).mean(-1) for part in own], -1)
+    own = jnp.split(weights.from_memory, [f], -1)
+    return mass, jnp.stack([_mean_mass(part) for part in own], -1)
+
+
+def _mean_mass(weights: Array) -> Array:
+    return weights.astype(jnp.float32).sum(-1).mean(-1)
 
 
 def gradient_by_block(run: Run, tokens: np.ndarray, stop_gradient: bool = False) -> np.ndarray:

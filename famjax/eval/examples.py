@@ -6,7 +6,8 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,16 @@ from typing import Any
 import numpy as np
 
 from famjax.core.errors import UserError
+from famjax.core.folder_lock import lock_folder
 from famjax.core.json_files import RUN_AGAIN, parse_json, read_whole
+from famjax.data.hashes import fingerprint_contents
 from famjax.eval.intervals import mean_of_ratios
+
+# of a model's folder: they decide what a text's tokens are
+_TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja"),
+    *("special_tokens_map.json", "generation_config.json", "config.json"),
+)
 
 
 @dataclass
@@ -54,10 +63,9 @@ class Example:
     words: int | None = None
 
 
-def examples_name(task: str, files: str, facts: str) -> str:
-    """Return the name of the file of an evaluation's examples: other texts have another."""
-    texts = f"-{digest([files, facts])[:8]}" if files or facts else ""
-    return f"{task}{texts}.jsonl"
+def examples_name(settings: dict[str, Any]) -> str:
+    """Return the name of the file of an evaluation's examples: all settings have their own."""
+    return f"{settings['task']}-{digest(settings)[:8]}.jsonl"
 
 
 def digest(value: Any) -> str:
@@ -66,9 +74,20 @@ def digest(value: Any) -> str:
 
 
 def weights_version(run: Path, step: int) -> list[Any]:
-    """Return what changes with a run's weights: the step; of a model's folder, its safetensors."""
-    files = sorted(run.glob("*.safetensors"))
-    return [step, *([f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in files)]
+    """Return what changes with a run's weights: the step; of a model's folder, its safetensors and
+    the files of its tokenizer."""
+    weights = sorted(run.glob("*.safetensors"))
+    files = [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in weights]
+    if weights:
+        tokenizer = [path for name in _TOKENIZER_FILES if (path := run / name).exists()]
+        files.append(["tokenizer", fingerprint_contents(tokenizer)])
+    return [step, *files]
+
+
+def weights_digest(run: Path) -> str | None:
+    """Return what tells the weights of a model's folder from later ones; None of a run."""
+    _, *files = weights_version(run, 0)
+    return digest(files)[:8] if files else None
 
 
 def read_lines(file: Path) -> tuple[Any, list[dict[str, Any]]]:
@@ -97,7 +116,8 @@ def check_lines(file: Path, lines: list[dict[str, Any]]) -> None:
     }
     times = {"length", "first", "tokens", "read", "answer"}
     if any(
-        set(line) - {"version"} != times and not needed <= set(line) <= example for line in lines
+        set(line) - {"version", "peak"} != times and not needed <= set(line) <= example
+        for line in lines
     ):
         raise UserError(f"{file}: damaged (a line that is no example); {RUN_AGAIN}")
 
@@ -137,6 +157,10 @@ def ablation_scores(examples: Sequence[Example]) -> dict[str, dict[str, Any]]:
     return found
 
 
+# documents of a length that are read together, whose numbers begin with the lowest
+Group = tuple[int, Sequence[int]]
+
+
 class Examples:
     """The examples of an evaluation by batch, kept in a file of JSON lines if there is one.
 
@@ -144,8 +168,9 @@ class Examples:
     batch, with the version of its documents where they are not of the settings.
 
     Args:
-      file: None keeps them in memory only.
-      settings: examples of others are not continued.
+      file: None keeps them in memory only. Those that other processes add are kept, too.
+      settings: task and files among them; examples of others are not continued. If there are only
+        such of the same files, a line says what changed since.
 
     Raises:
       UserError: the file is damaged.
@@ -155,27 +180,44 @@ class Examples:
         self._file, self._settings = file, settings
         self._examples: list[Example] = []
         self._times: dict[tuple[int, int], dict[str, Any]] = {}
-        if file is not None and file.exists():
+        # what the file was when it was read or written
+        self._known: Any = None
+        if file is None:
+            return
+        if file.exists():
             self._load(file)
+        elif note := _describe_others(file, settings):
+            print(note, file=sys.stderr)
 
     def _load(self, file: Path) -> None:
+        """Add what is in the file, and not here."""
         settings, lines = read_lines(file)
+        self._known = _describe_file(file)
         if settings != self._settings:
             return
         check_lines(file, lines)
+        here = self._documents()
         for line in lines:
             if "answer" in line:
-                self._times[line["length"], line["first"]] = line
-            else:
+                self._times.setdefault((line["length"], line["first"]), line)
+            elif (line["length"], line["document"]) not in here:
                 self._examples.append(Example(**line))
 
-    def has(self, group: tuple[int, range], version: str = "") -> bool:
+    def _documents(self) -> set[tuple[int, int]]:
+        return {(example.length, example.document) for example in self._examples}
+
+    def has(self, group: Group, version: str) -> bool:
         """Return whether the batch of documents of a length is there, in this version."""
         length, numbers = group
-        times = self._times.get((length, numbers.start))
+        times = self._times.get((length, numbers[0]))
         return times is not None and times.get("version", "") == version
 
-    def add(self, *batches: tuple[tuple[int, range], list[Example], dict[str, Any]]) -> None:
+    def missing(self, length: int, documents: Iterable[int]) -> list[int]:
+        """Return the documents of a length that are not there, in whatever batches."""
+        here = self._documents()
+        return [number for number in documents if (length, number) not in here]
+
+    def add(self, *batches: tuple[Group, list[Example], dict[str, Any]]) -> None:
         """Add batches, in place of earlier versions: their groups, examples and times.
 
         The file is whole at any time.
@@ -183,14 +225,21 @@ class Examples:
         for (length, numbers), examples, times in batches:
             others = (e for e in self._examples if e.length != length or e.document not in numbers)
             self._examples = [*others, *examples]
-            self._times[length, numbers.start] = {"length": length, "first": numbers.start, **times}
+            self._times[length, numbers[0]] = {"length": length, "first": numbers[0], **times}
         if self._file is None:
             return
-        lines = [self._settings, *map(asdict, self._examples), *self._times.values()]
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        new = self._file.with_name(self._file.name + ".new")
+        with lock_folder(self._file.parent):
+            if self._file.exists() and _describe_file(self._file) != self._known:
+                self._load(self._file)
+            self._write(self._file)
+
+    def _write(self, file: Path) -> None:
+        lines = [self._settings, *map(asdict, self._examples), *self._times.values()]
+        new = file.with_name(file.name + ".new")
         new.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        os.replace(new, self._file)
+        os.replace(new, file)
+        self._known = _describe_file(file)
 
     def of_length(
         self, length: int, documents: int | None = None
@@ -201,3 +250,27 @@ class Examples:
         times = [t for (n, first), t in self._times.items() if n == length and first < most]
         examples = [e for e in self._examples if e.length == length and e.document < most]
         return examples, times
+
+
+def _describe_file(file: Path) -> tuple[int, int, int]:
+    status = file.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _describe_others(file: Path, settings: dict[str, Any]) -> str:
+    """Return a line about the newest evaluation of the same files with other settings, or ""."""
+    others = file.parent.glob(f"{settings['task']}-*.jsonl")
+    for other in sorted(others, key=lambda each: each.stat().st_mtime_ns, reverse=True):
+        with other.open(encoding="utf-8") as lines:
+            try:
+                before = parse_json(lines.readline())
+            except ValueError:  # damaged, and not needed
+                continue
+        if not isinstance(before, dict) or before.get("files") != settings["files"]:
+            continue
+        changed = [name for name in settings if before.get(name) != settings[name]]
+        return (
+            f"{settings['task']}: begins anew ({', '.join(changed)} changed); what was answered "
+            f"before is kept in {other}"
+        )
+    return ""

@@ -8,10 +8,13 @@ a document of any length in one stream, so that every token is predicted from al
 
 from __future__ import annotations
 
+import errno
+import functools
 import math
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +31,7 @@ from lm_eval.api.model import TemplateLM
 from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
 
+from famjax.eval.examples import digest
 from famjax.eval.generate import Generator
 from famjax.eval.log_likelihoods import Continuation, log_likelihoods
 from famjax.eval.memory import memory_report
@@ -126,63 +130,147 @@ class FamjaxLM(TemplateLM):
 
 
 def evaluate(run: Run, request: Request) -> dict[str, Any]:
-    """Return the results of the harness's tasks.
+    """Return the results of the harness's tasks, evaluated one after the other.
 
     Returns:
-      files: names of the tasks, as given; shots, chat, harness (its version), seconds; rows: of
-      task, metric, filter, value, error (standard error of the value, or None), examples, shots,
-      version, by_example (the metric of each example, if the value is their mean, else empty).
+      files: names of the tasks, as given; shots, chat, harness (its version), seconds; scores (the
+      first metric of each task, of a group its own); rows: of task, metric, filter, value, error
+      (standard error of the value, or None), examples, shots, version, documents (a hash of the
+      examples), by_example (the metric of each example, if the value is their mean, else empty).
 
     Raises:
-      UserError: a task that the harness does not have, or whose data is not on this machine.
+      UserError: a task that the harness does not have, whose data cannot be loaded, or that has no
+        metric.
     """
-    names = [name for name in (request.files or "").split(",") if name]
-    tasks, manager = _load_tasks(names)
     begin = time.perf_counter()
-    try:
-        found = lm_eval.simple_evaluate(
-            model=FamjaxLM(run, request.batch, request.quiet),
-            tasks=tasks,
-            num_fewshot=request.shots,
-            limit=request.examples,
-            apply_chat_template=request.chat,
-            fewshot_as_multiturn=request.chat,
-            task_manager=manager,
-            bootstrap_iters=1000,
-            log_samples=True,
-        )
-    except (ConnectionError, FileNotFoundError, OSError) as error:
-        message = str(error).splitlines()[0]
-        raise UserError(
-            f"lm_eval:{request.files}: its data cannot be read ({message}); run once with a "
-            "network, which keeps a copy, or write a task of local files (docs/evaluation.md)"
-        ) from None
+    scores: dict[str, float] = {}
+    rows = []
+    for name, task in find_tasks(request.files):
+        found = _rows(_evaluate_task(run, request, name, task))
+        if not found:
+            raise UserError(f"lm_eval:{name}: has no metric that is a number; take another task")
+        for row in [row for row in found if row["task"] == task] or found:
+            scores.setdefault(row["task"], row["value"])
+        rows += found
     return {
         "files": request.files,
         "shots": request.shots,
         "chat": request.chat,
         "seconds": time.perf_counter() - begin,
         "harness": lm_eval.__version__,
-        "rows": _rows(found),
+        "scores": scores,
+        "rows": rows,
         **memory_report(),
     }
 
 
-def _load_tasks(names: Sequence[str]) -> tuple[list[str], TaskManager]:
-    """Return the tasks' names in the harness, and what finds them: files among them too."""
-    files = [Path(name) for name in names if name.endswith(_FILES)]
-    # the harness reads all its own files otherwise, for seconds
-    own = len(files) < len(names)
-    manager = TaskManager(include_path=[str(f.parent) for f in files], include_defaults=own)
-    found = []
-    for name in names:
+def check_names(request: Request) -> None:
+    """Raise a `UserError` if the harness has not all of the tasks."""
+    find_tasks(request.files)
+
+
+def _evaluate_task(run: Run, request: Request, name: str, task: str) -> dict[str, Any]:
+    found: dict[str, Any] = lm_eval.simple_evaluate(
+        model=FamjaxLM(run, request.batch, request.quiet),
+        tasks=[task],
+        num_fewshot=request.shots,
+        limit=request.examples,
+        apply_chat_template=request.chat,
+        fewshot_as_multiturn=request.chat,
+        task_manager=_task_manager(name),
+        bootstrap_iters=1000,
+        log_samples=True,
+    )
+    return found
+
+
+class _TaskManager(TaskManager):
+    """The harness's tasks, or those in the folder of a YAML file.
+
+    Loading a task loads its data, and runs no code of famjax: whatever fails then is a `UserError`.
+    """
+
+    def load(self, task_list: Any) -> Any:
+        with _loading(task_list):
+            return super().load(task_list)
+
+    def load_task_or_group(self, task_list: Any = None) -> Any:
+        """Load tasks, in versions of the harness without `load`."""
+        with _loading(task_list):
+            return super().load_task_or_group(task_list)
+
+
+@functools.cache
+def _own_tasks() -> _TaskManager:
+    # the harness reads all its files, for seconds
+    return _TaskManager()
+
+
+def _task_manager(name: str) -> _TaskManager:
+    if name.endswith(_FILES):
+        return _TaskManager(include_path=[str(Path(name).parent)], include_defaults=False)
+    return _own_tasks()
+
+
+@contextmanager
+def _loading(tasks: Any) -> Iterator[None]:
+    """Raise a `UserError` of one line for an error while the data of tasks is loaded."""
+    try:
+        yield
+    except Exception as error:
+        name = ",".join(map(str, tasks)) if isinstance(tasks, list) else str(tasks)
+        cause, told = _cause(error)
+        raise UserError(
+            f"lm_eval:{name}: its data cannot be loaded ({told}); {_remedy(name, cause)}"
+        ) from error
+
+
+def _cause(error: BaseException) -> tuple[BaseException, str]:
+    """Return the error that caused another one, and its kind and first line."""
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None and cause not in causes:
+        causes.append(cause)
+    # the last that says something
+    last = next((each for each in reversed(causes) if str(each).strip()), causes[-1])
+    line = next(iter(str(last).strip().splitlines()), "")
+    if isinstance(last, KeyError):
+        return last, f"it has no split or field {line}"
+    return last, f"{type(last).__name__}: {line}" if line else type(last).__name__
+
+
+def _remedy(name: str, cause: BaseException) -> str:
+    """Return what to do so that the data of a task can be loaded."""
+    if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
+        return "free disk space, or set HF_HOME to a folder on another disk"
+    if "scripts are no longer supported" in str(cause):
+        return "its set is a script: pip install 'datasets<4', or take a task of local files"
+    if isinstance(cause, KeyError | ValueError):
+        checked = "correct the splits and fields in its YAML file, or the data that it names"
+        return f"{checked}; data that was not downloaded whole: {_prepare(name)}"
+    return f"{_prepare(name)}, or write a task of local files (docs/evaluation.md)"
+
+
+def _prepare(name: str) -> str:
+    return f"with a network, famjax eval RUN --tasks lm_eval:{name} --examples 1 keeps a copy of it"
+
+
+def find_tasks(files: str | None) -> list[tuple[str, str]]:
+    """Return the tasks that are named, each with its name in the harness.
+
+    Raises:
+      UserError: the harness has no such task, or there is no such file.
+    """
+    tasks = []
+    for name in filter(None, (files or "").split(",")):
         if name.endswith(_FILES):
-            name = _task_of(Path(name))
-        elif name not in manager.all_tasks:
-            hint = nearest(name, manager.all_tasks)
-            raise UserError(f"lm_eval:{name}: lm-evaluation-harness has no such task{hint}")
-        found.append(name)
-    return found, manager
+            tasks.append((name, _task_of(Path(name))))
+            continue
+        if name not in (known := _own_tasks().all_tasks):
+            raise UserError(
+                f"lm_eval:{name}: lm-evaluation-harness has no such task{nearest(name, known)}"
+            )
+        tasks.append((name, name))
+    return tasks
 
 
 def _task_of(file: Path) -> str:
@@ -216,10 +304,17 @@ def _rows(found: dict[str, Any]) -> list[dict[str, Any]]:
                     "examples": samples.get("effective"),
                     "shots": found.get("n-shot", {}).get(task),
                     "version": found.get("versions", {}).get(task),
+                    "documents": _hash_documents(found, task),
                     "by_example": _by_example(found, task, metric, filtered, float(value)),
                 }
             )
     return rows
+
+
+def _hash_documents(found: dict[str, Any], task: str) -> str:
+    """Return a hash of the examples of a task, in order; "" of none, as of a group."""
+    samples = sorted(found["samples"].get(task, []), key=lambda sample: sample["doc_id"])
+    return digest([sample["doc_hash"] for sample in samples]) if samples else ""
 
 
 def _by_example(

@@ -13,7 +13,7 @@ def paired_interval(
     size: np.ndarray,
     samples: int = 10_000,
     level: float = 0.95,
-) -> tuple[float, float, float]:
+) -> tuple[float, float | None, float | None]:
     """Return by how many bits per byte a model is worse than another.
 
     The interval is a bootstrap over documents.
@@ -29,9 +29,11 @@ def paired_interval(
       level: of confidence.
 
     Returns:
-      the difference in bits per byte, and the ends of its interval.
+      the difference in bits per byte, and the ends of its interval; one document has none.
     """
     difference = (nats - other_nats) / np.log(2)
+    if len(size) == 1:
+        return float(difference[0] / size[0]), None, None
     rng = np.random.default_rng(0)
     # one sample at a time, so that many documents take no more memory
     means = []

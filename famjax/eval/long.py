@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -110,7 +110,7 @@ def evaluate_long(
       document, None where nothing was asked), cut (answers
       at their most tokens without the full score), updates (blocks of a document), seconds,
       tokens_per_second (of reading), answer_seconds (of one question to a batch), state_bytes (of a
-      document), peak_bytes (of the process so far).
+      document), peak_bytes (of the process when the length had been read).
 
     Raises:
       UserError: there is nothing to ablate, a length is too short, or exceeds full attention's KV
@@ -133,22 +133,21 @@ def evaluate_long(
         "run": repr(run.config),
         "weights": None if folder is None else weights_version(folder.parent, run.step),
         "material": material.version,
+        "texts": material.source and material.source.content_version(),
         "task": name,
         "files": files,
         "facts": facts,
         "examples": examples,
-        "batch": batch,
         "questions": questions,
         "ablate": list(ablate),
     }
-    file_name = examples_name(name, files, facts)
+    file_name = examples_name(settings)
     store = Examples(None if folder is None else folder / file_name, settings)
-    groups = [
-        (length, range(first, min(first + batch, examples)))
+    left = [
+        (length, numbers)
         for length in lengths
-        for first in range(0, examples, batch)
+        for numbers in _batches(store.missing(length, range(examples)), batch)
     ]
-    left = [group for group in groups if not store.has(group)]
     total = sum(n * len(numbers) for n, numbers in left) * reading.passes
     with TokenProgress(name, total, quiet) as progress:
         if left:
@@ -172,6 +171,11 @@ def evaluate_long(
         "effective_length": effective_lengths(rows),
         "rows": rows,
     }
+
+
+def _batches(numbers: Sequence[int], size: int) -> Iterator[Sequence[int]]:
+    for first in range(0, len(numbers), size):
+        yield numbers[first : first + size]
 
 
 def effective_lengths(rows: Sequence[dict[str, Any]]) -> dict[str, int | None]:
@@ -285,7 +289,8 @@ def _ask(
             )
     tokens = sum(each[""].state.tokens + len(each[""].left) for each in found)
     answering = (time.perf_counter() - begin) / questions / len(reading.names)
-    return rows, {"tokens": tokens, "read": reading.seconds, "answer": answering}
+    peak = memory_report()["peak_bytes"]
+    return rows, {"tokens": tokens, "read": reading.seconds, "answer": answering, "peak": peak}
 
 
 def _answer(
@@ -341,7 +346,7 @@ def _row(
         "tokens_per_second": sum(time["tokens"] for time in times) / seconds,
         "answer_seconds": float(np.mean([time["answer"] for time in times])),
         "state_bytes": state_bytes,
-        "peak_bytes": memory_report()["peak_bytes"],
+        "peak_bytes": max(time["peak"] for time in times),
     }
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,10 @@ import numpy as np
 
 from famjax.core.errors import UserError
 from famjax.core.json_files import RUN_AGAIN, read_json, write_json
-from famjax.eval.memory import memory_report
+from famjax.eval.examples import digest, weights_version
+from famjax.eval.intervals import mean_interval
+from famjax.eval.lane_stream import LaneStream
+from famjax.eval.memory import memory_report, update_tokens
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import Streamer, check_capacity, rechunk
 from famjax.tasks.passkey import LENGTHS, Passkey, evaluated_task
@@ -29,9 +32,17 @@ _EVALUATION, _SHIFT = 2, 3
 
 
 def evaluate(run: Run, request: Request) -> list[dict[str, Any]]:
-    """Return the rows of `evaluate_passkey`."""
+    """Return the rows of `evaluate_passkey`; what was answered before is kept in the folder."""
     lengths, examples = request.lengths or LENGTHS, request.examples or 20
-    return evaluate_passkey(run, lengths, examples, request.batch, request.quiet)
+    file = None
+    if request.folder is not None:
+        weights = weights_version(request.folder.parent, run.step)
+        settings = [repr(run.config), weights, lengths, examples, request.batch, request.ablate]
+        request.folder.mkdir(parents=True, exist_ok=True)
+        file = request.folder / f"passkey-{digest(settings)[:8]}.json"
+    return evaluate_passkey(
+        run, lengths, examples, request.batch, request.quiet, file=file, ablate=request.ablate
+    )
 
 
 def evaluate_passkey(
@@ -43,6 +54,7 @@ def evaluate_passkey(
     whole: bool = True,
     anywhere: bool = False,
     file: Path | None = None,
+    ablate: Sequence[str] = (),
 ) -> list[dict[str, Any]]:
     """Return how often a run retrieves the passkey, by the length of the document.
 
@@ -66,17 +78,20 @@ def evaluate_passkey(
         anywhere in their block, and cross the end of one.
       file: keeps the answers of the batches that were read; a later call with equal arguments
         continues after them.
+      ablate: read the same documents also with these ablations (`famjax.eval.ablations`).
 
     Returns:
       A row for each length: length, examples, key_accuracy (all tokens of the answer correct),
       token_accuracy, key_chance and token_chance (of guessing digits), read (tokens read of each
       document after the question at the next shorter length), seconds, tokens_per_second (of
-      those), peak_bytes (of the process so far), by_document (whether each key was found),
-      documents (what identifies them: runs of equal ones read the same).
+      those), peak_bytes (of the process when the length was first read), by_document (whether each
+      key was found), updates (blocks of a document), state_bytes (of one), ablations (by name:
+      score, the share of keys found so, and gain, the mean paired difference and its 95% interval
+      over documents), documents (what identifies them: runs of equal ones read the same).
 
     Raises:
-      UserError: a length is too short for the task, or exceeds full attention's KV cache; or the
-        file is not readable.
+      UserError: a length is too short for the task, or exceeds full attention's KV cache; there is
+        nothing to ablate; or the file is not readable.
     """
     task = evaluated_task(run.tokenizer, run.config.data.passkey)
     counts = [examples(length) if callable(examples) else examples for length in lengths]
@@ -88,21 +103,61 @@ def evaluate_passkey(
         streamer.chunk,
         None if whole else run.model.stack.receptive_field,
     )
+    readings = {"": (streamer, documents), **_ablated(run, streamer, documents, ablate)}
     batches = _plan(documents, lengths, counts, streamer.batch)
     settings = [repr(run.config), run.step, list(lengths), counts, batch, whole, anywhere]
+    settings += [list(ablate)] if ablate else []
     results = _read_results(file, settings)
     rest = batches[len(results) :]
-    with TokenProgress("passkey", sum(documents.cost(b) for b in rest), quiet) as progress:
+    cost = sum(read.cost(group) for _, read in readings.values() for group in rest)
+    with TokenProgress("passkey", cost, quiet) as progress:
         if rest:
             with progress.compiling():
                 streamer.warm_up()
         for group in rest:
-            results.append(_ask(streamer.new_stream(), documents, group, progress))
+            rows = {
+                name: _ask(stream.new_stream(), read, group, progress)
+                for name, (stream, read) in readings.items()
+            }
+            results.append(_with_ablated(rows))
             if file is not None:
                 write_json(file, {"settings": settings, "batches": results})
     by_length = [_join(results, length) for length in lengths]
     version = _version(documents, batches)
-    return [_passkey_row(task, *pair, version) for pair in zip(lengths, by_length, strict=True)]
+    sizes = {"state_bytes": streamer.state_bytes() // streamer.batch}
+    return [
+        {
+            **_passkey_row(task, length, rows, version),
+            "updates": length // update_tokens(run.config),
+            **sizes,
+        }
+        for length, rows in zip(lengths, by_length, strict=True)
+    ]
+
+
+def _ablated(
+    run: Run, streamer: Streamer, documents: Documents, ablate: Sequence[str]
+) -> dict[str, tuple[LaneStream, Documents]]:
+    """Return a stream of each ablation, and the documents as it has to read them."""
+    update = update_tokens(run.config)
+    readings = {}
+    for name in ablate:
+        stream = LaneStream(run.model, streamer.batch, streamer.chunk, name, update)
+        # with a reset at every block an answer depends on no chunk before its own
+        nothing = name == "reset" and update == run.model.block_len
+        readings[name] = stream, replace(documents, receptive_field=0) if nothing else documents
+    return readings
+
+
+def _with_ablated(rows: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the rows of the run as it is, with the hits of each ablation in them."""
+    own = rows.pop("")
+    if not rows:
+        return own
+    return [
+        {**row, "ablated": {name: ablated[i]["hits"] for name, ablated in rows.items()}}
+        for i, row in enumerate(own)
+    ]
 
 
 def _version(documents: Documents, batches: Sequence[Batch]) -> str:
@@ -227,13 +282,16 @@ def _ask(
             pieces = _lockstep(documents, batch, first)
         read = length - position
         while position < start:
-            stream.skim(next(pieces)[:, 0])
+            _skim(stream, next(pieces)[:, 0])
             position += stream.chunk
             progress.advance(stream.batch * stream.chunk)
         hits = _answers(stream.copy(), documents, batch, length, start)[:count]
         progress.advance(stream.batch * (length - start))
         seconds = time.perf_counter() - begin
-        rows.append({"length": length, "hits": hits, "read": read, "seconds": seconds})
+        peak = memory_report()["peak_bytes"]
+        rows.append(
+            {"length": length, "hits": hits, "read": read, "seconds": seconds, "peak": peak}
+        )
     return rows
 
 
@@ -260,8 +318,27 @@ def _answers(
         texts.append(np.pad(text, ((0, 0), (0, length - end))))
     line = np.stack(texts)
     tokens, targets, wanted = line[:, 0, :-1], line[:, 0, 1:], line[:, 1, 1:] == 1
-    correct = stream.losses(tokens, targets)[1]
+    correct = _losses(stream, tokens, targets)
     return [hits[answer].tolist() for hits, answer in zip(correct, wanted, strict=True)]
+
+
+def _skim(stream: Streamer, tokens: np.ndarray) -> None:
+    """Read a chunk [b chunk] in all lanes."""
+    if isinstance(stream, LaneStream):
+        nothing = np.zeros(stream.batch, bool)
+        stream.skim_lanes(tokens, np.full(stream.batch, stream.chunk), nothing)
+    else:
+        stream.skim(tokens)
+
+
+def _losses(stream: Streamer, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
+    """Read tokens [b t] in all lanes; return whether the targets are predicted."""
+    if not isinstance(stream, LaneStream):
+        return stream.losses(tokens, targets)[1]
+    size = tokens.shape[1]
+    pad = ((0, 0), (0, -size % stream.chunk))
+    sizes = np.full(stream.batch, size)
+    return stream.losses_lanes(np.pad(tokens, pad), np.pad(targets, pad), sizes)[1][:, :size]
 
 
 def _read_results(file: Path | None, settings: list[Any]) -> list[list[dict[str, Any]]]:
@@ -288,6 +365,25 @@ def _check_passkey(run: Run, task: Passkey, lengths: Sequence[int], sizes: Seque
         raise UserError(f"passkey: {min(sizes)} examples or rows of a batch; take at least 1")
 
 
+def _ablation_scores(batches: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the keys found with each ablation, and how many more the run as it is finds."""
+    found = np.array([all(hits) for batch in batches for hits in batch["hits"]], float)
+    scores = {}
+    for name in batches[0].get("ablated", {}):
+        hits = [all(each) for batch in batches for each in batch["ablated"][name]]
+        mean, *ends = mean_interval(found - np.array(hits, float))
+        gain = [mean, *np.clip(ends, -1, 1).tolist()]
+        scores[name] = {"score": float(np.mean(hits)), "gain": gain}
+    return scores
+
+
+def _first_peak(batches: list[dict[str, Any]]) -> int:
+    """Return the lowest of the batches: later ones have longer documents before them."""
+    # answers from before 2026-11-26 have none
+    peaks = [batch["peak"] for batch in batches if "peak" in batch]
+    return min(peaks, default=memory_report()["peak_bytes"])
+
+
 def _passkey_row(
     task: Passkey, length: int, batches: list[dict[str, Any]], version: str
 ) -> dict[str, Any]:
@@ -306,7 +402,8 @@ def _passkey_row(
         "read": batches[0]["read"],
         "seconds": seconds,
         "tokens_per_second": read / seconds,
-        "peak_bytes": memory_report()["peak_bytes"],
+        "peak_bytes": _first_peak(batches),
         "by_document": [all(hits) for hits in answers],
+        "ablations": _ablation_scores(batches),
         "documents": version,
     }

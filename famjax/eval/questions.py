@@ -90,13 +90,12 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
         if request.folder is None
         else weights_version(request.folder.parent, run.step),
         "task": task.name,
+        "files": request.files,
         "scoring": [list(task.metrics), task.answer_tokens, task.stop],
         "ablate": list(request.ablate),
         "window": request.window,
     }
-    # each way of reading has a file of its own
-    how = f"{request.window or ''} {','.join(request.ablate)}".strip()
-    name = examples_name(task.name, request.files, how)
+    name = examples_name(settings)
     store = Examples(None if request.folder is None else request.folder / name, settings)
     left = [each for each in work if not store.has(_group(each.number), _version(each))]
     if left:

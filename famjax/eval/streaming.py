@@ -508,16 +508,21 @@ class Streamer:
         return sum(leaf.nbytes for leaf in jax.tree.leaves(self._memory))
 
 
-def check_capacity(capacity: int | None, tokens: int) -> None:
+def check_capacity(
+    capacity: int | None, tokens: int, document: str = "", remedy: str = "read less"
+) -> None:
     """Raise a `UserError` if a document is longer than the model's state can hold.
 
     Args:
       capacity: of the stack; None is unlimited.
       tokens: of a document.
+      document: its name; "" is none.
+      remedy: what can be done with the model as it is.
     """
     if capacity is not None and tokens > capacity:
+        of = f" of {document}" if document else ""
         raise UserError(
-            f"the model: {tokens:,} tokens do not fit its cache of {capacity:,}; read less, or "
+            f"the model: {tokens:,} tokens{of} do not fit its cache of {capacity:,}; {remedy}, or "
             "train with a larger model.capacity, or with a mixer that streams (fam, bswa)"
         )
 

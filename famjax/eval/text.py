@@ -97,10 +97,10 @@ def evaluate_text(
       (nats per token), accuracy, perplexity, bits_per_byte; the
       same four in without_memory, and their improvement by memory in memory_gain; the same four of
       each ablation but `reset` in ablations, and gain: by how many bits per byte the run is better,
-      and the ends of its 95% interval over documents; the same four of
+      and the ends of its 95% interval over documents (None of one document); the same four of
       context-free baselines in unigram and uniform (`famjax.eval.guessing`); by_position: rows of
       from, to (position of the predicted token in its document or window), tokens, loss, accuracy,
-      loss_without_memory; by_document, of documents that are read whole, by file and line: rows
+      loss_without_memory; by_document, by file and line: rows
       of file, line, tokens, bytes, nats, nats_without_memory, and ablated (nats by ablation).
 
     Raises:
@@ -114,6 +114,8 @@ def evaluate_text(
     documents = DocumentPass(source, max_bytes)
     block = update_tokens(run.config)
     if window is None:
+        if max_bytes is None:
+            _check_documents(run, source)
         streamer = Streamer(run.model, min(batch, len(source)), max(CHUNK // block, 1) * block)
         rows = one_pass(documents, streamer.batch, streamer.chunk, block)
     else:
@@ -125,7 +127,7 @@ def evaluate_text(
     streams = (streamer, streamer.new_stream(), *ablated)
     sums = [_MetricSums() for _ in streams]
     with_memory_sums, reset_sums, *ablated_sums = sums
-    by_document = DocumentSums(streamer.batch)
+    by_document = DocumentSums(streamer.batch if window is None else 1)
     counts = TokenCounts(run.tokenizer.vocab_size)
     tokens = 0
     with TokenProgress("text", source.text_bytes, quiet) as progress:
@@ -139,9 +141,12 @@ def evaluate_text(
             size = run.tokenizer.token_bytes[batch_read["targets"]] * counted
             for totals, (nll, correct) in zip(sums, results, strict=True):
                 totals.add(counted, positions, nll, correct, size)
+            values = np.stack([counted, size, *(nll * counted for nll, _ in results)])
             if window is None:
-                losses = [nll * counted for nll, _ in results]
-                by_document.add(batch_read["reset"], np.stack([counted, size, *losses]))
+                by_document.add(batch_read["reset"], values)
+            else:  # the windows of a document follow each other, as if in one lane
+                starts = batch_read["starts"].reshape(1, -1)
+                by_document.add(starts, values.reshape(len(values), 1, -1))
             counts.add(batch_read["targets"][counted])
             valid = batch_read["valid"]
             # the overlap of windows is not new text
@@ -166,7 +171,7 @@ def evaluate_text(
         **_scores(with_memory_sums, reset_sums),
         **_word_scores(source, documents.keys, words, float(with_memory_sums.nll.sum())),
         "ablations": _ablation_scores(names, ablated_sums, by_document),
-        "by_document": _document_rows(by_document, documents.keys, names) if window is None else [],
+        "by_document": _document_rows(by_document, documents.keys, names),
         "unigram": with_memory_sums.compute_scores(*counts.unigram()),
         "uniform": with_memory_sums.compute_scores(*counts.uniform()),
     }
@@ -189,6 +194,19 @@ def _check_window(run: Run, window: int | None, score: int | None) -> None:
             f"--window {window}: the run holds {capacity} tokens of a document (model.capacity); "
             f"give --window {capacity // block * block} or less"
         )
+
+
+def _check_documents(run: Run, source: TextSource) -> None:
+    """Refuse documents that full attention's KV cache does not hold, before any is read."""
+    capacity, block = run.model.stack.capacity, run.model.block_len
+    if capacity is None:
+        return
+    for k in range(len(source)):
+        key = source.key(0, 1, k)
+        # the last token is only predicted
+        tokens = sum(len(piece.tokens) for piece in source.open(key)) - 1
+        remedy = f"--window {capacity // block * block} reads it in windows"
+        check_capacity(capacity, tokens, source.name(key), remedy)
 
 
 def text_source(run: Run, files: str | None) -> TextSource:
@@ -219,7 +237,8 @@ def windows(source: Source, rows: int, window: int, score: int) -> Iterator[Batc
 
 
 def _empty_window(window: int) -> Batch[np.ndarray]:
-    return {**empty_row(window), "new": np.zeros(window, bool)}
+    # new: is not of the window before it; starts: is a document's first
+    return {**empty_row(window), "new": np.zeros(window, bool), "starts": np.zeros(window, bool)}
 
 
 def _windows(reader: Reader, window: int, score: int) -> Iterator[Batch[np.ndarray]]:
@@ -239,6 +258,7 @@ def _windows(reader: Reader, window: int, score: int) -> Iterator[Batch[np.ndarr
         count = len(span.tokens) - span.last
         write_span(row, at, span, count)
         row["new"][at : at + count] = True
+        row["starts"][0] = first
         row["reset"][0], row["pass_state"][0] = True, False
         if count:
             yield row
@@ -353,11 +373,8 @@ def _ablation_scores(
     found: dict[str, Any] = {}
     for i, (name, totals) in enumerate(zip(names, sums, strict=True)):
         found[name] = totals.scores()
-        if documents.sums:
-            size, nats, ablated = (
-                np.array([row[n] for row in documents.sums]) for n in (1, 2, 4 + i)
-            )
-            found[name]["gain"] = paired_interval(ablated, nats, size)
+        size, nats, ablated = (np.array([row[n] for row in documents.sums]) for n in (1, 2, 4 + i))
+        found[name]["gain"] = paired_interval(ablated, nats, size)
     return found
 
 

@@ -88,10 +88,11 @@ def evaluate_search(run: Run, request: Request) -> dict[str, Any]:
         "run": repr(run.config),
         "weights": request.folder and weights_version(request.folder.parent, run.step),
         "task": request.task,
+        "files": request.files,
         "pairs": pairs.digest(),
         **how,
     }
-    name = examples_name(request.task, request.files, " ".join(map(str, how.values())))
+    name = examples_name(settings)
     store = Examples(request.folder and request.folder / name, settings)
     count = min(request.examples or len(pairs), len(pairs))
     with TokenProgress(request.task, count, request.quiet) as progress:

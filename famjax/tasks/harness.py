@@ -13,9 +13,13 @@ class HarnessTask(EvaluationTask):
     group = "lm_eval"
     options = ("shots", "chat")
     evaluation = "famjax.eval.harness:evaluate"
+    request_check = "famjax.eval.harness:check_names"
     headline = "value"
     files = "hellaswag"
     needs_files = True
+    has_parts = True
 
     def scores(self, results: Any) -> dict[str, float]:
-        return {"": results["rows"][0][self.headline]}
+        """Return the first metric by task."""
+        scores: dict[str, float] = results["scores"]
+        return scores

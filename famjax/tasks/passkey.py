@@ -348,6 +348,7 @@ class PasskeySource(Source):
 class PasskeyTask(Task):
     keys = ("data.passkey.*",)
     group = "passkey"
+    options = ("lengths", "ablate")
     evaluation = "famjax.eval.passkey:evaluate"
     headline = "key_accuracy"
 

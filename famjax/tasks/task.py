@@ -63,6 +63,13 @@ class Request(NamedTuple):
     tune: bool = False
 
 
+def _find(name: str) -> Callable[..., Any]:
+    """Return the function "module:function"."""
+    module, _, function = name.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    return found
+
+
 class Task(abc.ABC):
     """A task, `data.task`.
 
@@ -76,9 +83,12 @@ class Task(abc.ABC):
         no_repeat_ngram and tune it takes.
       files: what may follow its name and a colon; "" is nothing.
       needs_files: and has to.
+      has_parts: each of those, between commas, has a result of its own.
       evaluation: "module:function" of `Request` and a `Run` to results: a dictionary with "rows",
         one for each length, in which the scores of trivial baselines are columns. It is a name,
         not a function, since evaluations import runs, which import the tasks.
+      request_check: "module:function" of a `Request`, which raises a `UserError` for a mistake in
+        it; "" is none.
       headline: the figure by which a run is judged, in each row of the results.
       lower_is_better: of the headline.
       reads_sources: it is of models with an encoder, and others are of models without one.
@@ -91,7 +101,9 @@ class Task(abc.ABC):
     options: tuple[str, ...] = ("lengths",)
     files: str = ""
     needs_files = False
+    has_parts = False
     evaluation: str
+    request_check = ""
     headline: str
     lower_is_better = False
     reads_sources = False
@@ -125,8 +137,8 @@ class Task(abc.ABC):
         """
         return ""
 
-    def evaluate(self, run: Any, request: Request) -> Any:
-        """Evaluate a `famjax.train.run.Run`; evaluations need packages that need this one."""
+    def check_request(self, run: Any, request: Request) -> None:
+        """Raise a `UserError` for what can be seen to be wrong before anything is read."""
         if run.config.model.encoder.layers and not self.reads_sources:
             raise UserError(
                 f"{request.task}: has no sources to read for a model with an encoder; take "
@@ -134,12 +146,17 @@ class Task(abc.ABC):
             )
         if self.needs_files and not request.files:
             raise UserError(f"{request.task}: names no files; write {request.task}:{self.files}")
-        module, _, name = self.evaluation.partition(":")
-        function: Callable[[Any, Request], Any] = getattr(importlib.import_module(module), name)
-        return function(run, request)
+        if self.request_check:
+            _find(self.request_check)(request)
+
+    def evaluate(self, run: Any, request: Request) -> Any:
+        """Evaluate a `famjax.train.run.Run`; evaluations need packages that need this one."""
+        self.check_request(run, request)
+        return _find(self.evaluation)(run, request)
 
     def scores(self, results: Any) -> dict[str, float]:
-        """Return the headline by length ("1024") of what `evaluate` returned; "" is of all."""
+        """Return the headline of what `evaluate` returned, by length ("1024") or by the name of a
+        part; "" is of all."""
         rows = results["rows"] if isinstance(results, dict) else results
         return {str(row["length"]): float(row[self.headline]) for row in rows}
 

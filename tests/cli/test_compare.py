@@ -11,9 +11,18 @@ import numpy as np
 import pytest
 import tiny
 
-from famjax.cli.compare import _paired, _paired_keys, short_names, text_table
+from famjax.cli.compare import (
+    _paired,
+    _paired_examples,
+    _paired_keys,
+    _scores,
+    shared_labels,
+    short_names,
+    text_table,
+)
 from famjax.cli.compare_segments import normalized_scores
 from famjax.cli.main import main
+from famjax.eval.examples import Example, Examples, digest, examples_name
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +36,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
         tasks = f"text:{home}/text.txt,{home}/other.txt,niah_single_1,passkey"
         sizes = ["--lengths", "700,900", "--examples", "3"]
         assert main(["eval", str(home / name), "--tasks", tasks, *sizes]) == 0
-    file = home / "b" / "eval" / "niah_single_1.jsonl"
+    (file,) = (home / "b" / "eval").glob("niah_single_1-*.jsonl")
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     for line in lines:
         if line.get("length") == 700 and line.get("document") == 1:
@@ -77,7 +86,70 @@ def test_only_the_same_questions_and_documents_are_paired() -> None:
 
     for other, told in (("a.txt", "+0.0000"), ("b.txt", "")):
         rows = text_table("t", ["r", "s"], [result("a.txt"), result(other)])._cells()
-        assert rows[1][2] == told
+        # one document has a difference, and no interval
+        assert rows[1][2:4] == [told, ""]
+
+
+def test_full_attention_in_windows_is_compared_with_a_run_that_streams() -> None:
+    whole, windows, halves = "text:F", "text:F --window 1024", "text:F --window 1024 --score 512"
+    assert shared_labels([{whole: 0}, {windows: 0}]) == {whole: [whole, windows]}
+    assert shared_labels([{windows: 0}, {halves: 0}]) == {whole: [windows, halves]}
+    assert shared_labels([{whole: 0}, {"text:G --window 64": 0}]) == {}
+    # equal readings, and the longest of each
+    assert shared_labels([{windows: 0, whole: 0}, {"text:F --window 512": 0, windows: 0}]) == {
+        windows: [windows, windows],
+        whole: [whole, windows],
+    }
+    assert shared_labels([{whole: 0, windows: 0}] * 2) == {
+        whole: [whole, whole],
+        windows: [windows, windows],
+    }
+
+
+def test_a_run_in_windows_beside_one_that_streams(
+    runs: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    other = shutil.copytree(tiny.folder(), tmp_path / "full", ignore=shutil.ignore_patterns("eval"))
+    home = Path(runs[0]).parent
+    text = f"{home}/text.txt,{home}/other.txt"
+    for score in ([], ["--score", "32"]):
+        options = ["--tasks", f"text:{text}", "--window", "64", *score]
+        assert main(["eval", str(other), *options]) == 0
+    results = json.loads((other / "eval" / "report.json").read_text())["results"]
+    assert list(results) == [f"text:{text} --window 64", f"text:{text} --window 64 --score 32"]
+    capsys.readouterr()
+    assert main(["compare", runs[0], str(other), "--plot", str(tmp_path / "plot.png")]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "full --window 64" in out
+    # paired over documents, though one was read in windows
+    assert " to " in out.split("full --window 64")[1].split("loss by position")[0]
+
+
+def test_questions_in_files_are_the_same_under_any_tokenizer(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"task": "qasper", "files": "q.jsonl"}
+    for run, tokens in (("a", 100), ("b", 60)):
+        example = Example(0, 0, 0, tokens, None, "Who?", ["A"], "A", 1.0, False)
+        times = {"tokens": 1, "read": 1.0, "answer": 1.0}
+        file = tmp_path / run / "eval" / examples_name(settings)
+        Examples(file, settings).add(((0, [0]), [example], times))
+    result = {
+        "examples": examples_name(settings),
+        "settings": digest(settings),
+        "documents": 1,
+        "rows": [{"from": 1, "to": 2}],
+    }
+    scores = [_scores(tmp_path / run, result, 0) for run in "ab"]
+    assert scores[0]
+    assert _paired(*scores) == "+0.0% (-98 to +98)"
+
+
+def test_examples_of_the_harness_are_paired_if_they_are_the_same() -> None:
+    row = {"by_example": [1.0, 0.0], "documents": "x"}
+    assert _paired_examples(row, row).startswith("+0.0000 (")
+    assert _paired_examples(row, {**row, "documents": "y"}) == "other examples"
+    old = {"by_example": [1.0, 0.0]}
+    assert _paired_examples(old, row).startswith("+0.0000 (")
+    assert _paired_examples(old, {"by_example": [1.0]}) == "other examples"
 
 
 def test_names_are_as_short_as_tells_runs_apart() -> None:

@@ -58,8 +58,15 @@ def inference_config() -> Iterator[Table]:
         "seconds": 1234.5,
         "tokens_per_second": 123_456.0,
         "peak_bytes": 1_234_567_890,
+        "state_bytes": 123_456_789,
+        "updates": 81_920,
+        "answer_seconds": 12.34,
     }
     yield eval_output.passkey_table([passkey, passkey])
+    yield eval_output.reading_table([passkey])
+    long = passkey | {"score": 0.9876, "interval": [0.95, 1.0], "by_depth": [0.9] * 5, "cut": 12}
+    long["length"] = 10_485_760
+    yield eval_output.long_table({"task": "niah_single_1", "source": "RULER", "rows": [long]})
     toy = {"chance": 1 / 64, "commonest": "0,0", "commonest_accuracy": 0.14, "last_accuracy": 0.75}
     row = passkey | toy | {"episode_accuracy": 0.5, "accuracy": 0.9}
     yield eval_output.toy_table({"task": "random_walk", "rows": [row]})
@@ -231,7 +238,7 @@ def all_tables(monkeypatch: pytest.MonkeyPatch) -> list[Table]:
 @pytest.mark.parametrize("width", [20, 40, 80, 200, None])
 def test_numbers_are_not_split(width: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = all_tables(monkeypatch)
-    assert len(tables) == 25
+    assert len(tables) == 27
     for table in tables:
         lines = table.lines(width)
         shown = "\n".join(lines)
@@ -384,3 +391,23 @@ def test_small_figures_are_not_shown_as_zero() -> None:
     assert "100.00 GFLOP/s" in shown
     assert "0.000" not in shown
     assert " 0 TFLOP/s" not in shown
+
+
+def test_tables_by_length_fit_a_terminal_as_tables() -> None:
+    _, reading, long, *_ = inference_config()
+    for table in (reading, long):
+        lines = table.lines(80)
+        assert max(map(len, lines)) <= 80
+        # a line for each row
+        assert len(lines) <= 5
+
+
+def test_lengths_of_an_earlier_evaluation_may_lack_an_ablation() -> None:
+    passkey = {"length": 256, "examples": 8, "key_accuracy": 1.0, "token_accuracy": 1.0}
+    passkey |= {"key_chance": 1e-3, "token_chance": 0.1, "seconds": 1.0, "tokens_per_second": 9.0}
+    passkey |= {"peak_bytes": 10**6}
+    found = {"reset": {"score": 0.25, "gain": [0.75, 0.5, 1.0]}}
+    later = passkey | {"length": 512, "updates": 64, "state_bytes": 10, "ablations": found}
+    *_, ablated = eval_output.result_tables("passkey", [passkey, later])
+    assert isinstance(ablated, Table)
+    assert ablated._cells() == [["512", "64", "25.0%", "100.0%", "+75.0%", "+50 to +100"]]

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from famjax.core.errors import UserError
 from famjax.data.files import read_text_pieces
+from famjax.data.hashes import fingerprint_contents
 from famjax.data.json_lines import parse_record
 from famjax.data.sources import TextSource, iter_tokens
 from famjax.tokenizers.load import load_tokenizer
@@ -538,3 +539,20 @@ def test_invalid_holdouts_are_rejected(folder):
 def test_a_document_deleted_since_the_save_is_an_error(folder):
     with pytest.raises(UserError, match="changed since the run was saved"):
         tokens(make(folder), [str(folder / "99.txt"), 0, 0])
+
+
+def test_a_hash_of_contents_sees_what_changed(tmp_path):
+    file = tmp_path / "a.txt"
+    file.write_bytes(b"x" * 10_000)
+    before = [fingerprint_contents([file], whole) for whole in (1 << 20, 0)]
+    assert [fingerprint_contents([file], whole) for whole in (1 << 20, 0)] == before
+    changed = os.stat(file).st_mtime_ns
+    file.write_bytes(b"x" * 5000 + b"y" + b"x" * 4999)
+    assert fingerprint_contents([file]) != before[0]
+    # of a large file the time of change is seen, and both ends
+    assert fingerprint_contents([file], 0) != before[1]
+    os.utime(file, ns=(changed, changed))
+    assert fingerprint_contents([file], 0) == before[1]
+    file.write_bytes(b"x" * 9999 + b"y")
+    os.utime(file, ns=(changed, changed))
+    assert fingerprint_contents([file], 0) != before[1]

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from famjax.eval.answer_scores import score_answer
+from famjax.eval.unicode_words import split_words
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +109,25 @@ def test_rouge_of_unique_words() -> None:
         expected = 2 * c / (o + r)
         assert score_answer("rouge_l_unique", output, [reference]) == pytest.approx(expected)
     assert score_answer("rouge_l_unique", "...", ["a"]) == 0
+
+
+def test_rouge_of_any_script() -> None:
+    """The first example is that of XLSum's multilingual ROUGE: five of six words."""
+    for output, reference, expected in (
+        ("আপনার সাথে দেখা হয়ে ভালো লাগলো।", "তোমার সাথে দেখা হয়ে ভালো লাগলো।", 5 / 6),
+        ("Кошка сидит.", "кошка спит!", 1 / 2),
+        # by characters, with their marks
+        ("私は猫", "私は犬。", 2 / 3),
+        ("ที่นี่", "ที่ นั่น", 2 / 5),
+        # as rouge-score has it
+        ("The dogs ran, $5m", "dog ran 5m", 6 / 7),
+        ("café’s", "cafe s", 1 / 2),
+    ):
+        found = score_answer("rouge_l_unicode", output, [reference])
+        assert found == pytest.approx(expected), output
+        if output.isascii():
+            assert found == score_answer("rouge_l", output, [reference])
+    assert split_words("می‌خواهم A_b") == ["میخواهم", "a", "b"]
 
 
 def test_rouge_of_leval_has_no_stemmer() -> None:

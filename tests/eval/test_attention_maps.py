@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 import tiny
 from flax import nnx
 
+from famjax.cli.analyze_attention import measure_attention_maps
 from famjax.cli.main import main
 from famjax.core.errors import UserError
 from famjax.core.types import Context
@@ -93,7 +96,7 @@ def test_a_window_and_a_mixture(text: np.ndarray) -> None:
     assert layer.mass[:, 1].sum() == 0
     assert layer.mass[:, 0].min() > 0
     mixed = measure_attention(tiny.run_with("full,fam"), text, quiet=True)
-    assert [each.mixer for each in mixed] == ["fam"]
+    assert [(each.number, each.mixer) for each in mixed] == [(1, "fam")]
     (outputs, *_) = measure_attention(tiny.run_with("fm", memory_segments=1), text, quiet=True)
     assert outputs.memory_mass is None
     assert outputs.mass[:, 0].min() > 0
@@ -141,6 +144,30 @@ def test_mistakes(text: np.ndarray) -> None:
         measure_attention(tiny.run_with("fam"), text[:7])
     with pytest.raises(UserError, match="full has no blocks"):
         measure_attention(tiny.run_with("full"), text)
+    with pytest.raises(UserError, match="--layers 0: is no layer with blocks; the run has 1"):
+        measure_attention(tiny.run_with("full,fam"), text, needed=[0, 1], quiet=True)
+
+
+def test_only_maps_that_are_drawn_leave_the_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text(tiny.TEXT * 10)
+    sizes: list[int] = []
+    fetch = jax.device_get
+
+    def counted(tree: Any) -> Any:
+        sizes.append(sum(leaf.size for leaf in jax.tree.leaves(tree)))
+        return fetch(tree)
+
+    monkeypatch.setattr(jax, "device_get", counted)
+    measure = partial(measure_attention_maps, str(tiny.folder()), str(tmp_path / "a.txt"), 64)
+    found = measure(most=0)
+    # of each block 2 layers, 2 heads, 3 and 2 kinds of keys
+    assert sizes == [2 * 2 * 5] * 8
+    assert not any("map" in layer for layer in found["layers"])
+    sizes.clear()
+    assert "map" in measure(layers=[1])["layers"][1]
+    assert sum(size > 2 * 2 * 5 for size in sizes) == 1
 
 
 def test_a_command_shows_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,6 +178,14 @@ def test_a_command_shows_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main([*line, "--length", "64", "--plot", str(plot)]) == 0
     assert "most on memory" in " ".join(capsys.readouterr().out.split())
     assert plot.stat().st_size > 10_000
+    assert main([*line, "--layers", "1", "--json"]) == 0
+    layers = json.loads(capsys.readouterr().out)["layers"]
+    assert [(layer["layer"], "map" in layer) for layer in layers] == [(0, False), (1, True)]
+    assert np.shape(layers[1]["map"])[:2] == (2, W)
+    assert main([*line, "--layers", "x"]) == 2
+    assert "--layers x: write the numbers of layers" in capsys.readouterr().err
+    assert main([*line[:2], "--layers", "1"]) == 2
+    assert "--layers 1: is for --attention" in capsys.readouterr().err
     assert main([*line, "--memory"]) == 2
     assert "--memory and --attention: give one of them" in capsys.readouterr().err
     assert main([*line, "--teacher", str(folder)]) == 2

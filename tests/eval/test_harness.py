@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,13 @@ from famjax.core.errors import UserError
 from famjax.eval.log_likelihoods import Continuation, log_likelihoods
 from famjax.eval.streaming import Streamer
 from famjax.experiment.load import load_config
+from famjax.tasks import TASKS
+from famjax.tasks.task import Request
 from famjax.train.loop import train
 from famjax.train.run import Run, open_run
 
 lm_eval = pytest.importorskip("lm_eval")
+from famjax.eval.harness import evaluate  # noqa: E402, an optional library
 
 PAIRS = [
     ("The quick brown", " fox"),
@@ -154,10 +159,102 @@ def test_a_task_of_local_files_is_evaluated_and_compared(
     row = found["result"]["rows"][0]
     assert (row["task"], row["metric"], row["examples"], row["shots"]) == ("sums", "acc", 6, 1)
     assert np.mean(row["by_example"]) == pytest.approx(row["value"])
+    other = json.loads((folder / "fam-hf" / "eval" / "report.json").read_text())
+    ((_, same),) = other["results"].items()
+    assert row["documents"] == same["result"]["rows"][0]["documents"] != ""
     assert main(["compare", *runs]) == 0
     assert "fam-hf against native" in capsys.readouterr().out
     assert main(["report", *runs, "--out", str(tmp_path / "page.html")]) == 0
     assert "sums" in (tmp_path / "page.html").read_text()
+
+
+def failing(error: Exception) -> Any:
+    """Return a function that fails."""
+
+    def fail(*args: Any, **arguments: Any) -> Any:
+        raise error
+
+    return fail
+
+
+def test_a_task_whose_data_cannot_be_loaded_loses_no_other(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = shutil.copytree(folder / "fam", tmp_path / "run", ignore=shutil.ignore_patterns("eval"))
+    good = choices(tmp_path)
+    split = tmp_path / "split.yaml"
+    text = good.read_text().replace("task: sums", "task: split")
+    split.write_text(text.replace("test_split: test", "test_split: tset"))
+    assert main(["eval", str(run), "--tasks", f"lm_eval:{good},{split}"]) == 2
+    told = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "lm_eval:split: its data cannot be loaded (it has no split or field 'tset')" in told
+    assert "YAML" in told
+    results = json.loads((run / "eval" / "report.json").read_text())["results"]
+    assert list(results) == [f"lm_eval:{good}"]
+    # a name is checked before anything is evaluated
+    (run / "eval" / "report.json").unlink()
+    assert main(["eval", str(run), "--tasks", f"lm_eval:{good},nothere.yaml"]) == 2
+    assert not (run / "eval" / "report.json").exists()
+
+
+def test_a_broken_line_of_data_is_named(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = choices(tmp_path)
+    data = tmp_path / "sums.jsonl"
+    data.write_text(data.read_text() + "{broken\n")
+    assert main(["eval", str(folder / "fam"), "--tasks", f"lm_eval:{task}"]) == 2
+    told = capsys.readouterr().err.strip().splitlines()[-1]
+    assert "lm_eval:sums: its data cannot be loaded" in told
+    assert "JSON parse error" in told
+
+
+@pytest.mark.parametrize(
+    ("error", "messages"),
+    [
+        (OSError(), ("(OSError)", "--examples 1 keeps a copy")),
+        (OSError(errno.ENOSPC, "No space left"), ("No space left", "free disk space")),
+        (ValueError("Couldn't find cache for x"), ("Couldn't find cache", "keeps a copy")),
+        (RuntimeError("Dataset scripts are no longer supported, but"), ("'datasets<4'",)),
+        (RuntimeError("splits differ\nand more"), ("(RuntimeError: splits differ)",)),
+    ],
+)
+def test_what_a_set_of_data_fails_with_is_one_line(
+    folder: Path,
+    tmp_path: Path,
+    error: Exception,
+    messages: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("datasets.load_dataset", failing(error))
+    with pytest.raises(UserError) as raised:
+        evaluate(open_run(folder / "fam"), Request("lm_eval", str(choices(tmp_path)), quiet=True))
+    assert len(str(raised.value).splitlines()) == 1
+    for message in ("lm_eval:sums", *messages):
+        assert message in str(raised.value)
+
+
+def test_an_error_of_our_own_is_no_mistake_of_the_user(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("famjax.eval.harness.log_likelihoods", failing(ValueError("a bug")))
+    with pytest.raises(ValueError, match="a bug"):
+        evaluate(open_run(folder / "fam"), Request("lm_eval", str(choices(tmp_path)), quiet=True))
+
+
+def test_every_task_has_a_score_of_its_own(folder: Path, tmp_path: Path) -> None:
+    first = choices(tmp_path)
+    second = tmp_path / "more.yaml"
+    second.write_text(first.read_text().replace("task: sums", "task: more"))
+    request = Request("lm_eval", f"{first},{second}", examples=2, quiet=True)
+    found = evaluate(open_run(folder / "fam"), request)
+    assert TASKS["lm_eval"].scores(found).keys() == {"sums", "more"}
+    none = tmp_path / "none.yaml"
+    none.write_text(first.read_text().replace("task: sums", "task: none").split("metric_list")[0])
+    text = none.read_text() + "metric_list:\n  - metric: bypass\n"
+    none.write_text(text)
+    with pytest.raises(UserError, match="has no metric"):
+        evaluate(open_run(folder / "fam"), request._replace(files=str(none)))
 
 
 @pytest.mark.parametrize(

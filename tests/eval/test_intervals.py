@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from famjax.cli.eval_output import ends_of
 from famjax.eval.intervals import mean_interval, mean_of_ratios, paired_interval, ratio_interval
 
 
@@ -39,3 +40,10 @@ def test_sets_count_alike_however_many_documents_they_have() -> None:
 def test_equal_scores_of_sets_have_the_interval_of_as_many_documents() -> None:
     sets = [(np.zeros(8), np.ones(8)), (np.zeros(12), np.full(12, 2.0))]
     assert mean_of_ratios(sets)[1:] == mean_interval(np.zeros(20))[1:]
+
+
+def test_one_document_has_no_interval() -> None:
+    nats, size = np.array([3.0]), np.array([10.0])
+    assert paired_interval(nats, 0 * nats, size) == (0.3 / np.log(2), None, None)
+    assert ends_of([None, None]) == ""
+    assert ends_of([-0.5, 0.25]) == "-0.5000 to +0.2500"

@@ -14,12 +14,13 @@ from long_texts import facts, load
 
 from famjax.core.errors import UserError
 from famjax.eval import long
-from famjax.eval.examples import Example, read_lines
+from famjax.eval.examples import Example, Examples, examples_name, read_lines, weights_version
 from famjax.eval.intervals import mean_interval
 from famjax.eval.lane_answers import answer_prompts
 from famjax.eval.lane_stream import LaneStream
 from famjax.eval.long import effective_lengths, evaluate_long, score
 from famjax.eval.memory import update_tokens
+from famjax.eval.passkey import evaluate_passkey
 from famjax.eval.streaming import Streamer
 from famjax.tasks import TASKS
 from famjax.tasks.long.document import LongTask, Question
@@ -120,7 +121,10 @@ def test_lanes_end_at_a_stop_token_at_all_references_or_at_the_limit(
 
 
 def test_a_stopped_evaluation_continues(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: Run,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     arguments: tuple[Any, ...] = (run, "vt", [700, 1300], 3, 2)
     whole = evaluate_long(*arguments, quiet=True)
@@ -134,9 +138,9 @@ def test_a_stopped_evaluation_continues(
 
     monkeypatch.setattr(long, "_ask", stop_at_third)
     folder = tmp_path / "eval"
-    file = folder / "vt.jsonl"
     with pytest.raises(KeyboardInterrupt):
         evaluate_long(*arguments, quiet=True, folder=folder)
+    (file,) = folder.glob("vt-*.jsonl")
     assert len(file.read_text().splitlines()) == 1 + 3 + 2
     resumed = evaluate_long(*arguments, quiet=True, folder=folder)
     assert len(calls) == 3 + 2
@@ -145,12 +149,72 @@ def test_a_stopped_evaluation_continues(
             assert row[name] == other[name]
     evaluate_long(*arguments, quiet=True, folder=folder)
     assert len(calls) == 5
-    # another evaluation begins anew
+    # another batch size changes no answer
+    evaluate_long(run, "vt", [700, 1300], 3, 1, quiet=True, folder=folder)
+    assert len(calls) == 5
+    # another evaluation begins anew, says so, and keeps what there is
+    capsys.readouterr()
     evaluate_long(run, "vt", [700], 2, 2, quiet=True, folder=folder)
     assert len(calls) == 6
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told == (
+        f"vt: begins anew (examples changed); what was answered before is kept in {file}"
+    )
+    evaluate_long(*arguments, quiet=True, folder=folder)
+    assert len(calls) == 6
+    assert capsys.readouterr().err == ""
     file.write_text(file.read_text()[:-20])
-    with pytest.raises(UserError, match=r"vt\.jsonl: damaged .*; remove it, and run again"):
-        evaluate_long(run, "vt", [700], 2, 2, quiet=True, folder=folder)
+    with pytest.raises(UserError, match=r"vt-.*\.jsonl: damaged .*; remove it, and run again"):
+        evaluate_long(*arguments, quiet=True, folder=folder)
+
+
+def test_other_texts_of_equal_size_are_others(
+    run: Run, tmp_path: Path, short_answers: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    book = tmp_path / "book.txt"
+    for word in ("river", "house"):
+        book.write_text(f"The {word} is there. " * 99)
+        evaluate_long(
+            run, "niah_multikey_1", [900], 1, 1, files=str(book), quiet=True, folder=tmp_path / "e"
+        )
+    assert "begins anew (texts changed)" in capsys.readouterr().err
+
+
+def test_the_version_of_a_folder_has_its_tokenizer(tmp_path: Path) -> None:
+    assert weights_version(tmp_path, 3) == [3]
+    (tmp_path / "model.safetensors").write_bytes(b"1")
+    versions = []
+    for vocabulary in ("a", "b"):
+        (tmp_path / "tokenizer.json").write_text(vocabulary)
+        versions.append(weights_version(tmp_path, 0))
+    assert versions[0] != versions[1]
+
+
+def test_evaluations_at_once_keep_each_others_answers(run: Run, tmp_path: Path) -> None:
+    settings = {"task": "vt", "files": ""}
+    file = tmp_path / examples_name(settings)
+    first, second = (Examples(file, settings) for _ in range(2))
+    times = {"tokens": 1, "read": 1.0, "answer": 1.0, "peak": 1}
+    for store, number in ((first, 0), (second, 1), (first, 2)):
+        example = Example(64, number, 0, 60, 0.5, "?", ["a"], "a", 1.0, False)
+        store.add(((64, [number]), [example], times))
+    found = Examples(file, settings)
+    assert found.missing(64, range(4)) == [3]
+    assert len(found.of_length(64)[1]) == 3
+
+
+def test_the_peak_of_memory_is_that_when_a_length_was_read(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peaks = iter(range(100))
+    report = lambda: {"peak_bytes": next(peaks)}  # noqa: E731
+    monkeypatch.setattr(long, "memory_report", report)
+    rows = evaluate_long(run, "vt", [700, 1300], 3, 2, quiet=True)["rows"]
+    assert [row["peak_bytes"] for row in rows] == [1, 3]
+    monkeypatch.setattr("famjax.eval.passkey.memory_report", report)
+    rows = evaluate_passkey(tiny.run(), [260, 450], 4, 2, quiet=True)
+    # the second batch reads 260 tokens after the first one's 450
+    assert rows[0]["peak_bytes"] + 1 == rows[1]["peak_bytes"]
 
 
 def test_without_memory_only_the_last_block_is_known(run: Run, short_answers: None) -> None:
@@ -180,7 +244,7 @@ def test_gains_are_paired_and_have_intervals(run: Run) -> None:
         return Example(64, document, 0, 60, 0.5, "?", ["a"], "a", right, False, ablated=ablated)
 
     examples = [example(0, 1, 0), example(0, 1, 1), example(1, 1, 0), example(2, 0, 0)]
-    times = [{"read": 2.0, "answer": 0.5, "tokens": 240}]
+    times = [{"read": 2.0, "answer": 0.5, "tokens": 240, "peak": 1}]
     row = long._row(run, 64, examples, times, 10)
     assert row["score"] == 0.75
     assert row["ablations"]["reset"]["score"] == 0.25
@@ -282,7 +346,7 @@ def test_a_story_is_evaluated(run: Run) -> None:
         run,
         64,
         [Example(64, n, 0, 60, 0.5, "", [], "", 1, False) for n in range(20)],
-        [{"read": 1, "answer": 1, "tokens": 1}],
+        [{"read": 1, "answer": 1, "tokens": 1, "peak": 1}],
         1,
     )
     # shares, also where all are right

@@ -17,11 +17,13 @@ import tiny
 
 from famjax.core.errors import UserError
 from famjax.eval.lane_stream import LaneStream
-from famjax.eval.passkey import evaluate_passkey
+from famjax.eval.passkey import Documents, evaluate_passkey
+from famjax.eval.passkey import evaluate as evaluate_task
 from famjax.eval.streaming import Streamer
 from famjax.eval.text import evaluate_text
 from famjax.ops.losses import token_losses
 from famjax.tasks.passkey import QUESTION, Passkey
+from famjax.tasks.task import Request
 from famjax.train.run import Run
 
 W, LONGEST = 8, 2048  # block_len; tokens of the longest direct computation
@@ -170,13 +172,18 @@ def test_text_of_passkey_runs_and_invalid_files(tmp_path: Path) -> None:
         evaluate_text(run, str(tmp_path / "none"), quiet=True)
 
 
-def test_full_attention_rejects_a_document_beyond_its_capacity(tmp_path: Path) -> None:
+def test_full_attention_rejects_a_document_beyond_its_capacity(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run = tiny.run_with("full")
     result = evaluate_text(run, str(write(tmp_path / "a", ["x" * 63, "ab"])), quiet=True)
     assert result["tokens"] == 67
     assert result["without_memory"]["loss"] != result["loss"]
-    with pytest.raises(UserError, match="do not fit its cache of 64"):
-        evaluate_text(run, str(write(tmp_path / "b", ["x" * 64])), quiet=True)
+    # before anything is read, by its name, with what can be done
+    monkeypatch.setattr("famjax.eval.text._predictions", None)
+    told = r"65 tokens of .*b/1.txt do not fit its cache of 64; --window 64 reads it in windows"
+    with pytest.raises(UserError, match=told):
+        evaluate_text(run, str(write(tmp_path / "b", ["x", "x" * 64])), quiet=True)
 
 
 # passkey -----------------------------------------------------------------------------------------
@@ -206,6 +213,9 @@ class Oracle:
 
     def warm_up(self) -> None:
         pass
+
+    def state_bytes(self) -> int:
+        return 0
 
     def skim(self, tokens: np.ndarray) -> None:
         self.log.append(("skim", tokens))
@@ -262,6 +272,61 @@ def test_passkey_of_a_model_equals_its_own_argmax(needle_within: int) -> None:
         assert row["examples"] == (2 if length > 300 else 3)
         assert row["token_accuracy"] == pytest.approx(np.mean(hits))
         assert row["tokens_per_second"] > 0
+
+
+def test_passkey_without_a_part_of_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, names = tiny.run_with("fam", seed=2, memory_segments=1), ("reset", "memory", "segments")
+    tokens_of = Documents.tokens
+
+    def all_wanted(*arguments: Any) -> Any:
+        return (np.stack([piece[0], 1 + 0 * piece[0]]) for piece in tokens_of(*arguments))
+
+    def likely(method: Any) -> Any:
+        def losses(*arguments: Any) -> Any:
+            nll, _ = method(*arguments)
+            return nll, nll < np.log(258)
+
+        return losses
+
+    # a random model predicts next to nothing: every token counts, if it is likelier than by chance
+    monkeypatch.setattr(Documents, "tokens", all_wanted)
+    monkeypatch.setattr(Streamer, "losses", likely(Streamer.losses))
+    monkeypatch.setattr(LaneStream, "losses_lanes", likely(LaneStream.losses_lanes))
+    monkeypatch.setattr("famjax.eval.passkey._version", lambda *arguments: "")
+    file, length = tmp_path / "answers.json", 450
+    rows = evaluate_passkey(run, [length], 3, 2, quiet=True, file=file, ablate=names)
+    batches = json.loads(file.read_text())["batches"]
+    task, chunk = Passkey(run.tokenizer, 3), 64
+    start = (length - task.question_len) // chunk * chunk
+    found: dict[str, list[list[bool]]] = {name: [] for name in ("", *names)}
+    for number in range(3):
+        rng = np.random.default_rng([0, 0, number, 2])
+        tokens = np.concatenate([piece.tokens for piece in task.document(rng, length)])
+        wide = np.pad(tokens, (0, -length % W + 1))[None]
+        for name, hits in found.items():
+            stream = LaneStream(run.model, 1, chunk, name)
+            correct = stream.losses_lanes(wide[:, :-1], wide[:, 1:], np.array([length - 1]))[1]
+            hits.append(correct[0, start : length - 1].tolist())
+    answered = [row for batch in batches for row in batch]
+    assert [hits for row in answered for hits in row["hits"]] == found[""]
+    for name in names:
+        assert [hits for row in answered for hits in row["ablated"][name]] == found[name]
+        gain = rows[0]["ablations"][name]["gain"]
+        assert len(gain) == 3
+    assert len({str(hits) for hits in found.values()}) == 4
+    assert rows[0]["updates"] == length // W
+    assert rows[0]["state_bytes"] == Streamer(run.model, 1).state_bytes()
+
+
+def test_passkey_as_a_task_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = Request("passkey", None, [260], 3, batch=2, folder=tmp_path / "eval", quiet=True)
+    rows = evaluate_task(tiny.run(), request)
+    monkeypatch.setattr("famjax.eval.passkey._ask", None)
+    assert evaluate_task(tiny.run(), request) == rows
+    with pytest.raises(TypeError):
+        evaluate_task(tiny.run(), request._replace(ablate=("reset",)))
 
 
 def test_passkey_continues_after_the_batches_that_were_read(
@@ -387,6 +452,12 @@ def test_windows_count_every_token_once(window: int, score: int | None, tmp_path
     assert result["tokens"] == tokens
     assert result["bytes"] == sum(len(text.encode()) for text in texts)
     assert result["loss"] == pytest.approx(nats, rel=1e-5)
+    by_document = {Path(row["file"]).name: row for row in result["by_document"]}
+    for i, text in enumerate(texts):
+        if text:
+            row = by_document[f"{i}.txt"]
+            assert row["tokens"] == row["bytes"] + 1 == len(text.encode()) + 1
+    assert sum(row["nats"] for row in result["by_document"]) == pytest.approx(nats * tokens)
 
 
 def test_invalid_windows_are_rejected(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
+import tracemalloc
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -17,7 +19,7 @@ from famjax.core.errors import UserError
 from famjax.experiment.load import load_config
 from famjax.pipeline import make_source
 from famjax.tasks import TASKS
-from famjax.tasks.long.document import LongTask, Material
+from famjax.tasks.long.document import Content, LongTask, Material, hash_contents
 from famjax.tasks.long.filler import NOISE, split_sentences
 from famjax.tasks.long.frequencies import _PAIRS, _index, _pair
 from famjax.tokenizers.load import load_tokenizer
@@ -175,6 +177,18 @@ def test_coded_words_are_as_frequent_as_their_rank_says() -> None:
     # in random order
     half = Counter(piece.strip() for piece in pieces[1 : len(pieces) // 2])
     assert half["...."] == pytest.approx(counts["...."] / 2, rel=0.1)
+
+
+def test_the_words_that_are_asked_for_are_the_most_frequent_ones_at_any_length() -> None:
+    for length in range(740, 1600, 20):
+        _, pieces = read(LONG["fwe"], length, 1, "")
+        frequent = Counter(piece.strip() for piece in pieces[1:]).most_common(5)
+        document = LONG["fwe"].evaluated_document(TOKENIZER, length, 1, 5)
+        words = ["....", *document.content.questions[0].references]
+        assert [word for word, _ in frequent[:4]] == words
+        assert len({count for _, count in frequent}) == 5
+    with pytest.raises(UserError, match="52 words fit, of which the most frequent ones are equal"):
+        read(LONG["fwe"], 720, 1, "")
 
 
 def test_words_of_indices_differ() -> None:
@@ -377,6 +391,20 @@ def test_a_story_that_does_not_fit_is_refused_before_it_is_read(tmp_path: Path) 
     given = [*lengths(700, 900), f"data.long.facts={tmp_path / 'long.txt'}"]
     with pytest.raises(UserError, match="700 tokens do not hold"):
         make_source(load_config("text_fam", ["data.task=babilong", *given]), TOKENIZER)
+
+
+def test_contents_are_hashed_one_after_the_other() -> None:
+    near = ("word " * 50_000,) * 4
+    contents = [Content("?", (f"fact {i}",), (), near=near) for i in range(20)]
+    for count in (0, 1, 2):
+        expected = hashlib.sha256(repr(tuple(contents[:count])).encode()).hexdigest()
+        assert hash_contents(contents[:count]) == expected
+    tracemalloc.start()
+    hash_contents(contents)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # a million bytes each
+    assert peak < 6e6
 
 
 def test_mistakes_are_told(tmp_path: Path) -> None:

@@ -85,11 +85,13 @@ class Material(NamedTuple):
       texts: the filler of a task that `has_files`.
       contents: of a task that `has_facts`, one of which a document has.
       version: of the files, JSON-able; another one has other documents.
+      source: of the texts of files.
     """
 
     texts: Filler | None = None
     contents: tuple[Content, ...] = ()
     version: Any = None
+    source: TextSource | None = None
 
 
 NO_MATERIAL = Material()
@@ -204,6 +206,18 @@ def encode_sentence(tokenizer: Tokenizer, sentence: str) -> np.ndarray:
 def encode_label(tokenizer: Tokenizer, label: str, number: int) -> np.ndarray:
     """Return the tokens of a label, [n], none of ""."""
     return tokenizer.encode(label.format(number)) if label else np.zeros(0, np.int32)
+
+
+def hash_contents(contents: Sequence[Content]) -> str:
+    """Return a hash of contents, whose parts may be the same objects again and again.
+
+    It is that of `repr(tuple(contents))`, of which only one content is held at a time.
+    """
+    hashed = hashlib.sha256(b"(")
+    for i, content in enumerate(contents):
+        hashed.update(f"{', ' * (i > 0)}{content!r}".encode())
+    hashed.update(b",)" if len(contents) == 1 else b")")
+    return hashed.hexdigest()
 
 
 class LongTask(Task):
@@ -352,11 +366,8 @@ class LongTask(Task):
             raise UserError(f"{self.name}: give the file with its facts, {self.facts_hint}")
         source = TextSource(files, tokenizer, 0, 0) if self.has_files else None
         contents = self.read_facts(facts) if facts else ()
-        version = [
-            source and source.get_state(),
-            hashlib.sha256(repr(contents).encode()).hexdigest(),
-        ]
-        return Material(cycle_sentences(source) if source else None, contents, version)
+        version = [source and source.get_state(), hash_contents(contents)]
+        return Material(cycle_sentences(source) if source else None, contents, version, source)
 
     def read_facts(self, facts: str) -> tuple[Content, ...]:
         """Return the contents of a file; a task that `has_facts` has some."""

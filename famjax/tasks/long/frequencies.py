@@ -83,6 +83,8 @@ class FrequentWords(LongTask):
     name = "fwe"
     source = "RULER, arXiv 2404.06654"
     answer_tokens = 50
+    # from so many words on, each of the first four is in the document more often than the next one
+    fewest = 53
 
     def make_content(self, rng: np.random.Generator, material: Material) -> Content:
         head = (
@@ -110,6 +112,11 @@ class FrequentWords(LongTask):
     ) -> Iterator[str]:
         words = ["....", *content.questions[0].references]
         total = room.count(["...."] * 61 + [_coded(rng) for _ in range(39)])
+        if total < self.fewest:
+            raise UserError(
+                f"{self.name}: {total} words fit, of which the most frequent ones are equally "
+                f"frequent; ask for a length that holds at least {self.fewest}"
+            )
         zeta = np.pi**2 / 6
         ends: list[int] = []
         while (size := int(total * (len(ends) + 1) ** -2.0 / zeta)) > 0:
@@ -119,7 +126,7 @@ class FrequentWords(LongTask):
             if word not in words:
                 words.append(word)
         seed = int(rng.integers(2**32))
-        for position in range(ends[-1] if ends else 0):
+        for position in range(ends[-1]):
             yield words[bisect.bisect_right(ends, permuted_index(position, ends[-1], seed))]
 
 

@@ -34,4 +34,6 @@ SQUALITY = QuestionSet(
     answer_tokens=512,
     stop="",
 )
-XLSUM = QuestionSet("xlsum", "arXiv 2106.13822", _parse_xlsum, ("rouge_l",), answer_tokens=128)
+XLSUM = QuestionSet(
+    "xlsum", "arXiv 2106.13822", _parse_xlsum, ("rouge_l_unicode",), answer_tokens=128
+)

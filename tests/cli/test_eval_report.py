@@ -1,0 +1,116 @@
+"""What `famjax eval` keeps in a run's report.json."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from famjax.cli import eval_report
+from famjax.cli.eval import Arguments, ignored_options
+from famjax.cli.report import sample_examples
+
+
+def save(folder: Path, step: int, files: str, weights: str | None = None) -> None:
+    eval_report.save_result(folder, step, weights, "text", "text", {"files": files, "step": step})
+
+
+def test_results_of_other_weights_are_kept_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def labels(name: str) -> list[str]:
+        return list(json.loads((tmp_path / name).read_text())["results"])
+
+    save(tmp_path, 2, "a")
+    save(tmp_path, 2, "b")
+    assert capsys.readouterr().err == ""
+    save(tmp_path, 3, "c")
+    assert "of step 2; they are kept in report-2.json" in capsys.readouterr().err
+    assert (labels("report.json"), labels("report-2.json")) == (["text:c"], ["text:a", "text:b"])
+    # those of step 2 again, with what there was
+    save(tmp_path, 2, "d")
+    assert labels("report.json") == ["text:a", "text:b", "text:d"]
+    assert labels("report-3.json") == ["text:c"]
+    # another model in the same folder is always at step 0
+    save(tmp_path, 0, "a", "1234")
+    save(tmp_path, 0, "b", "5678")
+    assert labels("report.json") == ["text:b"]
+    assert labels("report-0-1234.json") == ["text:a"]
+
+
+def test_evaluations_at_once_lose_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = eval_report.read_report
+    both = threading.Barrier(2)
+
+    def read_slowly(folder: Path, *name: str) -> Any:
+        found = read(folder, *name)
+        # without a lock both have read before either writes
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.3)
+        return found
+
+    monkeypatch.setattr(eval_report, "read_report", read_slowly)
+    threads = [threading.Thread(target=save, args=(tmp_path, 2, files)) for files in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert read(tmp_path)["results"].keys() == {"text:a", "text:b"}
+
+
+def test_fewer_lengths_leave_the_others_in_the_report(tmp_path: Path) -> None:
+    def long(lengths: list[int], score: float, settings: str = "x") -> dict[str, Any]:
+        rows = [{"length": length, "score": score} for length in lengths]
+        return {"files": "", "settings": settings, "rows": rows, "effective_length": {}}
+
+    def saved(*results: dict[str, Any]) -> Any:
+        for result in results:
+            eval_report.save_result(tmp_path, 2, None, "long", "vt", result)
+        return eval_report.read_report(tmp_path)["results"]["vt"]["result"]
+
+    found = saved(long([512, 1024], 1.0), long([512, 256], 0.9))
+    assert [(row["length"], row["score"]) for row in found["rows"]] == [
+        (256, 0.9),
+        (512, 0.9),
+        (1024, 1.0),
+    ]
+    assert found["effective_length"] == {"ruler": 1024, "nolima": 1024}
+    # other examples are others
+    assert [row["length"] for row in saved(long([512], 0.5, "y"))["rows"]] == [512]
+
+
+def test_a_run_that_cannot_be_written_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(eval_report.os, "access", lambda path, mode: False)
+    assert eval_report.eval_folder(str(tmp_path)) is None
+    (told,) = capsys.readouterr().err.splitlines()
+    assert "cannot be written, so results are only printed" in told
+
+
+def test_examples_of_all_lengths_are_shown() -> None:
+    examples = [
+        {"length": length, "document": i} for length in (512, 1024, 4096) for i in range(10)
+    ]
+    shown = sample_examples(examples, 7)
+    assert [(each["length"], each["document"]) for each in shown] == [
+        *((512, i) for i in range(3)),
+        *((1024, i) for i in range(2)),
+        *((4096, i) for i in range(2)),
+    ]
+    assert sample_examples(examples, 100) == examples
+
+
+def test_options_without_an_effect_on_a_task_are_told() -> None:
+    arguments = Arguments("run", window=64, lengths="1024", chat=True)
+    assert list(ignored_options(arguments, ["text", "passkey", "lm_eval", "text"])) == [
+        "--lengths 1024: has no effect on text, lm_eval",
+        "--window 64: has no effect on passkey, lm_eval",
+        "--chat: has no effect on text, passkey",
+    ]
