@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -79,7 +80,8 @@ def test_what_is_measured(tmp_path, monkeypatch):
 
     def evaluate(run, request):
         requests.append(request)
-        return {"bleu": 28.0, "bleu_compounds": 29.0, "tokens_per_second": 20.0}
+        bleus = {"bleu": 28.0, "bleu_compounds": 29.0, "bleu_tokenized": 27.0}
+        return {**bleus, "tokens_per_second": 20.0}
 
     class Run:
         config = load_config(
@@ -91,7 +93,10 @@ def test_what_is_measured(tmp_path, monkeypatch):
     measured = measure.measure(Run, tmp_path, quiet=True)
     assert measured.scores == {"BLEU": 28.0, "tokenized BLEU": 29.0, "tokens/s": 20.0}
     assert measured.baselines["the source"] == pytest.approx({"BLEU": 100, "tokenized BLEU": 100})
-    (request,) = requests
+    # IWSLT14's BLEU splits no compounds
+    other = EXPERIMENTS["ft-figure-7-translation"].measure.measure(Run, tmp_path, quiet=True)
+    assert other.scores["tokenized BLEU"] == 27.0
+    (request, _) = requests
     assert request.files == f"{folder}/test.de={folder}/test.en"
     assert (request.beam, request.length_penalty, request.examples) == (3, 0.7, None)
 
@@ -132,6 +137,33 @@ def test_test_files_are_beside_those_to_train_on():
     assert of("/train/train.de", "a/train.en") == ("/train/test.de", "a/test.en")
     name = "tfds:wmt14_translate/de-en:train:"
     assert of(f"{name}en", f"{name}de")[0] == "tfds:wmt14_translate/de-en:test:en"
+    both = of("wmt/train.1.en,wmt/train.2.en", "train.1.de,wmt/train.2.de")
+    assert both == ("wmt/test.1.en,wmt/test.2.en", "test.1.de,wmt/test.2.de")
+    assert of("train.jsonl", "") == ("test.jsonl", "")
+
+
+@pytest.mark.parametrize("name", ["wmt/commoncrawl.en", "train/news.en"])
+def test_training_files_are_not_their_own_test_files(name):
+    for files in (name, f"wmt/train.en,{name}"):
+        with pytest.raises(UserError, match=f"^{name}: its test file is not known"):
+            _test_files(DataConfig(source=files, target="wmt/train.de"))
+
+
+def test_a_tokenizer_is_of_the_texts_that_are_there(tmp_path):
+    measure, folder = TranslationMeasure("multi30k"), write_pairs(tmp_path / "multi30k")
+
+    def prepared(measure=measure):
+        measure.prepare(tmp_path)
+        return (folder / "joint.model").read_bytes()
+
+    first = prepared()
+    assert prepared() == first
+    text = (folder / "train.de").read_text()
+    (folder / "train.de").write_text(text.replace("hund", "wolf"))
+    assert prepared() != first
+    (folder / "train.de").write_text(text)
+    assert prepared() == first
+    assert prepared(replace(measure, vocabulary=280)) != first
 
 
 def test_missing_test_files_are_told_before_anything_runs(tmp_path, capsys):
