@@ -6,7 +6,8 @@ Command:  famjax tokenizer train train.de train.en --vocab-size 10000 --out join
           famjax train iwslt14_paper model.stack=feedback model.feedback.span=256 \
               model.feedback.shared_kv=false name=iwslt14_paper_feedback
 Cost:     needs an accelerator; not run here
-Expected: tokenized BLEU by decoder depth in Figure 7 of the paper, no checkpoints averaged
+Expected: tokenized BLEU (compounds not split) by decoder depth in Figure 7 of the paper, no
+          checkpoints averaged
 
 The paper has no number of steps and no batch; 4,096 tokens of targets a step and 50,000 steps are
 fairseq's for this set. Departures of the model: `_seq2seq_paper`.

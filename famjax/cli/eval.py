@@ -75,6 +75,8 @@ class Arguments:
     """Beam search: no so many tokens in a row come twice in an output, default any may."""
     tune: bool = False
     """Beam search: try length penalties from 0 to 2, and take the best: of a development set."""
+    tokenized: bool = False
+    """translate: the files are tokenized, as by Moses; BLEU takes their tokens as they are."""
     window: int | None = None
     """Texts: evaluate in windows of so many tokens, each with an empty memory, instead of whole.
     Files with questions: read only the last so many tokens, question and answer included."""
@@ -162,6 +164,7 @@ def evaluate(
             length_penalty=1.0 if arguments.length_penalty is None else arguments.length_penalty,
             no_repeat_ngram=arguments.no_repeat_ngram or 0,
             tune=arguments.tune,
+            tokenized=arguments.tokenized,
         )
         result = task.evaluate(opened, request)
         if task.group == "passkey":
@@ -217,7 +220,8 @@ def _search_label(result: Any) -> list[str]:
     else:
         penalty = f" --length-penalty {result['length_penalty']:g}" if result["beam"] > 1 else ""
     ngram = f" --no-repeat-ngram {size}" if (size := result["no_repeat_ngram"]) else ""
-    return [f" --beam {result['beam']}", penalty, ngram]
+    tokenized = " --tokenized" if result.get("tokenized") else ""
+    return [f" --beam {result['beam']}", penalty, ngram, tokenized]
 
 
 def read_report(folder: Path) -> dict[str, Any]:
@@ -240,7 +244,7 @@ def read_report(folder: Path) -> dict[str, Any]:
 _OPTIONS = (
     *("lengths", "questions", "facts", "ablate", "window", "score", "words"),
     *("shots", "chat", "skip_broken", "beam", "length_penalty", "no_repeat_ngram"),
-    "tune",
+    *("tune", "tokenized"),
 )
 
 
@@ -258,6 +262,8 @@ def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
         given = f"--{flag}" if value is True else f"--{flag} {value}"
         if option in ("beam", "length_penalty", "no_repeat_ngram", "tune"):
             raise UserError(f"{given}: is for translate and summarize; remove it")
+        if option == "tokenized":
+            raise UserError("--tokenized: is for translate; remove it")
         if option == "skip_broken":
             raise UserError("--skip-broken: is for files with questions; remove it")
         if option == "ablate":

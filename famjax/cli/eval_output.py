@@ -79,10 +79,19 @@ def result_tables(group: str, result: Any) -> list[Table | str]:
     return [rows_table(group, result["rows"])]
 
 
+# results of earlier versions lack some
+_BLEU = {
+    "bleu": "BLEU",
+    "chrf": "chrF",
+    "bleu_tokenized": "BLEU, tokenized",
+    "bleu_compounds": "BLEU, compounds split",
+}
+
+
 def translation_table(result: dict[str, Any]) -> Table:
     """Return the table of the scores of translations or summaries."""
     if "bleu" in result:
-        names = {"bleu": "BLEU", "chrf": "chrF", "bleu_compounds": "BLEU, compounds split"}
+        names = {name: label for name, label in _BLEU.items() if name in result}
         scores = [f"{result[name]:.2f}" for name in names]
     else:
         names = {"rouge_l": "ROUGE-L", "rouge_1": "ROUGE-1", "rouge_2": "ROUGE-2"}

@@ -60,8 +60,10 @@ def evaluate_search(run: Run, request: Request) -> dict[str, Any]:
       task, files, examples (the name of the file of outputs), settings (what identifies them),
       beam, length_penalty, no_repeat_ngram; pairs, cut (outputs at their most tokens), longer
       (sources with more tokens than longest_trained), tokens (of all outputs), tokens_per_second,
-      seconds; rows (one of them); of translate bleu, chrf, bleu_compounds, from 0 to 100, and
-      signatures (of each, by sacrebleu); of summarize rouge_l, rouge_1 and rouge_2, from 0 to 1.
+      seconds; rows (one of them); of translate bleu, chrf, bleu_tokenized and bleu_compounds (see
+      `famjax.eval.translation_scores`), from 0 to 100, signatures (of each, by sacrebleu) and
+      tokenized (whether the files were taken to be); of summarize rouge_l, rouge_1 and rouge_2,
+      from 0 to 1.
 
     Raises:
       UserError: a model without an encoder, files that are not pairs, or a missing library.
@@ -116,7 +118,7 @@ def evaluate_search(run: Run, request: Request) -> dict[str, Any]:
         "seconds": seconds,
         "tokens_per_second": tokens / seconds,
         "rows": [{"pairs": count}],
-        **(_rouge(examples) if is_summary else _bleu(examples)),
+        **(_rouge(examples) if is_summary else _bleu(examples, request.tokenized)),
     }
 
 
@@ -171,13 +173,16 @@ def _rouge(examples: list[Example]) -> dict[str, float]:
     }
 
 
-def _bleu(examples: list[Example]) -> dict[str, Any]:
+def _bleu(examples: list[Example], tokenized: bool) -> dict[str, Any]:
     outputs = [example.output for example in examples]
     references = [example.references[0] for example in examples]
+    how: translation_scores.Tokenizer = "none" if tokenized else "13a"
     scores = {
-        "bleu": translation_scores.bleu(outputs, references),
+        "bleu": translation_scores.bleu(outputs, references, how),
         "chrf": translation_scores.chrf(outputs, references),
-        "bleu_compounds": translation_scores.compound_split_bleu(outputs, references),
+        "bleu_tokenized": translation_scores.tokenized_bleu(outputs, references, how),
+        "bleu_compounds": translation_scores.compound_split_bleu(outputs, references, how),
     }
     values: dict[str, Any] = {name: score.value for name, score in scores.items()}
-    return values | {"signatures": {name: score.signature for name, score in scores.items()}}
+    signatures = {name: score.signature for name, score in scores.items()}
+    return values | {"signatures": signatures, "tokenized": tokenized}

@@ -10,7 +10,8 @@ import pytest
 import small
 
 from famjax import Generator, UserError, open_run
-from famjax.cli.eval_output import translation_notes
+from famjax.cli.eval import read_report
+from famjax.cli.eval_output import result_tables, translation_notes
 from famjax.cli.main import main
 from famjax.config.schema import Config
 from famjax.experiment.load import override
@@ -150,6 +151,20 @@ def test_results_of_other_searches_are_kept_and_runs_compared(
     out = capsys.readouterr().out
     # each search has a table of both runs, with the difference of equal outputs
     assert out.count("chrF of each against first") == out.count("+0.0% (") == 4
+
+
+def test_files_that_are_tokenized_are_scored_as_they_are(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["eval", str(home / "run"), "--json", "--tokenized", "--tasks"]
+    assert main([*argv, tasks(home)]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["translate"]
+    names = ("bleu", "bleu_tokenized", "bleu_compounds")
+    assert all("tok:none" in result["signatures"][name] for name in names)
+    assert "BLEU, tokenized" in result_tables("translate", result)[0].lines(None)[1]
+    assert f"{tasks(home)} --beam 1 --tokenized" in read_report(home / "run" / "eval")["results"]
+    said = error_line([*argv, tasks(home, "summarize")], capsys)
+    assert "--tokenized: is for translate; remove it" in said
 
 
 def test_sources_longer_than_those_trained_on_are_told() -> None:
