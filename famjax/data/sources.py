@@ -105,6 +105,10 @@ class Source(abc.ABC):
         """Return a line for the user; "" is none."""
         return ""
 
+    def epoch_report(self) -> str:
+        """Return a line on an epoch that has been read, which `report` could not know; else ""."""
+        return ""
+
     def of_task(self) -> Source:
         """Return the source of `data.task`'s own documents."""
         return self

@@ -168,6 +168,31 @@ def test_pairs_that_do_not_fit_are_left_out_and_told(tmp_path):
         read_rows(PairSource(pairs, BYTES, Lengths(2, 2, 1), seed=0).make_rows(1, None), 1)
 
 
+def test_pairs_left_out_of_later_windows_are_told_after_the_epoch(tmp_path):
+    lines = ["a" * (50 if i % 5 == 0 else 2) for i in range(40)]
+    pairs = Pairs(*write(tmp_path, lines, lines))
+    source = PairSource(pairs, BYTES, Lengths(20, 20, 1), seed=0, window=16)
+    first = sum(len(text) > 20 for text, _ in source._read_window(0))
+    assert f"; {first} of the first 16 are longer than data.source_length=20" in source.report()
+    told = []
+    for row in source.make_rows(1, None):
+        told.append(source.epoch_report())
+        if source.count_rows.cache_info().currsize > 5:  # of two epochs
+            break
+        assert row["valid"].any()
+    assert [line for line in told if line] == [
+        "8 of 40 pairs are longer than data.source_length=20 or data.length=20 and left out"
+    ]
+    # a run that continues within an epoch tells after a whole one
+    resumed = PairSource(pairs, BYTES, Lengths(20, 20, 1), seed=0, window=16)
+    for window in (1, 2, 3, 4):
+        resumed.rows(window)
+        assert not resumed.epoch_report()
+    resumed.rows(5)
+    assert resumed.epoch_report().startswith("8 of 40 pairs")
+    assert not PairSource(pairs, BYTES, Lengths(20, 20, 1), seed=0).epoch_report()
+
+
 def test_a_window_in_which_nothing_fits_is_passed_over(tmp_path):
     """The last window of an epoch has the pairs that are left, here one, which may be too long."""
     pairs = Pairs(*write(tmp_path, ["a" * 50, "b", "c"], ["x", "y", "z"]))
