@@ -137,7 +137,7 @@ class PairSource(Source):
             )
 
     def epoch_report(self) -> str:
-        """Return once, after an epoch, how many of all pairs are left out: in each epoch the same."""
+        """Return once, after an epoch, how many of all pairs are left out, the same in each."""
         counts = dict(self._too_long)
         if self._is_told or not counts:
             return ""
