@@ -27,6 +27,8 @@ from famjax.tokenizers.tokenizer import Tokenizer
 
 # pairs that are packed together: the rows of a smaller window have more padding
 WINDOW = 8192
+# pairs of files in the report
+_NAMED_FILES = 4
 
 
 class Pair(NamedTuple):
@@ -172,7 +174,16 @@ class PairSource(Source):
         positions = len(rows) * (self.lengths.source + self.lengths.target)
         tokens = sum(int(row["valid"].sum() + (row["source_segment"] > 0).sum()) for row in rows)
         notes.append(f"rows are {1 - tokens / positions:.1%} padding")
-        return f"{len(self.pairs):,} pairs; " + "; ".join(notes)
+        return f"{len(self.pairs):,} pairs{self._name_files()}; " + "; ".join(notes)
+
+    def _name_files(self) -> str:
+        """Return which files are paired if there are several: globs are paired by their order."""
+        files = [both for both in self.pairs.files if both[0] != both[1]]
+        if len(files) < 2:
+            return ""
+        named = [f"{source} with {target}" for source, target in files[:_NAMED_FILES]]
+        more = f" and {len(files) - len(named):,} more" if len(files) > len(named) else ""
+        return f" of {', '.join(named)}{more}"
 
 
 class PairRows(grain.IterDataset[Batch[np.ndarray]]):

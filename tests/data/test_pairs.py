@@ -81,6 +81,23 @@ def test_files_are_decompressed_and_globs_sorted(tmp_path):
     assert [pairs[i] for i in range(2)] == [("a src", "a tgt"), ("b src", "b tgt")]
 
 
+def test_a_file_that_is_named_twice_is_paired_twice(tmp_path):
+    for name in ("a", "b", "x", "y"):
+        (tmp_path / name).write_text(f"{name}1\n{name}2\n")
+    a, b, x, y = (str(tmp_path / name) for name in ("a", "b", "x", "y"))
+    pairs = Pairs(f"{a},{a},{b}", f"{x},{y},{y}")
+    assert [pairs[i] for i in (0, 2, 4)] == [("a1", "x1"), ("a1", "y1"), ("b1", "y1")]
+    source = PairSource(pairs, BYTES, Lengths(20, 20, 1), seed=0)
+    paired = f"{a} with {x}, {a} with {y}, {b} with {y}"
+    assert source.report().startswith(f"6 pairs of {paired}; ")
+    # those of globs are paired by their order alone
+    files = ",".join([a] * 6), ",".join([x] * 6)
+    told = PairSource(Pairs(*files), BYTES, Lengths(20, 20, 1), seed=0).report()
+    assert told.count(" with ") == 4
+    assert " and 2 more; " in told
+    assert " with " not in PairSource(Pairs(a, x), BYTES, Lengths(20, 20, 1), seed=0).report()
+
+
 def test_json_lines_are_pairs(tmp_path):
     file = tmp_path / "pairs.jsonl"
     records = [{"inputs": "x", "targets": "y"}, {"prompt": "p", "response": "r"}]
