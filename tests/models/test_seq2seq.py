@@ -294,6 +294,24 @@ def test_linear_cross_attention_keeps_one_matrix_a_head():
     assert keys.s == (2, 1, 2, 6, 4)  # layers b g k e
 
 
+@pytest.mark.parametrize("name", ["full", "full-linear"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_source_of_padding_reads_the_same_whatever_its_length(name, packed):
+    _, params = runner(name)
+    # features that do not reach the least denominator of linear attention
+    params = jax.tree_util.tree_map_with_path(
+        lambda path, a: a * 1e-3 if "map" in jax.tree_util.keystr(path) else a, params
+    )
+    m = model(name, params)
+
+    def logits(length: int) -> np.ndarray:
+        empty, targets = np.zeros((1, length), int), np.array([[1, 4, 5, 2]])
+        source = m.read_source(empty, empty, np.ones((1, 4), int) if packed else None)
+        return np.asarray(m(targets, m.init_state(1), Context(source=source))[0])
+
+    np.testing.assert_allclose(logits(3), logits(9), atol=1e-12)
+
+
 def test_a_target_depends_on_its_own_source_alone():
     def logits(other: int) -> np.ndarray:
         m = model("full")
@@ -310,15 +328,26 @@ def test_a_target_depends_on_its_own_source_alone():
     assert np.abs(a[second] - b[second]).max() > 1e-3
 
 
-def test_folded_maps_give_the_same():
-    c = replace(
-        MODELS["linear"],
-        encoder=replace(_LINEAR, features=2),
-        linear=LinearConfig(features=2, rope=False),
-    )
+_FEW = {"encoder": replace(_LINEAR, features=2)}
+FOLDED = {
+    "both": replace(MODELS["linear"], **_FEW, linear=LinearConfig(features=2, rope=False)),
+    "cross alone, for causal ones are rotated": replace(MODELS["linear"], **_FEW),
+    "cross alone": replace(MODELS["full"], **_FEW, linear=LinearConfig(features=2)),
+    "of feedback": replace(MODELS["feedback"], **_FEW, linear=LinearConfig(features=2)),
+}
+
+
+@pytest.mark.parametrize("name", FOLDED)
+def test_folded_maps_give_the_same(name):
+    c = FOLDED[name]
     m = make_model(c, rngs=nnx.Rngs(0))
-    folded = fold_feature_maps(m)
-    assert nnx.state(folded.stack.layers[0].cross.map, nnx.Param) == {}
+    folded = fold_feature_maps(m, c)
+    maps = {
+        "causal" if "mixer" in path else "cross": ("map" in path)
+        for path, _ in nnx.to_flat_state(nnx.state(folded.stack, nnx.Param))
+        if "map" in path
+    }
+    assert set(maps) == ({"causal"} if "rotated" in name else set())
     state, token = m.init_state(1), np.array([[3]])
     logits = [
         one.step(
