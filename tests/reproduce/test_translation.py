@@ -24,6 +24,7 @@ from famjax.train.average import open_average
 from famjax.train.run import open_run
 
 FIGURE_4, TABLE_2 = "ft-figure-4-translation", "t2r-table-2"
+FIGURE_7 = "ft-figure-7-translation"
 TINY = (
     *("model.width=16", "model.heads=2", "model.mlp_width=16", "model.encoder.layers=1"),
     *("data.batch=1", "train.steps=2"),
@@ -47,7 +48,7 @@ def write_pairs(folder: Path, count: int = 60) -> Path:
     ("name", "variant"),
     [
         (FIGURE_4, "Feedback 2"),
-        ("ft-figure-7-translation", "Transformer 1"),
+        (FIGURE_7, "Transformer 1"),
         (TABLE_2, "T2R pretrained"),
     ],
 )
@@ -63,7 +64,7 @@ def test_a_training_is_measured(name, variant, tmp_path, monkeypatch):
     for cell in make_cells(experiment, tmp_path, 1, (variant,), "here", TINY):
         run_cell(cell, experiment)
     folder = cell.folder(experiment)
-    last, mean = open_run(folder).fingerprint(), open_average(folder).fingerprint()
+    last, mean = open_run(folder).fingerprint(), open_average(folder, 5).fingerprint()
     assert last != mean
     assert [run.fingerprint() for run in runs] == [mean if experiment.averaged else last]
     result = json.loads((folder / RESULT).read_text())
@@ -71,6 +72,12 @@ def test_a_training_is_measured(name, variant, tmp_path, monkeypatch):
     assert result["scores"]["tokens/s"] > 0
     assert set(result["baselines"]["the source"]) == {"BLEU", "tokenized BLEU"}
     assert result["steps"] == 2
+
+
+def test_as_many_checkpoints_are_averaged_as_in_the_papers():
+    """FT3 4.2.1 and 6.2; T2R A.1.2: the checkpoints of the last five epochs."""
+    of = {name: EXPERIMENTS[name].averaged for name in (FIGURE_4, TABLE_2, FIGURE_7)}
+    assert of == {FIGURE_4: 10, TABLE_2: 5, FIGURE_7: 0}
 
 
 def test_what_is_measured(tmp_path, monkeypatch):
@@ -94,7 +101,7 @@ def test_what_is_measured(tmp_path, monkeypatch):
     assert measured.scores == {"BLEU": 28.0, "tokenized BLEU": 29.0, "tokens/s": 20.0}
     assert measured.baselines["the source"] == pytest.approx({"BLEU": 100, "tokenized BLEU": 100})
     # IWSLT14's BLEU splits no compounds
-    other = EXPERIMENTS["ft-figure-7-translation"].measure.measure(Run, tmp_path, quiet=True)
+    other = EXPERIMENTS[FIGURE_7].measure.measure(Run, tmp_path, quiet=True)
     assert other.scores["tokenized BLEU"] == 27.0
     (request, _) = requests
     assert request.files == f"{folder}/test.de={folder}/test.en"
