@@ -14,6 +14,7 @@ from famjax.core.optional import missing_message, missing_modules
 from famjax.eval import leval_scores, longbench_scores
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+_SENTENCE_END = re.compile(r"(?<=[.?!])\s+")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -49,6 +50,19 @@ def rouge(kind: str, output: str, reference: str, stemmed: bool = True) -> float
     return float(_rouge_scorer(kind, stemmed).score(reference, output)[kind].fmeasure)
 
 
+def rouge_lsum(output: str, reference: str) -> float:
+    """Return ROUGE-L of whole summaries, as published of CNN-Dailymail (Lin, 2004, 3.2).
+
+    Sentences are lines, or in a text of one line what ends with a period, a question mark or an
+    exclamation mark before white space.
+    """
+    return rouge("rougeLsum", _by_sentence(output), _by_sentence(reference))
+
+
+def _by_sentence(text: str) -> str:
+    return text if "\n" in text.strip() else _SENTENCE_END.sub("\n", text)
+
+
 @functools.cache
 def _rouge_scorer(kind: str, stemmed: bool) -> Any:
     if missing := missing_modules(["rouge_score"]):
@@ -64,6 +78,7 @@ _METRICS: dict[str, Callable[[str, str], float]] = {
     "rouge_1": functools.partial(rouge, "rouge1"),
     "rouge_2": functools.partial(rouge, "rouge2"),
     "rouge_l": functools.partial(rouge, "rougeL"),
+    "rouge_lsum": rouge_lsum,
     # of LongBench
     "numbers": longbench_scores.numbers,
     "code": longbench_scores.code,
@@ -80,7 +95,7 @@ _METRICS: dict[str, Callable[[str, str], float]] = {
 # of the output as it is, with white space at both ends
 _UNSTRIPPED = ("code", "rouge_l_unique")
 # of rouge-score
-_ROUGE = ("rouge_1", "rouge_2", "rouge_l", "rouge_l_unstemmed")
+_ROUGE = ("rouge_1", "rouge_2", "rouge_l", "rouge_lsum", "rouge_l_unstemmed")
 
 
 def score_answer(

@@ -15,7 +15,7 @@ from famjax.tasks.task import EvaluationTask, Task
 from famjax.tokenizers.tokenizer import Tokenizer
 
 # of `famjax eval`
-_SEARCH = ("beam", "length_penalty", "no_repeat_ngram", "tune")
+_SEARCH = ("beam", "length_penalty", "no_repeat_ngram", "tune", "max_tokens")
 
 
 class TranslateTask(Task):
@@ -69,7 +69,7 @@ class SummarizeTask(EvaluationTask):
     files = "SOURCES=TARGETS, or summarize:PAIRS.jsonl"
     needs_files = True
     evaluation = TranslateTask.evaluation
-    headline = "rouge_l"
+    headline = "rouge_lsum"
     instead = "train with data.task=translate"
 
     def scores(self, results: Any) -> dict[str, float]:

@@ -173,6 +173,31 @@ def test_sources_longer_than_those_trained_on_are_told() -> None:
     assert translation_notes({"longer": 0, "longest_trained": 28}) == []
 
 
+def test_a_target_that_is_cut_is_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An untrained model writes to the most tokens."""
+    for most in (3, 5):
+        argv = ["generate", str(home / "run"), "--prompt", "abc", "--max-tokens", str(most)]
+        assert main(argv) == 0
+        said = capsys.readouterr().err
+        assert f"the target was cut at {most} tokens; --max-tokens gives it more" in said
+    assert main(["eval", str(home / "run"), "--tasks", tasks(home), "--max-tokens", "2"]) == 0
+    results = read_report(home / "run" / "eval")["results"]
+    assert results[f"{tasks(home)} --beam 1 --max-tokens 2"]["result"]["tokens"] == 6
+    said = error_line(
+        ["generate", str(home / "run"), "--prompt", "a", "--max-tokens", "99"], capsys
+    )
+    assert "max_tokens=99: does not fit the model's cache, model.capacity=32" in said
+
+
+def test_empty_lines_are_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, text in (("few", "a\n\nb\n"), ("some", "\n\nb\n")):
+        (home / name).write_text(text)
+    files = f"translate:{home / 'few'}={home / 'some'}"
+    assert main(["eval", str(home / "run"), "--tasks", files]) == 0
+    said = capsys.readouterr().out
+    assert "of the pairs 1 have an empty source and 2 have an empty target" in said
+
+
 def test_a_prompt_longer_than_sources_trained_on_is_told(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -142,6 +142,10 @@ def test_a_model_learns_to_write_words_backwards_and_is_evaluated(tmp_path: Path
     penalties = dict(tuned["penalties"])
     assert penalties[1.0] == result["bleu"]
     assert tuned["bleu"] == max(penalties.values()) == penalties[tuned["length_penalty"]]
+    # one search writes what one for each penalty does
+    for penalty in (0.0, 0.6, 2.0):
+        alone = evaluate(run, request._replace(length_penalty=penalty, folder=None))
+        assert penalties[penalty] == alone["bleu"]
     # the outputs are kept: nothing is written anew
     again = evaluate(run, request)
     assert again == result
@@ -185,7 +189,9 @@ def test_the_time_of_compiling_does_not_count(tmp_path: Path) -> None:
 def test_a_translation_depends_on_no_other_source(tmp_path: Path) -> None:
     """An untrained model writes on to the most tokens of its source."""
     run = train(
-        config(tmp_path, "train.steps=1", "model.capacity=99"), tmp_path / "run", quiet=True
+        config(tmp_path, "train.steps=1", "model.capacity=99", "data.length=64"),
+        tmp_path / "run",
+        quiet=True,
     )
     texts = ["abc", "abcdefgh" * 4, "h"]
     together = Translator(run, batch=3).translate(texts)
@@ -194,7 +200,10 @@ def test_a_translation_depends_on_no_other_source(tmp_path: Path) -> None:
         assert (alone.text, alone.tokens, alone.cut) == (each.text, each.tokens, each.cut)
     cut = {each.tokens for each in together if each.cut}
     assert cut
-    assert cut <= {48, 98}
+    # twice the source's and 16 more, and at most those of the longest target in training
+    assert cut <= {48, 64}
+    longer = Translator(run, batch=3, max_tokens=99).translate(texts)
+    assert max(each.tokens for each in longer) == 99
     # trained on 28 tokens
     translator = Translator(run)
     assert [each.source_tokens > translator.longest for each in together] == [False, True, False]
@@ -202,16 +211,35 @@ def test_a_translation_depends_on_no_other_source(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("compiled_once")
 def test_outputs_at_the_most_tokens_are_cut_and_counted(tmp_path: Path) -> None:
-    """An untrained model writes on; full attention with a cache of 32 has room for 31 tokens."""
+    """An untrained model writes on. A cache of 32 has room for bos and 31 tokens, and the last one
+    that beam search writes needs none."""
     run = train(
         config(tmp_path, "train.steps=1", "model.capacity=32"), tmp_path / "run", quiet=True
     )
     words = (tmp_path / "words").read_text().split()[:10]
     found = Translator(run, batch=8).translate(words)
-    assert {each.tokens for each in found if each.cut} == {31}
+    assert {each.tokens for each in found if each.cut} == {32}
+    sampling = Sampling(jax.random.key(0), 0.0, 0, 1.0, run.tokenizer.vocab_size)
+    sampled = Translator(run, batch=8, sampling=sampling).translate(words)
+    assert {each.tokens for each in sampled if each.cut} == {31}
+    for most, said in ((0, "must be at least 1"), (33, "model.capacity=32; give at most 32")):
+        with pytest.raises(UserError, match=f"^max_tokens={most}: .*{said}"):
+            Translator(run, max_tokens=most)
     files = f"{tmp_path / 'words'}={tmp_path / 'backwards'}"
     result = evaluate(run, Request("translate", files, examples=10, quiet=True))
     assert result["cut"] == sum(each.cut for each in found)
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_samples_depend_on_the_number_of_the_source_alone(tmp_path: Path) -> None:
+    run = train(config(tmp_path, "train.steps=1"), tmp_path / "run", quiet=True)
+    sampling = Sampling(jax.random.key(0), 1.0, 0, 1.0, run.tokenizer.vocab_size)
+    one, three = (
+        [each.text for each in Translator(run, batch=batch, sampling=sampling).translate(texts)]
+        for batch, texts in ((1, ["abc", "abc", "d"]), (3, ["abc", "abc", "d"]))
+    )
+    assert one == three
+    assert one[0] != one[1]
 
 
 def test_maps_of_cross_attention_are_trained_with_adapters_and_alone(tmp_path: Path) -> None:
