@@ -17,6 +17,7 @@ from oracles import feedback, seq2seq, transformer
 from famjax.config.resolved import resolve_model, sizes
 from famjax.config.schema import (
     ArchConfig,
+    DropoutConfig,
     EncoderConfig,
     FeedbackConfig,
     LinearConfig,
@@ -24,6 +25,7 @@ from famjax.config.schema import (
 )
 from famjax.core.errors import UserError
 from famjax.core.types import Context
+from famjax.layers.dropout import DropoutKey
 from famjax.models.fold_feature_maps import fold_feature_maps
 from famjax.models.remap_params import canonical_name, is_feature_map, remap_params
 from famjax.models.seq2seq import Seq2Seq, make_model
@@ -425,3 +427,92 @@ def test_an_encoder_begins_as_deep_as_it_is():
         return float(jnp.std(stack.layers[0].mlp.down.kernel[...]))
 
     assert size(model.encoder) / size(model.stack) == pytest.approx((1 / 8) ** 0.5, rel=0.1)
+
+
+# what every stack has, with attention to an encoder -----------------------------------------------
+
+
+def variant(name: str, **changes: Any) -> tuple[Any, Any]:
+    """Return graph and parameters of a model with the weights of MODELS[name]."""
+    graph, params, _ = nnx.split(
+        make_model(replace(MODELS[name], **changes), rngs=nnx.Rngs(0)), nnx.Param, ...
+    )
+    return graph, jax.tree.map(lambda a, b: jnp.asarray(b, a.dtype), params, runner(name)[1])
+
+
+def read_row(m: Any, row: dict[str, np.ndarray], at: slice = slice(None), state: Any = None) -> Any:
+    """Return logits [t v] and the state after a part of a packed row."""
+    source = m.read_source(row["source"], row["source_segment"], row["segment"][:, at])
+    ctx = Context(jnp.asarray(row["reset"][:, at]), jnp.asarray(row["valid"][:, at]), source=source)
+    logits, state = m(row["tokens"][:, at], m.init_state(1) if state is None else state, ctx)
+    return logits[0], state
+
+
+@pytest.mark.parametrize("name", ["full", "linear", "pattern", "gated", "delta", "feedback"])
+def test_a_second_call_goes_on_with_the_state_and_the_source(name):
+    m = model(name)
+    row, block = packed_row(m.block_len), max(m.block_len, 3)
+    whole, _ = read_row(m, row)
+    first, state = read_row(m, row, slice(block))
+    second, _ = read_row(m, row, slice(block, None), state)
+    seen = row["valid"][0]
+    np.testing.assert_allclose(np.concatenate([first, second])[seen], whole[seen], atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["full", "full-linear", "linear", "gated", "feedback"])
+def test_bfloat16_stays_close(name):
+    """Its weights are rounded to 8 bits, with which the errors of a few layers are about 1%."""
+    row, wide = packed_row(model(name).block_len), np.asarray(read_packed(name))
+    with jax.enable_x64(False):
+        narrow = nnx.merge(*variant(name, dtype="bfloat16"))
+        source = narrow.read_source(row["source"], row["source_segment"], row["segment"])
+        assert {a.dtype for a in jax.tree.leaves(source.keys)} == {jnp.dtype(jnp.bfloat16)}
+        logits = np.asarray(read_row(narrow, row)[0], float)
+    seen = row["valid"][0]
+    apart = np.abs(logits - wide)[seen]
+    assert 0 < apart.mean() < 0.02 * wide[seen].std()
+
+
+@pytest.mark.parametrize("remat", ["attention", "layer", "block"])
+@pytest.mark.parametrize("name", ["full-linear", "gated"])
+def test_gradients_of_recomputed_layers_are_the_same(name, remat):
+    row = packed_row(MODELS[name].block_len)
+    probe = (
+        np.random.default_rng(0).normal(size=(row["tokens"].size, 19)) * row["valid"][0][:, None]
+    )
+
+    def gradients(how: str) -> Any:
+        graph, params = variant(name, remat=how)
+        return jax.jit(
+            jax.grad(lambda params: (read_row(nnx.merge(graph, params), row)[0] * probe).sum())
+        )(params)
+
+    kept, recomputed = gradients("none"), gradients(remat)
+    for a, b in zip(jax.tree.leaves(kept), jax.tree.leaves(recomputed), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
+
+
+def dropping(name: str, key: int, **rates: float) -> np.ndarray:
+    """Return the logits [t v] of a packed row in training."""
+    c = replace(MODELS[name], dropout=DropoutConfig(**rates))
+    graph, _, keys, rest = nnx.split(make_model(c, rngs=nnx.Rngs(0)), nnx.Param, DropoutKey, ...)
+    keys = jax.tree.map(lambda _: jnp.array([0, key], jnp.uint32), keys)
+    row = packed_row(c.block_len)
+    logits = read_row(nnx.merge(graph, runner(name)[1], keys, rest), row)[0]
+    return np.asarray(logits)[row["valid"][0]]
+
+
+@pytest.mark.parametrize("name", ["full", "full-linear", "gated", "feedback"])
+def test_attention_to_an_encoder_is_dropped_by_the_key(name):
+    first, again, other = (dropping(name, key, residual=0.5) for key in (1, 1, 2))
+    np.testing.assert_array_equal(first, again)
+    assert np.abs(first - other).max() > 1e-3
+
+
+@pytest.mark.parametrize("name", ["full", "full-linear", "gated", "feedback"])
+def test_a_layer_that_is_dropped_reads_no_source(name, monkeypatch):
+    """LayerDrop leaves out a layer with its attention to the encoder."""
+    dropped = dropping(name, 1, layer=1.0)
+    monkeypatch.setitem(globals(), "SOURCES", [np.array([9, 9, 4, 1, 2]), np.array([2, 2, 3])])
+    np.testing.assert_array_equal(dropping(name, 1, layer=1.0), dropped)
+    assert np.abs(dropping(name, 1, layer=1e-9) - dropped).max() > 1e-3
