@@ -13,6 +13,7 @@ import jax
 import numpy as np
 import pytest
 import small
+import torch
 from small import Crash, assert_same, compiled_once, crash_at  # noqa: F401
 
 from famjax.config.schema import Config
@@ -316,6 +317,29 @@ def test_exports_equal_the_run(tmp_path: Path, keys: str) -> None:
         export(tmp_path / "run", tmp_path / "peft", "peft")
 
 
+def assert_searches_equal(run: Run, model: Any, beams: int, length_penalty: float) -> None:
+    """Compare with what transformers finds, of words that the run has not learned too."""
+    words = ["abcd", "hg", "xyzzy", "Ein Hund", ""]
+    found = Translator(run, beams, length_penalty, batch=4).translate(words)
+    for word, ours in zip(words, found, strict=True):
+        ids = torch.tensor([[*run.tokenizer.encode(word).tolist(), run.tokenizer.eos_id]])
+        theirs = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            num_beams=beams,
+            length_penalty=length_penalty,
+            max_new_tokens=32,
+            early_stopping="never",
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        written = theirs.sequences[0, 1:].numpy()
+        assert len(written) == ours.tokens
+        assert run.tokenizer.decode(written[: ours.tokens - (not ours.cut)]) == ours.text
+        assert float(theirs.sequences_scores[0]) == pytest.approx(ours.score, abs=1e-4)
+
+
 @pytest.mark.usefixtures("compiled_once", "remote_code")
 def test_transformers_generates_what_the_run_writes(tmp_path: Path) -> None:
     """An exported encoder-decoder, loaded with the code in its folder by its README."""
@@ -332,6 +356,7 @@ def test_transformers_generates_what_the_run_writes(tmp_path: Path) -> None:
     exec(code, names)
     assert names["tokenizer"].decode(names["written"], skip_special_tokens=True) == "dcba"
     assert run.tokenizer.eos_id == names["ids"][-1]
+    assert_searches_equal(run, names["model"], 3, 0.6)
     # the decoder can have another attention
     convert(tmp_path / "hf", tmp_path / "converted", "bswa")
     model = open_model(tmp_path / "converted").config.model
