@@ -227,6 +227,13 @@ def _rouge(examples: list[Example]) -> dict[str, float]:
 def _bleu(examples: list[Example], tokenized: bool) -> dict[str, Any]:
     outputs = [example.output for example in examples]
     references = [example.references[0] for example in examples]
+    return bleu_scores(outputs, references, tokenized)
+
+
+def bleu_scores(
+    outputs: Sequence[str], references: Sequence[str], tokenized: bool
+) -> dict[str, Any]:
+    """Return the scores of translations, and their signatures: see `evaluate_search`."""
     how: translation_scores.Tokenizer = "none" if tokenized else "13a"
     scores = {
         "bleu": translation_scores.bleu(outputs, references, how),

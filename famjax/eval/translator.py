@@ -149,8 +149,8 @@ class Translator:
         arguments = (self._params, tokens, segment, settings, self._stops, bos)
         if self._sampling is not None:
             rows = np.resize(np.array(numbers, np.uint32), len(tokens))
-            found = self._run_program(_sample, *arguments, self._sampling, rows)
-            one = [self._decode(*row, 0.0) for row in zip(*found, strict=True)]
+            written, lengths = self._run_program(_sample, *arguments, self._sampling, rows)
+            one = [self._decode(*row, 0.0) for row in zip(written, lengths, strict=True)]
             return [one for _ in length_penalties]
         found = self._run_program(_search, *arguments)
         return [

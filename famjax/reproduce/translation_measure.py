@@ -30,6 +30,7 @@ class TranslationMeasure(Measure):
       folder: its name.
       vocabulary: tokens of the joint SentencePiece model.
       beam, length_penalty: see `famjax.eval.beam`.
+      tokenized: the files are tokenized, as by Moses.
       compounds: tokenized BLEU splits compounds, as papers on WMT14 English-German do.
     """
 
@@ -37,6 +38,7 @@ class TranslationMeasure(Measure):
     vocabulary: int = 4000
     beam: int = 5
     length_penalty: float = 1.0
+    tokenized: bool = False
     compounds: bool = True
 
     @property
@@ -83,11 +85,12 @@ class TranslationMeasure(Measure):
             beam=self.beam,
             length_penalty=self.length_penalty,
             quiet=quiet,
+            tokenized=self.tokenized,
         )
         found = translate.evaluate(run, request)
         scores = {
             _BLEU: found["bleu"],
-            _TOKENIZED: found["bleu_compounds" if self.compounds else "bleu_tokenized"],
+            _TOKENIZED: found[self._paper_bleu],
             _SPEED: found["tokens_per_second"],
         }
         return Measured(scores, {"the source": self._copied(Pairs(source, target))})
@@ -95,15 +98,12 @@ class TranslationMeasure(Measure):
     def _copied(self, pairs: Pairs) -> dict[str, float]:
         """Return the scores of sources as translations of themselves."""
         sources, targets = zip(*(pairs[i] for i in range(len(pairs))), strict=True)
-        tokenized = (
-            translation_scores.compound_split_bleu
-            if self.compounds
-            else translation_scores.tokenized_bleu
-        )
-        return {
-            _BLEU: translation_scores.bleu(sources, targets).value,
-            _TOKENIZED: tokenized(sources, targets).value,
-        }
+        found = translate.bleu_scores(sources, targets, self.tokenized)
+        return {_BLEU: found["bleu"], _TOKENIZED: found[self._paper_bleu]}
+
+    @property
+    def _paper_bleu(self) -> str:
+        return "bleu_compounds" if self.compounds else "bleu_tokenized"
 
 
 def _find(*paths: Path) -> Path:

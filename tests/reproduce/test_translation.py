@@ -103,7 +103,8 @@ def test_what_is_measured(tmp_path, monkeypatch):
     # IWSLT14's BLEU splits no compounds
     other = EXPERIMENTS[FIGURE_7].measure.measure(Run, tmp_path, quiet=True)
     assert other.scores["tokenized BLEU"] == 27.0
-    (request, _) = requests
+    (request, tokenized) = requests
+    assert (request.tokenized, tokenized.tokenized) == (False, True)
     assert request.files == f"{folder}/test.de={folder}/test.en"
     assert (request.beam, request.length_penalty, request.examples) == (3, 0.7, None)
 
