@@ -20,6 +20,7 @@ from famjax.config.schema import Config
 from famjax.convert.folder import convert
 from famjax.convert.open import open_model
 from famjax.core.errors import UserError
+from famjax.data.pair_rows import PairSource
 from famjax.eval.sampling import Sampling
 from famjax.eval.translate import evaluate
 from famjax.eval.translator import Translator
@@ -168,6 +169,19 @@ def test_other_decoders_train_and_write(tmp_path: Path, keys: str) -> None:
     found = Translator(run, 2, batch=2).translate(["abc", "d", "efgh"])
     assert len(found) == 3
     assert all(np.isfinite(each.score) for each in found)
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_pairs_left_out_are_told_after_an_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = config(tmp_path, "train.steps=40", "train.log_every=5")
+    (tmp_path / "words").write_text("ab\n" * 50 + "a" * 60 + "\n")
+    (tmp_path / "backwards").write_text("ba\n" * 50 + "b" * 60 + "\n")
+    monkeypatch.setattr(PairSource.__init__, "__defaults__", (10,))
+    train(given, tmp_path / "run")
+    said = capsys.readouterr().err
+    assert said.count("1 of 51 pairs are longer than data.source_length=28") == 1
 
 
 @pytest.mark.usefixtures("compiled_once")
