@@ -2,7 +2,7 @@
 
 Command:  famjax tokenizer train articles.txt summaries.txt --vocab-size 32000 --out joint.model
           famjax train cnn_dm_paper
-          # the length penalty with the best ROUGE-L of the development set, then the test set
+          # the length penalty with the best ROUGE-Lsum of the development set, then the test set
           famjax eval runs/cnn_dm_paper --tasks summarize:val.articles=val.summaries --beam 5 \
               --no-repeat-ngram 3 --tune
           famjax eval runs/cnn_dm_paper --tasks summarize:test.articles=test.summaries --beam 5 \
@@ -10,7 +10,7 @@ Command:  famjax tokenizer train articles.txt summaries.txt --vocab-size 32000 -
           famjax train cnn_dm_paper model.stack=feedback model.feedback.span=256 \
               model.feedback.shared_kv=false name=cnn_dm_paper_feedback
 Cost:     needs accelerators; not run here
-Expected: ROUGE-L by decoder depth in Figure 7 of the paper
+Expected: ROUGE-Lsum by decoder depth in Figure 7 of the paper
 
 An article is its first 400 words (See et al., 2017), each on one line of articles.txt. The paper
 has no number of steps and no batch; both are chosen here. Departures of the model:

@@ -13,7 +13,7 @@ Command:  famjax tokenizer train train.en train.fr --vocab-size 32000 --out join
           famjax eval runs/t2r_enfr_paper_average --tasks translate:test.en=test.fr --beam 5 \
               --length-penalty 0.6
 Cost:     needs accelerators; not run here
-Expected: tokenized BLEU 42.2, and 42.1 of the recurrent network (Table 2)
+Expected: tokenized BLEU (compounds not split) 42.2, and 42.1 of the recurrent network (Table 2)
 
 The paper has joint BPE and no size of the vocabulary. Departures of the model: `_seq2seq_paper`.
 """

@@ -480,8 +480,8 @@ MUTANTS = (
     Mutant(
         "beam search: the stop token is no part of the length",
         "eval/beam.py",
-        "jnp.where(counted, log_probs, -jnp.inf) / _penalty(settings, length)",
-        "jnp.where(counted, log_probs, -jnp.inf) / _penalty(settings, search.length)",
+        "_penalty(alpha, ended.lengths[0, 0])",
+        "_penalty(alpha, ended.lengths[0, 0] - 1)",
         f"{BEAM} -k lists",
     ),
     Mutant(
@@ -494,7 +494,7 @@ MUTANTS = (
     Mutant(
         "beam search: it ends as if hypotheses got no longer",
         "eval/beam.py",
-        "length = jnp.where(positive, settings.max_tokens, search.length + 1)",
+        "length = jnp.where(alpha > 0, settings.max_tokens, search.length + 1)",
         "length = search.length + 1",
         f"{BEAM} -k overtakes",
     ),

@@ -272,7 +272,7 @@ def bench_models(model: ModelConfig, length: int) -> dict[str, ModelConfig]:
 
 def merge_obstacle(model: ModelConfig) -> str:
     """Return why T2R's map cannot be merged at this shape, or ""."""
-    return why_not_foldable(bench_models(model, 1)[MERGED])
+    return why_not_foldable(bench_models(model, 1)[MERGED])["causal"]
 
 
 def measure_decoding(
@@ -308,8 +308,8 @@ class _Decoder(NamedTuple):
 def _decoder(model: ModelConfig, count: int, merge: bool) -> _Decoder:
     """Compile the decoding of `count` tokens, with T2R's map merged if possible."""
     module = LanguageModel(model, rngs=nnx.Rngs(0))
-    if merge and not why_not_foldable(model):
-        module = fold_feature_maps(module)
+    if merge and not why_not_foldable(model)["causal"]:
+        module = fold_feature_maps(module, model)
     graph, params = nnx.split(module)
     # unstacked layer states are donated and updated in place between calls
     state = jax.jit(lambda: module.unstack(module.init_state(LANES)))()

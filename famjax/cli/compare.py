@@ -235,9 +235,11 @@ def translation_table(
 ) -> Table:
     """Return the table of BLEU and chrF, or of ROUGE, and of the paired differences of outputs.
 
-    BLEU is of a corpus; an output's own score is chrF, or ROUGE-L.
+    BLEU is of a corpus; an output's own score is chrF, or ROUGE-L of whole summaries.
     """
-    kinds = {"bleu": "BLEU", "chrf": "chrF"} if "bleu" in results[0] else {"rouge_l": "ROUGE-L"}
+    # results of earlier versions lack it
+    summary = "rouge_lsum" if all("rouge_lsum" in result for result in results) else "rouge_l"
+    kinds = {"bleu": "BLEU", "chrf": "chrF"} if "bleu" in results[0] else {summary: "ROUGE-L"}
     against = f"{list(kinds.values())[-1]} of each against {names[0]}, 95%"
     table = Table(
         label, ("run", "length penalty", *kinds.values(), against, "tokens/s"), words=(0,)

@@ -72,6 +72,11 @@ class Arguments:
     """Beam search: no so many tokens in a row come twice in an output, default any may."""
     tune: bool = False
     """Beam search: try length penalties from 0 to 2, and take the best: of a development set."""
+    max_tokens: int | None = None
+    """translate and summarize: the most tokens of an output, eos included; default twice the
+    source's and 16 more, but at most those of the longest target in training."""
+    tokenized: bool = False
+    """translate: the files are tokenized, as by Moses; BLEU takes their tokens as they are."""
     window: int | None = None
     """Texts: evaluate in windows of so many tokens, each with an empty memory, instead of whole.
     Files with questions: read only the last so many tokens, question and answer included."""
@@ -95,7 +100,7 @@ def run(argv: list[str]) -> int:
 
     tasks = parse_tasks(arguments.tasks)
     lengths = parse_lengths(arguments.lengths) if arguments.lengths else None
-    for name in ("examples", "batch", "questions", "words"):
+    for name in ("examples", "batch", "questions", "words", "max_tokens"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
             raise UserError(f"--{name} {value}: must be at least 1")
@@ -186,6 +191,8 @@ def _request(
         length_penalty=1.0 if arguments.length_penalty is None else arguments.length_penalty,
         no_repeat_ngram=arguments.no_repeat_ngram or 0,
         tune=arguments.tune,
+        max_tokens=arguments.max_tokens,
+        tokenized=arguments.tokenized,
     )
 
 
@@ -193,7 +200,7 @@ def _request(
 _OPTIONS = (
     *("lengths", "questions", "facts", "ablate", "window", "score", "words"),
     *("shots", "chat", "skip_broken", "beam", "length_penalty", "no_repeat_ngram"),
-    "tune",
+    *("tune", "max_tokens", "tokenized"),
 )
 
 
@@ -209,8 +216,10 @@ def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
             )
         flag = option.replace("_", "-")
         given = f"--{flag}" if value is True else f"--{flag} {value}"
-        if option in ("beam", "length_penalty", "no_repeat_ngram", "tune"):
+        if option in ("beam", "length_penalty", "no_repeat_ngram", "tune", "max_tokens"):
             raise UserError(f"{given}: is for translate and summarize; remove it")
+        if option == "tokenized":
+            raise UserError("--tokenized: is for translate; remove it")
         if option == "skip_broken":
             raise UserError("--skip-broken: is for files with questions; remove it")
         if option == "ablate":

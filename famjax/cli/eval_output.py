@@ -89,13 +89,29 @@ def result_tables(group: str, result: Any) -> list[Table | str]:
     return [rows_table(group, result["rows"])]
 
 
+# results of earlier versions lack some
+_BLEU = {
+    "bleu": "BLEU",
+    "chrf": "chrF",
+    "bleu_tokenized": "BLEU, tokenized",
+    "bleu_compounds": "BLEU, compounds split",
+}
+
+_ROUGE = {
+    "rouge_lsum": "ROUGE-Lsum",
+    "rouge_l": "ROUGE-L",
+    "rouge_1": "ROUGE-1",
+    "rouge_2": "ROUGE-2",
+}
+
+
 def translation_table(result: dict[str, Any]) -> Table:
     """Return the table of the scores of translations or summaries."""
     if "bleu" in result:
-        names = {"bleu": "BLEU", "chrf": "chrF", "bleu_compounds": "BLEU, compounds split"}
+        names = {name: label for name, label in _BLEU.items() if name in result}
         scores = [f"{result[name]:.2f}" for name in names]
     else:
-        names = {"rouge_l": "ROUGE-L", "rouge_1": "ROUGE-1", "rouge_2": "ROUGE-2"}
+        names = {name: label for name, label in _ROUGE.items() if name in result}
         scores = [f"{result[name]:.1%}" for name in names]
     table = Table(
         f"{result['task']}:{result['files']}",
@@ -116,6 +132,9 @@ def translation_notes(result: dict[str, Any]) -> list[str]:
     """Return the scores of other length penalties, and sacrebleu's signatures."""
     signatures: dict[str, str] = result.get("signatures", {})
     notes = [f"{name}: {signature}" for name, signature in signatures.items()]
+    counts = {side: result.get(f"empty_{side}s") for side in ("source", "target")}
+    if empty := [f"{count:,} have an empty {side}" for side, count in counts.items() if count]:
+        notes.insert(0, f"of the pairs {' and '.join(empty)}")
     if longer := result.get("longer"):
         notes.insert(
             0,

@@ -18,8 +18,9 @@ from famjax.processes import runtime
 
 # of a prompt, which is held in memory
 _PROMPT_BYTES = 64 << 20
+_MAX_TOKENS = 256
 # options that models with an encoder lack
-_OF_DECODERS = (*("chat", "read", "state_out", "state_in", "small_cache", "max_tokens", "stop"),)
+_OF_DECODERS = (*("chat", "read", "state_out", "state_in", "small_cache", "stop"),)
 
 if TYPE_CHECKING:
     from famjax.eval.generate import Generator
@@ -46,8 +47,9 @@ class Arguments:
     small_cache: bool = False
     """Stacks feedback and transformer: cache memories instead of keys and values: less memory, more
     compute."""
-    max_tokens: int = 256
-    """The most tokens to write."""
+    max_tokens: int | None = None
+    """The most tokens to write, default 256; of a source's target twice its tokens and 16 more, but
+    at most those of the longest target in training."""
     temperature: float = 0.0
     """0 decodes greedily; 1 samples from the model's distribution."""
     top_k: int = 0
@@ -77,11 +79,12 @@ def run(argv: list[str]) -> int:
 
     a = arguments
     # before --read, which may take an hour
-    check_sampling(a.max_tokens, a.temperature, a.top_k, a.top_p, a.stop, a.seed)
+    most = _MAX_TOKENS if a.max_tokens is None else a.max_tokens
+    check_sampling(most, a.temperature, a.top_k, a.top_p, a.stop, a.seed)
     opened = open_model(arguments.run)
     if a.beam is not None:
         size = opened.tokenizer.vocab_size
-        check_search(a.beam, a.max_tokens, a.length_penalty, a.no_repeat_ngram, a.stop, size)
+        check_search(a.beam, most, a.length_penalty, a.no_repeat_ngram, a.stop, size)
     if arguments.chat and opened.tokenizer.chat_template is None:
         raise UserError(
             f"--chat: the tokenizer of {arguments.run} has no chat template; remove it, or "
@@ -97,7 +100,7 @@ def run(argv: list[str]) -> int:
     generator = Generator(opened.with_folded_maps())
     state = _load_memory(arguments, opened, generator)
     if prompt is not None:
-        _write(arguments, prompt, generator, state)
+        _write(arguments, prompt, generator, state, most)
     return 0
 
 
@@ -202,7 +205,9 @@ def _translate(arguments: Arguments, opened: Run, prompt: str | None) -> int:
     if a.temperature:
         size = opened.tokenizer.vocab_size
         sampling = Sampling(jax.random.key(a.seed), a.temperature, a.top_k, a.top_p, size)
-    translator = Translator(opened.with_folded_maps(), *search, batch=1, sampling=sampling)
+    translator = Translator(
+        opened.with_folded_maps(), *search, batch=1, sampling=sampling, max_tokens=a.max_tokens
+    )
     with TokenProgress("generate") as progress, progress.compiling():
         (found,) = translator.translate([prompt])
     if found.source_tokens > translator.longest:
@@ -211,25 +216,30 @@ def _translate(arguments: Arguments, opened: Run, prompt: str | None) -> int:
             "that was trained on: expect less of its target",
             file=sys.stderr,
         )
+    if found.cut:
+        print(
+            f"the target was cut at {found.tokens} tokens; --max-tokens gives it more",
+            file=sys.stderr,
+        )
     print(found.text)
     return 0
 
 
 def _write(
-    arguments: Arguments, prompt: str, generator: Generator, state: StreamState | None
+    arguments: Arguments, prompt: str, generator: Generator, state: StreamState | None, most: int
 ) -> None:
     from famjax.eval.progress import TokenProgress
 
     a = arguments
     if a.beam is not None:
-        limits = (a.max_tokens, a.length_penalty, a.no_repeat_ngram)
+        limits = (most, a.length_penalty, a.no_repeat_ngram)
         with TokenProgress("generate") as progress, progress.compiling():
-            found = generator.search(prompt, a.beam, *limits, a.stop, state, a.chat)
+            found = generator.search(prompt, a.beam, *limits, a.stop, state, a.chat, 1)
         print(found[0].text if found else "")
         return
     with TokenProgress("generate") as progress, progress.compiling():
         texts = generator.generate(
-            prompt, a.max_tokens, a.temperature, a.top_k, a.top_p, a.stop, a.seed, state, a.chat
+            prompt, most, a.temperature, a.top_k, a.top_p, a.stop, a.seed, state, a.chat
         )
         # the second token compiles the last program; after it no spinner interrupts the text
         first = list(itertools.islice(texts, 2))

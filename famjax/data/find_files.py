@@ -57,22 +57,23 @@ def find_files(
     return [scan.index_documents(file) for file in by_path.values()], skipped
 
 
-def list_files(files: str, option: str) -> list[str]:
+def list_files(files: str, option: str, repeated: bool = False) -> list[str]:
     """Return the files that a list of files, folders and globs names, whatever is in them.
 
     Args:
       option: that they were given to, for errors.
+      repeated: a file that is named twice is there twice.
     """
-    found: dict[str, None] = {}
+    found: list[str] = []
     try:
         for entry in filter(None, (part.strip() for part in files.split(","))):
             for path, *_ in _expand_entry(os.path.expanduser(entry), Counter(), MAX_FILES):
-                found.setdefault(path)
+                found.append(path)
     except UserError as error:
         raise UserError(str(error).replace("data.files", option, 1)) from None
     if not found:
         raise UserError(f"{option} {files}: names no file")
-    return list(found)
+    return found if repeated else list(dict.fromkeys(found))
 
 
 def _expand_entry(

@@ -27,6 +27,8 @@ from famjax.tokenizers.tokenizer import Tokenizer
 
 # pairs that are packed together: the rows of a smaller window have more padding
 WINDOW = 8192
+# pairs of files in the report
+_NAMED_FILES = 4
 
 
 class Pair(NamedTuple):
@@ -67,6 +69,9 @@ class PairSource(Source):
         self._tokenizer, self._seed = tokenizer, seed
         self._window = min(window, len(pairs))
         self._per_epoch = -(-len(pairs) // self._window)
+        # pairs that are left out, by window, until they are told
+        self._too_long: dict[int, int] = {}
+        self._is_told = self._per_epoch == 1
         # rows of the same window are asked for one after the other, those of the next one last
         self.rows = functools.lru_cache(maxsize=2)(self._pack_window)
         # each row of a batch passes the windows before its own again, all that a batch reads
@@ -109,8 +114,10 @@ class PairSource(Source):
 
     def _pack_window(self, number: int) -> list[Batch[np.ndarray]]:
         """Return the rows of a window."""
-        pairs = (encode_pair(self._tokenizer, *texts) for texts in self._read_window(number))
+        texts = self._read_window(number)
+        pairs = (encode_pair(self._tokenizer, *both) for both in texts)
         fitting = [pair for pair in pairs if fits(pair, self.lengths)]
+        self._too_long[number] = len(texts) - len(fitting)
         packed = pack(fitting, self.lengths)
         rows = [write_row(row, self._tokenizer, self.lengths) for row in packed]
         if not rows:
@@ -131,18 +138,35 @@ class PairSource(Source):
                 f"{self.lengths.source}, data.length={self.lengths.target}; raise them"
             )
 
+    def epoch_report(self) -> str:
+        """Return once, after an epoch, how many of all pairs are left out, the same in each."""
+        counts = dict(self._too_long)
+        if self._is_told or not counts:
+            return ""
+        # read in order, from the first or from where a run continues
+        first = -(-min(counts) // self._per_epoch) * self._per_epoch
+        windows = range(first, first + self._per_epoch)
+        if not all(number in counts for number in windows):
+            return ""
+        self._is_told = True
+        total = sum(counts[number] for number in windows)
+        return f"{total:,} of {len(self.pairs):,} pairs {self._why_left_out()}" if total else ""
+
+    def _why_left_out(self) -> str:
+        return (
+            f"are longer than data.source_length={self.lengths.source} or "
+            f"data.length={self.lengths.target} and left out"
+        )
+
     def report(self) -> str:
         """Return a line on the pairs; on padding, pairs left out, and targets that the tokenizer
         cannot write in the first window."""
         sides = zip(self.pairs.empty(), ("source", "target"), strict=True)
         notes = [f"{count:,} have an empty {side}" for count, side in sides if count]
         rows, texts = self.rows(0), self._read_window(0)
-        of = f" of {len(texts):,}" if len(texts) < len(self.pairs) else ""
-        if too_long := len(texts) - sum(int(row["segment"].max()) for row in rows):
-            notes.append(
-                f"{too_long:,}{of} are longer than data.source_length={self.lengths.source} or "
-                f"data.length={self.lengths.target} and left out"
-            )
+        of = f" of the first {len(texts):,}" if len(texts) < len(self.pairs) else ""
+        if too_long := self._too_long[0]:
+            notes.append(f"{too_long:,}{of} {self._why_left_out()}")
         if lost := sum(not _can_write(self._tokenizer, text) for _, text in texts):
             notes.append(
                 f"{lost:,}{of} targets have text that tokenizer {self._tokenizer.name} cannot write"
@@ -150,7 +174,16 @@ class PairSource(Source):
         positions = len(rows) * (self.lengths.source + self.lengths.target)
         tokens = sum(int(row["valid"].sum() + (row["source_segment"] > 0).sum()) for row in rows)
         notes.append(f"rows are {1 - tokens / positions:.1%} padding")
-        return f"{len(self.pairs):,} pairs; " + "; ".join(notes)
+        return f"{len(self.pairs):,} pairs{self._name_files()}; " + "; ".join(notes)
+
+    def _name_files(self) -> str:
+        """Return which files are paired if there are several: globs are paired by their order."""
+        files = [both for both in self.pairs.files if both[0] != both[1]]
+        if len(files) < 2:
+            return ""
+        named = [f"{source} with {target}" for source, target in files[:_NAMED_FILES]]
+        more = f" and {len(files) - len(named):,} more" if len(files) > len(named) else ""
+        return f" of {', '.join(named)}{more}"
 
 
 class PairRows(grain.IterDataset[Batch[np.ndarray]]):

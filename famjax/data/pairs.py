@@ -53,6 +53,10 @@ class Pairs:
     Args:
       source, target: files, or globs, several separated by commas; .gz and .xz are decompressed.
 
+    Attributes:
+      name: of both, as given.
+      files: the files of sources and of targets that are paired.
+
     Raises:
       UserError: the files differ in number or in lines, or a line cannot be read.
     """
@@ -74,8 +78,10 @@ class Pairs:
                     f"data.source={source} names {len(sources)} files and data.target={target} "
                     f"{len(targets)}; give one target file for each source file"
                 )
-            columns = [_read_columns(*both) for both in zip(sources, targets, strict=True)]
+            self.files = list(zip(sources, targets, strict=True))
+            columns = [_read_columns(*both) for both in self.files]
         else:
+            self.files = [(path, path) for path in sources]
             columns = [_read_json_columns(path) for path in sources]
         self._columns = columns
         self._starts = np.cumsum([0, *(len(one) for one, _ in columns)])
@@ -121,7 +127,7 @@ def _read_columns(source: str, target: str) -> tuple[Column, Column]:
 
 def _list_columns(names: str, option: str) -> list[str]:
     """Return the files that are named, or a data set's feature."""
-    return [names] if names.startswith(_SETS) else list_files(names, option)
+    return [names] if names.startswith(_SETS) else list_files(names, option, repeated=True)
 
 
 def _read_lines(path: str) -> Iterator[bytes]:

@@ -105,6 +105,10 @@ class Source(abc.ABC):
         """Return a line for the user; "" is none."""
         return ""
 
+    def epoch_report(self) -> str:
+        """Return a line on an epoch that has been read, which `report` could not know; else ""."""
+        return ""
+
     def of_task(self) -> Source:
         """Return the source of `data.task`'s own documents."""
         return self
@@ -253,6 +257,10 @@ class TextSource(Source):
         return len(self._documents)
 
     @property
+    def file_count(self) -> int:
+        return len(self._paths)
+
+    @property
     def text_bytes(self) -> int | None:
         """The bytes of all documents; None if only reading them would tell."""
         suffixes = (".gz", ".xz", ".jsonl")
@@ -315,6 +323,20 @@ class TextSource(Source):
         """Yield the text of all documents once, in the order of the first epoch."""
         for k in range(len(self)):
             yield from self.document_texts(k)
+
+    def texts_by_file(self) -> Iterator[tuple[str, Iterator[str]]]:
+        """Yield the path of each file and the texts of its documents, both in random order."""
+        seed = int(np.random.SeedSequence(self._seed).generate_state(1)[0])
+        count = len(self._paths)
+        for file in (permuted_index(i, count, seed) for i in range(count)):
+            yield self._paths[file], self._file_texts(file, seed)
+
+    def _file_texts(self, file: int, seed: int) -> Iterator[str]:
+        first, end = np.searchsorted(self._documents, self._starts[file : file + 2])
+        for i in range(end - first):
+            index = int(first) + permuted_index(i, int(end - first), seed)
+            for text, *_ in self._iter_text(self._indexed_key(index, 0, 0), skip=0):
+                yield text
 
     def document_texts(self, k: int, place: float = 0.0) -> Iterator[str]:
         """Yield the text of the k-th document, in the order of the epochs.

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+import sys
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 
 from famjax.core.errors import UserError
+from famjax.core.units import byte_size
+from famjax.data.files import PIECE_BYTES
 from famjax.data.sources import TextSource
 from famjax.tokenizers.sentence_piece import SENTENCE_CHARS, SentencePieceTokenizer, train_model
 from famjax.tokenizers.tokenizer import ByteTokenizer, Tokenizer
@@ -16,13 +19,19 @@ from famjax.tokenizers.words import SPECIALS, WordTokenizer
 
 # SentencePiece's trainer keeps its text in memory.
 _TRAINING_BYTES = 256 << 20
+# files that are read in turn; of more, so many at a time
+_OPEN_FILES = 64
+# in the line that tells what was read
+_NAMED_FILES = 4
 
 
 def train_sentencepiece(files: str, vocab_size: int, out: str | Path) -> Tokenizer:
     """Train a lossless BPE model on text files, write it to `out` and return it.
 
+    It tells on stderr how much of the files was read.
+
     Args:
-      files: as `data.files`; of a larger corpus, 256 MiB of randomly chosen documents are read.
+      files: as `data.files`; of larger ones 256 MiB are read, of each about as much.
       vocab_size: the requested size; a small text can yield fewer tokens (see the result's).
       out: output path of the model.
     """
@@ -30,7 +39,10 @@ def train_sentencepiece(files: str, vocab_size: int, out: str | Path) -> Tokeniz
         raise UserError(f"vocab size {vocab_size}: must be positive")
     source = TextSource(files, ByteTokenizer(), seed=0, holdout=0)
     source.check_output_path(out)
-    content = train_model(_iter_sentences(source.texts(), _TRAINING_BYTES), vocab_size)
+    read: Counter[str] = Counter()
+    texts = share_texts(source.texts_by_file(), source.file_count, _TRAINING_BYTES, read)
+    content = train_model(_iter_sentences(texts), vocab_size)
+    print(f"famjax: {describe_read(read, _TRAINING_BYTES)}", file=sys.stderr)
     try:
         Path(out).write_bytes(content)
     except OSError as error:
@@ -40,15 +52,54 @@ def train_sentencepiece(files: str, vocab_size: int, out: str | Path) -> Tokeniz
     return SentencePieceTokenizer(str(out), content)
 
 
-def _iter_sentences(texts: Iterable[str], limit: int) -> Iterator[str]:
-    """Yield short parts of `texts` up to about `limit` characters."""
-    total = 0
+def share_texts(
+    files: Iterator[tuple[str, Iterator[str]]], count: int, limit: int, read: Counter[str]
+) -> Iterator[str]:
+    """Yield texts of files, a piece of each in turn, until about `limit` bytes are read.
+
+    Args:
+      files: path and texts of each.
+      count: of the files.
+      read: counts the bytes of each file.
+    """
+    groups = -(-count // _OPEN_FILES)
+    for left in range(groups, 0, -1):
+        end = read.total() + (limit - read.total()) / left
+        turns = deque(islice(files, _OPEN_FILES))
+        while turns and read.total() < end:
+            path, texts = turns.popleft()
+            piece = _take_piece(texts)
+            yield from piece
+            read[path] += sum(len(text.encode()) for text in piece)
+            if piece:  # else the file has ended
+                turns.append((path, texts))
+
+
+def _take_piece(texts: Iterator[str]) -> list[str]:
+    """Return the next texts, with about as many characters as a piece of a file has bytes."""
+    piece, size = [], 0
+    for text in texts:
+        piece.append(text)
+        size += len(text)
+        if size >= PIECE_BYTES:
+            break
+    return piece
+
+
+def describe_read(read: Counter[str], limit: int) -> str:
+    """Return a line on how much of each file was read."""
+    most = ", the most that is read, as much of each file" if read.total() >= limit else ""
+    named = [f"{byte_size(size)} of {path}" for path, size in read.most_common(_NAMED_FILES)]
+    if others := len(read) - len(named):
+        named.append(f"at most as much of each of {others:,} more")
+    return f"read {byte_size(read.total())} of text{most}: {', '.join(named)}"
+
+
+def _iter_sentences(texts: Iterable[str]) -> Iterator[str]:
+    """Yield short parts of texts."""
     for text in texts:
         # The trainer drops sentences with a tab; tabs are left to the byte fallback.
         yield from re.findall(rf"[^\t]{{1,{SENTENCE_CHARS}}}", text)
-        total += len(text)
-        if total >= limit:
-            return
 
 
 def build_word_list(

@@ -15,6 +15,7 @@ from famjax.eval import leval_scores, longbench_scores
 from famjax.eval.unicode_words import UnicodeTokenizer
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
+_SENTENCE_END = re.compile(r"(?<=[.?!])\s+")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
@@ -60,6 +61,19 @@ def rouge_unicode(kind: str, output: str, reference: str) -> float:
     return float(_unicode_scorer(kind).score(reference, output)[kind].fmeasure)
 
 
+def rouge_lsum(output: str, reference: str) -> float:
+    """Return ROUGE-L of whole summaries, as published of CNN-Dailymail (Lin, 2004, 3.2).
+
+    Sentences are lines, or in a text of one line what ends with a period, a question mark or an
+    exclamation mark before white space.
+    """
+    return rouge("rougeLsum", _by_sentence(output), _by_sentence(reference))
+
+
+def _by_sentence(text: str) -> str:
+    return text if "\n" in text.strip() else _SENTENCE_END.sub("\n", text)
+
+
 @functools.cache
 def _rouge_scorer(kind: str, stemmed: bool) -> Any:
     return _scorer_class()([kind], use_stemmer=stemmed)
@@ -88,6 +102,7 @@ _METRICS: dict[str, Callable[[str, str], float]] = {
     "rouge_2": functools.partial(rouge, "rouge2"),
     "rouge_l": functools.partial(rouge, "rougeL"),
     "rouge_l_unicode": functools.partial(rouge_unicode, "rougeL"),
+    "rouge_lsum": rouge_lsum,
     # of LongBench
     "numbers": longbench_scores.numbers,
     "code": longbench_scores.code,
@@ -104,7 +119,10 @@ _METRICS: dict[str, Callable[[str, str], float]] = {
 # of the output as it is, with white space at both ends
 _UNSTRIPPED = ("code", "rouge_l_unique")
 # of rouge-score
-_ROUGE = ("rouge_1", "rouge_2", "rouge_l", "rouge_l_unstemmed", "rouge_l_unicode")
+_ROUGE = (
+    *("rouge_1", "rouge_2", "rouge_l", "rouge_lsum"),
+    *("rouge_l_unstemmed", "rouge_l_unicode"),
+)
 
 
 def score_answer(

@@ -14,8 +14,11 @@ Hugging Face's transformers, whose `generate(num_beams=n, early_stopping="never"
 - log p is the model's: tokens that are forbidden lose theirs, and others gain nothing;
 - n-grams may come once in the prompt and what is written, taken together.
 
-A row has found its n best when no unfinished hypothesis can beat the last of them: log p never
-grows, so that a score is at most log p now over the longest length, or with alpha < 0 the shortest.
+A row has found the hypotheses that are wanted when no unfinished one can beat the last of them: log
+p never grows, so that a score is at most log p now over the longest length, or with alpha < 0 the
+shortest. The fewer are wanted, the earlier.
+
+What goes on depends on log p alone: one search finds the best by each of several penalties.
 
 Here n are the beams of a row. The model's rows are b * n, those of one row next to each other.
 """
@@ -39,7 +42,7 @@ Step = Callable[[Array, State], tuple[Array, State]]
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=("length_penalty",),
-    meta_fields=("beams", "max_tokens", "size", "no_repeat_ngram"),
+    meta_fields=("beams", "max_tokens", "size", "no_repeat_ngram", "best"),
 )
 @dataclass(frozen=True)
 class BeamSettings:
@@ -49,8 +52,10 @@ class BeamSettings:
       beams: n.
       max_tokens: t, most tokens of a hypothesis.
       size: of the vocabulary; logits of a padded embedding table beyond it are masked.
-      length_penalty: alpha. Above 0 it favours long hypotheses, as log p is negative.
+      length_penalty: alpha. Above 0 it favours long hypotheses, as log p is negative. Several are
+        an array [a], with the best hypotheses by each.
       no_repeat_ngram: no so many tokens in a row come twice; 0 = they may.
+      best: k, how many of the best hypotheses are wanted; None is n.
     """
 
     beams: int
@@ -58,15 +63,16 @@ class BeamSettings:
     size: int
     length_penalty: Any = 1.0
     no_repeat_ngram: int = 0
+    best: int | None = None
 
 
 class Hypotheses(NamedTuple):
-    """The n best hypotheses of each row, best first.
+    """The k best hypotheses of each row, best first; by several penalties on an axis before b.
 
     Attributes:
-      tokens: [b n t] int32, with the stop token if one ended it; 0 after them.
-      lengths: [b n] int32.
-      scores: [b n], log p / length ** alpha; -inf, with length 0, where a row has fewer than n.
+      tokens: [b k t] int32, with the stop token if one ended it; 0 after them.
+      lengths: [b k] int32.
+      scores: [b k], log p / length ** alpha; -inf, with length 0, where a row has fewer than k.
     """
 
     tokens: Array
@@ -83,7 +89,7 @@ class _Search(NamedTuple):
       log_probs: [b n], theirs without the prompt's; -inf where a row has fewer than n.
       parents: [b n], the beams whose states they continue from. One that is continued keeps its
         place, so that few states are copied.
-      finished: the best so far, tokens [b n p+t].
+      finished: the best so far, tokens [b k p+t].
     """
 
     length: Array
@@ -102,7 +108,7 @@ def beam_search(
     stops: Array,
     prompt: Array | None = None,
 ) -> Hypotheses:
-    """Return the n best continuations of each row.
+    """Return the best continuations of each row.
 
     Args:
       step: of the model, on b * n rows. What it closes over has these rows too (`repeat_rows`).
@@ -185,8 +191,13 @@ def _start(settings: BeamSettings, logits: Array, prompt: Array | None) -> _Sear
     before = jnp.zeros((b, 0), jnp.int32) if prompt is None else prompt
     tokens = jnp.repeat(jnp.pad(before, ((0, 0), (0, t)))[:, None], n, 1)
     none = jnp.full((b, n), -jnp.inf, logits.dtype)
+    shape = (*jnp.shape(settings.length_penalty), b, settings.best or n)
+    finished = Hypotheses(
+        jnp.zeros((*shape, tokens.shape[2]), jnp.int32),
+        jnp.zeros(shape, jnp.int32),
+        jnp.full(shape, -jnp.inf, logits.dtype),
+    )
     zero = jnp.zeros((b, n), jnp.int32)
-    finished = Hypotheses(jnp.zeros_like(tokens), zero, none)
     return _Search(jnp.int32(0), tokens, none.at[:, 0].set(0), zero, finished)
 
 
@@ -205,9 +216,12 @@ def _choose(settings: BeamSettings, stops: Array, search: _Search, logits: Array
     tokens = _take_beams(search.tokens, parents).at[:, :, _end(settings, search)].set(token)
     ends = jnp.isin(token, stops) | (length == settings.max_tokens)
     counted = ends & (jnp.arange(count) < n)
-    scores = jnp.where(counted, log_probs, -jnp.inf) / _penalty(settings, length)
-    lengths = jnp.broadcast_to(length, token.shape)
-    finished = _keep_best(search.finished, Hypotheses(tokens, lengths, scores))
+    ended = Hypotheses(
+        tokens, jnp.broadcast_to(length, token.shape), jnp.where(counted, log_probs, -jnp.inf)
+    )
+    finished = _by_penalty(
+        settings, lambda alpha, best: _keep_best(alpha, best, ended), search.finished
+    )
     log_probs, chosen = jax.lax.top_k(jnp.where(ends, -jnp.inf, log_probs), n)
     order = _place(jnp.take_along_axis(parents, chosen, 1))
     chosen = jnp.take_along_axis(chosen, order, 1)
@@ -265,8 +279,19 @@ def _forbid_repeats(log_probs: Array, tokens: Array, end: Array, size: int) -> A
     return log_probs.at[rows, beams, completing].set(-jnp.inf, mode="drop")
 
 
-def _keep_best(old: Hypotheses, new: Hypotheses) -> Hypotheses:
-    """Return the best of two sets of hypotheses, as many as in `old`; of equals the old ones."""
+def _by_penalty(settings: BeamSettings, f: Callable[..., Any], finished: Hypotheses) -> Any:
+    """Return f(alpha, finished), or for several penalties f of each, on a first axis."""
+    alpha = jnp.asarray(settings.length_penalty, jnp.result_type(float))
+    return jax.vmap(f)(alpha, finished) if alpha.ndim else f(alpha, finished)
+
+
+def _keep_best(alpha: Array, old: Hypotheses, ended: Hypotheses) -> Hypotheses:
+    """Return the best of two sets of hypotheses, as many as in `old`; of equals the old ones.
+
+    Args:
+      ended: with log p in place of scores.
+    """
+    new = ended._replace(scores=ended.scores / _penalty(alpha, ended.lengths[0, 0]))
     both = Hypotheses(*(jnp.concatenate(pair, 1) for pair in zip(old, new, strict=True)))
     scores, chosen = jax.lax.top_k(both.scores, old.scores.shape[1])
     lengths = jnp.take_along_axis(both.lengths, chosen, 1)
@@ -274,16 +299,19 @@ def _keep_best(old: Hypotheses, new: Hypotheses) -> Hypotheses:
 
 
 def _may_improve(settings: BeamSettings, search: _Search) -> Array:
-    """Return whether an unfinished hypothesis of any row may still be one of its n best."""
-    positive = jnp.asarray(settings.length_penalty) > 0
-    length = jnp.where(positive, settings.max_tokens, search.length + 1)
-    most = search.log_probs.max(1) / _penalty(settings, length)
-    return (most > search.finished.scores[:, -1]).any()
+    """Return whether an unfinished hypothesis of any row may still be one of its best."""
+
+    def may_improve(alpha: Array, finished: Hypotheses) -> Array:
+        length = jnp.where(alpha > 0, settings.max_tokens, search.length + 1)
+        most = search.log_probs.max(1) / _penalty(alpha, length)
+        return (most > finished.scores[:, -1]).any()
+
+    return _by_penalty(settings, may_improve, search.finished).any()
 
 
-def _penalty(settings: BeamSettings, length: Array) -> Array:
+def _penalty(alpha: Array, length: Array) -> Array:
     """Return length ** alpha, []."""
-    return jnp.asarray(length, jnp.result_type(float)) ** settings.length_penalty
+    return jnp.asarray(length, alpha.dtype) ** alpha
 
 
 def _last_tokens(settings: BeamSettings, search: _Search) -> Array:
@@ -305,6 +333,6 @@ def _take_beams(tokens: Array, beams: Array) -> Array:
 def _without_prompt(settings: BeamSettings, found: Hypotheses) -> Hypotheses:
     """Return hypotheses without the prompt, and none where a score says that there is none."""
     lengths = jnp.where(jnp.isfinite(found.scores), found.lengths, 0)
-    tokens = found.tokens[:, :, found.tokens.shape[2] - settings.max_tokens :]
+    tokens = found.tokens[..., found.tokens.shape[-1] - settings.max_tokens :]
     written = jnp.arange(settings.max_tokens) < lengths[..., None]
     return Hypotheses(jnp.where(written, tokens, 0), lengths, found.scores)

@@ -138,6 +138,7 @@ class Generator:
         stop: Sequence[str] = (),
         state: StreamState | None = None,
         chat: bool = False,
+        best: int | None = None,
     ) -> list[Hypothesis]:
         """Return the likeliest texts that beam search finds, best first: at most `beams`.
 
@@ -148,6 +149,7 @@ class Generator:
           length_penalty: a text's score is log p / length ** length_penalty; 0 is log p.
           no_repeat_ngram: no so many tokens in a row come twice in the prompt and the text; 0 =
             they may.
+          best: how many texts are wanted; None is `beams`. The fewer, the earlier a search ends.
 
         Raises:
           UserError: a number out of range, or as `generate`.
@@ -156,7 +158,9 @@ class Generator:
         check_search(beams, max_tokens, length_penalty, no_repeat_ngram, stop, size)
         tokens = self._encode_prompt(prompt, state, chat)
         stream = self._read_prompt(tokens, state)
-        settings = BeamSettings(beams, max_tokens, size, float(length_penalty), no_repeat_ngram)
+        settings = BeamSettings(
+            beams, max_tokens, size, float(length_penalty), no_repeat_ngram, best
+        )
         counted = tokens if no_repeat_ngram else tokens[:0]
         found = jax.device_get(stream.search(settings, self._stops(), _pad_prompt(counted)))
         return [

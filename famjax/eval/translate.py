@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from famjax.core.errors import UserError
@@ -10,7 +11,7 @@ from famjax.eval import translation_scores
 from famjax.eval.answer_scores import check_metrics, score_answer
 from famjax.eval.examples import Example, Examples, digest, examples_name, weights_version
 from famjax.eval.progress import TokenProgress
-from famjax.eval.translator import Translator
+from famjax.eval.translator import Translation, Translator
 from famjax.tasks.task import Request
 from famjax.train.run import Run
 
@@ -18,7 +19,7 @@ from famjax.train.run import Run
 _GROUP = 512
 # that are tried for the best
 PENALTIES = tuple(i / 5 for i in range(11))
-_ROUGE = ("rouge_l", "rouge_1", "rouge_2")
+_ROUGE = ("rouge_lsum", "rouge_l", "rouge_1", "rouge_2")
 
 
 def read_pairs(files: str) -> Pairs:
@@ -42,26 +43,30 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
       What `evaluate_search` does; if tuned also penalties, (length penalty, score) of each.
     """
     if not request.tune:
-        return evaluate_search(run, request)
+        (found,) = evaluate_search(run, request, (request.length_penalty,))
+        return found
     if request.beam == 1:
         raise UserError("--tune: greedy decoding has no length penalty; give --beam 5")
-    found = [
-        evaluate_search(run, request._replace(length_penalty=penalty)) for penalty in PENALTIES
-    ]
-    name = "rouge_l" if request.task == "summarize" else "bleu"
-    best = max(found, key=lambda result: float(result[name]))
-    return best | {"penalties": [[each["length_penalty"], each[name]] for each in found]}
+    searched = evaluate_search(run, request, PENALTIES)
+    name = "rouge_lsum" if request.task == "summarize" else "bleu"
+    best = max(searched, key=lambda result: float(result[name]))
+    return best | {"penalties": [[each["length_penalty"], each[name]] for each in searched]}
 
 
-def evaluate_search(run: Run, request: Request) -> dict[str, Any]:
+def evaluate_search(
+    run: Run, request: Request, length_penalties: Sequence[float]
+) -> list[dict[str, Any]]:
     """Write the targets of the sources, and compare them with those of the files.
 
     Returns:
-      task, files, examples (the name of the file of outputs), settings (what identifies them),
-      beam, length_penalty, no_repeat_ngram; pairs, cut (outputs at their most tokens), longer
-      (sources with more tokens than longest_trained), tokens (of all outputs), tokens_per_second,
-      seconds; rows (one of them); of translate bleu, chrf, bleu_compounds, from 0 to 100, and
-      signatures (of each, by sacrebleu); of summarize rouge_l, rouge_1 and rouge_2, from 0 to 1.
+      By length penalty, all of one search: task, files, examples (the name of the file of outputs),
+      settings (what identifies them), beam, length_penalty, no_repeat_ngram, max_tokens; pairs,
+      empty_sources and empty_targets, cut (outputs at their most tokens), longer (sources with more
+      tokens than longest_trained), tokens (of all outputs), tokens_per_second, seconds (of the
+      search); rows (one of them); of translate bleu, chrf, bleu_tokenized and bleu_compounds (see
+      `famjax.eval.translation_scores`), from 0 to 100, signatures (of each, by sacrebleu) and
+      tokenized (whether the files were taken to be); of summarize rouge_lsum, rouge_l, rouge_1
+      and rouge_2, from 0 to 1.
 
     Raises:
       UserError: a model without an encoder, files that are not pairs, or a missing library.
@@ -72,91 +77,137 @@ def evaluate_search(run: Run, request: Request) -> dict[str, Any]:
         check_metrics(_ROUGE)
     else:
         translation_scores.check_library()
-    how: dict[str, Any] = {
-        "beam": request.beam,
-        "length_penalty": request.length_penalty,
-        "no_repeat_ngram": request.no_repeat_ngram,
-    }
     translator = Translator(
         run.with_folded_maps(),
         request.beam,
-        request.length_penalty,
-        request.no_repeat_ngram,
-        request.batch,
+        length_penalties[0],
+        no_repeat_ngram=request.no_repeat_ngram,
+        batch=request.batch,
+        max_tokens=request.max_tokens,
     )
-    settings = {
-        "run": repr(run.config),
-        "weights": request.folder and weights_version(request.folder.parent, run.step),
-        "task": request.task,
-        "files": request.files,
-        "pairs": pairs.digest(),
-        **how,
-    }
-    name = examples_name(settings)
-    store = Examples(request.folder and request.folder / name, settings)
+    searches = [
+        _Search(run, request, pairs, penalty, is_tuned=len(length_penalties) > 1)
+        for penalty in length_penalties
+    ]
     count = min(request.examples or len(pairs), len(pairs))
     with TokenProgress(request.task, count, request.quiet) as progress:
         for begin in range(0, count, _GROUP):
             numbers = range(begin, min(begin + _GROUP, count))
-            if not store.has((0, numbers), str(len(numbers))):
-                store.add(_translate(translator, pairs, numbers, progress, is_summary))
-    examples, times = store.of_length(0, count)
-    seconds, tokens = (sum(t[key] for t in times) for key in ("answer", "tokens"))
-    return {
-        "task": request.task,
-        "files": request.files,
-        "examples": name,
-        "settings": digest(settings),
-        **how,
-        "pairs": count,
-        "documents": count,
-        "cut": sum(example.cut for example in examples),
-        "longer": sum(example.tokens > translator.longest for example in examples),
-        "longest_trained": translator.longest,
-        "tokens": tokens,
-        "seconds": seconds,
-        "tokens_per_second": tokens / seconds,
-        "rows": [{"pairs": count}],
-        **(_rouge(examples) if is_summary else _bleu(examples)),
-    }
+            if not all(search.has(numbers) for search in searches):
+                _translate(translator, pairs, numbers, searches, progress)
+    return [search.result(count, translator.longest) for search in searches]
+
+
+class _Search:
+    """What is asked of a search by one length penalty, and the outputs so far.
+
+    Args:
+      is_tuned: it is one of several, all of them in the time of one search.
+    """
+
+    def __init__(
+        self, run: Run, request: Request, pairs: Pairs, length_penalty: float, is_tuned: bool
+    ):
+        self.is_summary = request.task == "summarize"
+        self.length_penalty, self._request, self._pairs = length_penalty, request, pairs
+        self._how: dict[str, Any] = {
+            "beam": request.beam,
+            "length_penalty": length_penalty,
+            "no_repeat_ngram": request.no_repeat_ngram,
+            "max_tokens": request.max_tokens,
+        }
+        self._settings = {
+            "run": repr(run.config),
+            "weights": request.folder and weights_version(request.folder.parent, run.step),
+            "task": request.task,
+            "files": request.files,
+            "pairs": pairs.digest(),
+            **self._how,
+            "tuned": is_tuned,
+        }
+        self._name = examples_name(self._settings)
+        self._store = Examples(request.folder and request.folder / self._name, self._settings)
+
+    def has(self, numbers: range) -> bool:
+        """Return whether the pairs with these numbers are there."""
+        return self._store.has((0, numbers), str(len(numbers)))
+
+    def add(self, numbers: range, found: Sequence[Translation], seconds: float) -> None:
+        """Add what was written for the sources with these numbers."""
+        examples = [
+            _make_example(number, *self._pairs[number], each, self.is_summary)
+            for number, each in zip(numbers, found, strict=True)
+        ]
+        times = {
+            "tokens": sum(each.tokens for each in found),
+            "read": 0.0,
+            "answer": seconds,
+            "version": str(len(numbers)),
+        }
+        self._store.add(((0, numbers), examples, times))
+
+    def result(self, count: int, longest: int) -> dict[str, Any]:
+        """Return the scores of the first pairs; see `evaluate_search`."""
+        request = self._request
+        examples, times = self._store.of_length(0, count)
+        seconds, tokens = (sum(t[key] for t in times) for key in ("answer", "tokens"))
+        return {
+            "task": request.task,
+            "files": request.files,
+            "examples": self._name,
+            "settings": digest(self._settings),
+            **self._how,
+            "pairs": count,
+            "documents": count,
+            "empty_sources": sum(not example.prompt for example in examples),
+            "empty_targets": sum(not example.references[0] for example in examples),
+            "cut": sum(example.cut for example in examples),
+            "longer": sum(example.tokens > longest for example in examples),
+            "longest_trained": longest,
+            "tokens": tokens,
+            "seconds": seconds,
+            "tokens_per_second": tokens / seconds,
+            "rows": [{"pairs": count}],
+            **(_rouge(examples) if self.is_summary else _bleu(examples, request.tokenized)),
+        }
 
 
 def _translate(
     translator: Translator,
     pairs: Pairs,
     numbers: range,
+    searches: Sequence[_Search],
     progress: TokenProgress,
-    is_summary: bool,
-) -> tuple[tuple[int, range], list[Example], dict[str, Any]]:
-    """Return a batch of `Examples.add`: the pairs with these numbers."""
-    texts = [pairs[number] for number in numbers]
+) -> None:
+    """Write the targets of the sources with these numbers, and add them to the searches."""
     before = translator.seconds
     with progress.compiling():
-        found = translator.translate([source for source, _ in texts])
-    seconds = translator.seconds - before
-    written = sum(each.tokens for each in found)
-    progress.advance(written, len(numbers))
-    examples = []
-    for number, (source, target), each in zip(numbers, texts, found, strict=True):
-        scores = _scores(each.text, target, is_summary)
-        first = next(iter(scores.values()))
-        examples.append(
-            Example(
-                length=0,
-                document=number,
-                question=0,
-                tokens=each.source_tokens,
-                depth=None,
-                prompt=source,
-                references=[target],
-                output=each.text,
-                score=first,
-                cut=each.cut,
-                scores=scores,
-            )
+        found = translator.translate_each(
+            [pairs[number][0] for number in numbers],
+            [search.length_penalty for search in searches],
         )
-    times = {"tokens": written, "read": 0.0, "answer": seconds, "version": str(len(numbers))}
-    return (0, numbers), examples, times
+    for search, translations in zip(searches, found, strict=True):
+        search.add(numbers, translations, translator.seconds - before)
+    progress.advance(sum(each.tokens for each in found[0]), len(numbers))
+
+
+def _make_example(
+    number: int, source: str, target: str, found: Translation, is_summary: bool
+) -> Example:
+    scores = _scores(found.text, target, is_summary)
+    return Example(
+        length=0,
+        document=number,
+        question=0,
+        tokens=found.source_tokens,
+        depth=None,
+        prompt=source,
+        references=[target],
+        output=found.text,
+        score=next(iter(scores.values())),
+        cut=found.cut,
+        scores=scores,
+    )
 
 
 def _scores(output: str, target: str, is_summary: bool) -> dict[str, float]:
@@ -172,13 +223,23 @@ def _rouge(examples: list[Example]) -> dict[str, float]:
     }
 
 
-def _bleu(examples: list[Example]) -> dict[str, Any]:
+def _bleu(examples: list[Example], tokenized: bool) -> dict[str, Any]:
     outputs = [example.output for example in examples]
     references = [example.references[0] for example in examples]
+    return bleu_scores(outputs, references, tokenized)
+
+
+def bleu_scores(
+    outputs: Sequence[str], references: Sequence[str], tokenized: bool
+) -> dict[str, Any]:
+    """Return the scores of translations, and their signatures: see `evaluate_search`."""
+    how: translation_scores.Tokenizer = "none" if tokenized else "13a"
     scores = {
-        "bleu": translation_scores.bleu(outputs, references),
+        "bleu": translation_scores.bleu(outputs, references, how),
         "chrf": translation_scores.chrf(outputs, references),
-        "bleu_compounds": translation_scores.compound_split_bleu(outputs, references),
+        "bleu_tokenized": translation_scores.tokenized_bleu(outputs, references, how),
+        "bleu_compounds": translation_scores.compound_split_bleu(outputs, references, how),
     }
     values: dict[str, Any] = {name: score.value for name, score in scores.items()}
-    return values | {"signatures": {name: score.signature for name, score in scores.items()}}
+    signatures = {name: score.signature for name, score in scores.items()}
+    return values | {"signatures": signatures, "tokenized": tokenized}

@@ -13,6 +13,8 @@ from typing import Any, Literal, NamedTuple
 from famjax.core.errors import UserError
 from famjax.core.optional import missing_message, missing_modules
 
+# of sacrebleu; none is for texts that are tokenized already, as by Moses in fairseq's preprocessing
+Tokenizer = Literal["13a", "none"]
 _COMPOUND = re.compile(rb"(\S)-(\S)")
 
 
@@ -23,13 +25,15 @@ class Score(NamedTuple):
     signature: str
 
 
-def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """Return sacrebleu's BLEU of texts that are not tokenized (13a, cased).
+def bleu(
+    hypotheses: Sequence[str], references: Sequence[str], tokenizer: Tokenizer = "13a"
+) -> Score:
+    """Return sacrebleu's BLEU, cased.
 
     Raises:
       UserError: there are no texts, or not as many references, or sacrebleu is not installed.
     """
-    return _score(_metrics().BLEU(), hypotheses, references)
+    return _score(_metrics().BLEU(tokenize=tokenizer), hypotheses, references)
 
 
 def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
@@ -37,19 +41,26 @@ def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     return _score(_metrics().CHRF(), hypotheses, references)
 
 
+def tokenized_bleu(
+    hypotheses: Sequence[str], references: Sequence[str], tokenizer: Tokenizer = "13a"
+) -> Score:
+    """Return the tokenized BLEU of papers on WMT En-Fr, WMT Zh-En and IWSLT De-En.
+
+    Without smoothing, as multi-bleu.perl and fairseq's score have it: 0 if no 4-gram is right.
+
+    Raises:
+      UserError: as of `bleu`.
+    """
+    metric = _metrics().BLEU(tokenize=tokenizer, smooth_method="none", force=True)
+    return _score(metric, hypotheses, references)
+
+
 def compound_split_bleu(
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    tokenizer: Literal["13a", "none"] = "13a",
+    hypotheses: Sequence[str], references: Sequence[str], tokenizer: Tokenizer = "13a"
 ) -> Score:
     """Return the tokenized BLEU of papers on WMT En-De (Vaswani et al., 2017): compounds are split.
 
-    Without smoothing, as multi-bleu.perl and fairseq's score have it: 0 if no 4-gram is right. It
-    does not compare with `bleu`: a compound is three tokens.
-
-    Args:
-      tokenizer: none for texts that are tokenized already, as those of fairseq's preprocessing are
-        by Moses.
+    It does not compare with `tokenized_bleu`: a compound is three tokens.
 
     Raises:
       UserError: as of `bleu`.

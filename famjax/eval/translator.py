@@ -56,6 +56,8 @@ class Translator:
       no_repeat_ngram: no so many tokens in a row come twice in a target; 0 = they may.
       batch: sources that are decoded together.
       sampling: how to sample targets instead of searching for them; None searches.
+      max_tokens: most tokens of a target, eos included. None is twice the source's and 16 more, but
+        at most those of the longest target in training.
 
     Attributes:
       seconds: that programs have run so far, without their compilation.
@@ -72,6 +74,7 @@ class Translator:
         no_repeat_ngram: int = 0,
         batch: int = 32,
         sampling: Sampling | None = None,
+        max_tokens: int | None = None,
     ):
         if not isinstance(run.model, Seq2Seq):
             raise UserError(
@@ -80,12 +83,18 @@ class Translator:
             )
         check_beams(beams, length_penalty, no_repeat_ngram, run.tokenizer.vocab_size)
         self._run, self._batch, self._sampling = run, batch, sampling
+        # the last token of a hypothesis is not read, that of a sample is
+        capacity = run.model.stack.capacity
+        self._capacity = capacity if capacity is None or sampling is None else capacity - 1
+        self._max_tokens = max_tokens
+        self._check_max_tokens()
         self._graph, self._params = nnx.split(run.model)
+        self._length_penalty = length_penalty
         self._settings = BeamSettings(
-            beams, 1, run.tokenizer.vocab_size, float(length_penalty), no_repeat_ngram
+            beams, 1, run.tokenizer.vocab_size, 0.0, no_repeat_ngram, best=1
         )
         self._stops = np.array(sorted(run.tokenizer.stop_ids), np.int32)
-        self._compiled: set[tuple[int, ...]] = set()
+        self._compiled: set[tuple[Any, ...]] = set()
         self.seconds = 0.0
 
     def translate(
@@ -95,19 +104,27 @@ class Translator:
 
         Args:
           advance: called with the number of texts of each batch when it is written.
-
-        Raises:
-          UserError: full attention's KV cache cannot hold a target.
         """
+        return self.translate_each(texts, [self._length_penalty], advance)[0]
+
+    def translate_each(
+        self,
+        texts: Sequence[str],
+        length_penalties: Sequence[float],
+        advance: Callable[[int], None] = lambda count: None,
+    ) -> list[list[Translation]]:
+        """Return the translations of texts by each of several length penalties, in one search."""
         tokenizer = self._run.tokenizer
         # without outer white space, as those trained on
         sources = [np.append(tokenizer.encode(text.strip()), tokenizer.eos_id) for text in texts]
-        found: list[Translation | None] = [None] * len(texts)
+        found: list[dict[int, Translation]] = [{} for _ in length_penalties]
         for numbers, tokens, segment in batches(sources, self._batch):
-            for number, translation in zip(numbers, self._write(tokens, segment), strict=False):
-                found[number] = translation._replace(source_tokens=len(sources[number]))
+            written = self._write(tokens, segment, numbers, length_penalties)
+            for one, translations in zip(found, written, strict=True):
+                for number, translation in zip(numbers, translations, strict=False):
+                    one[number] = translation._replace(source_tokens=len(sources[number]))
             advance(len(numbers))
-        return [translation for translation in found if translation is not None]
+        return [[one[number] for number in range(len(texts))] for one in found]
 
     @property
     def longest(self) -> int:
@@ -115,24 +132,39 @@ class Translator:
         data = self._run.config.data
         return data.source_length or data.length
 
-    def _write(self, tokens: np.ndarray, segment: np.ndarray) -> list[Translation]:
-        """Translate sources [b s]."""
-        most = self._most_tokens(tokens.shape[1])
-        settings = replace(self._settings, max_tokens=most)
+    def _write(
+        self,
+        tokens: np.ndarray,
+        segment: np.ndarray,
+        numbers: Sequence[int],
+        length_penalties: Sequence[float],
+    ) -> list[list[Translation]]:
+        """Translate sources [b s] with these numbers, by each length penalty."""
+        settings = replace(
+            self._settings,
+            max_tokens=self._most_tokens(tokens.shape[1]),
+            length_penalty=np.array(length_penalties, np.float32),
+        )
         bos = np.int32(self._run.tokenizer.bos_id)
         arguments = (self._params, tokens, segment, settings, self._stops, bos)
         if self._sampling is not None:
-            written, lengths = self._run_program(_sample, *arguments, self._sampling)
-            return [self._decode(*row, 0.0) for row in zip(written, lengths, strict=True)]
+            rows = np.resize(np.array(numbers, np.uint32), len(tokens))
+            written, lengths = self._run_program(_sample, *arguments, self._sampling, rows)
+            one = [self._decode(*row, 0.0) for row in zip(written, lengths, strict=True)]
+            return [one for _ in length_penalties]
         found = self._run_program(_search, *arguments)
-        return [self._decode(*best) for best in zip(*(a[:, 0] for a in found), strict=True)]
+        return [
+            [self._decode(*best) for best in zip(*(a[i, :, 0] for a in found), strict=True)]
+            for i in range(len(length_penalties))
+        ]
 
     def _run_program(self, program: Any, params: Params, tokens: np.ndarray, *others: Any) -> Any:
         """Run a program on sources [b s], and count the time."""
         arguments = (self._graph, params, tokens, *others)
-        if tokens.shape not in self._compiled:
+        shapes = tuple(np.shape(a) for a in jax.tree.leaves((tokens, others)))
+        if shapes not in self._compiled:
             program.lower(*arguments).compile()  # now, so that timings exclude compilation
-            self._compiled.add(tokens.shape)
+            self._compiled.add(shapes)
         began = time.perf_counter()
         found = jax.device_get(program(*arguments))
         self.seconds += time.perf_counter() - began
@@ -140,9 +172,24 @@ class Translator:
 
     def _most_tokens(self, source: int) -> int:
         """Return the most tokens of targets of sources with so many."""
-        capacity = self._run.model.stack.capacity
-        most = _LONGER * source + _MORE
-        return most if capacity is None else min(most, capacity - 1)
+        if self._max_tokens is not None:
+            return self._max_tokens
+        data = self._run.config.data
+        trained = data.length if data.layout == "pairs" else None
+        limits = _LONGER * source + _MORE, trained, self._capacity
+        return min(limit for limit in limits if limit is not None)
+
+    def _check_max_tokens(self) -> None:
+        most = self._max_tokens
+        if most is None:
+            return
+        if most < 1:
+            raise UserError(f"max_tokens={most}: must be at least 1")
+        if self._capacity is not None and most > self._capacity:
+            raise UserError(
+                f"max_tokens={most}: does not fit the model's cache, model.capacity="
+                f"{self._run.model.stack.capacity}; give at most {self._capacity}"
+            )
 
     def _decode(self, tokens: np.ndarray, length: int, score: float) -> Translation:
         written = tokens[:length]
@@ -177,8 +224,13 @@ def _sample(
     stops: Array,
     bos: Array,
     sampling: Sampling,
+    numbers: Array,
 ) -> tuple[Array, Array]:
-    """Encode sources [b s], and sample their targets: tokens [b t] and lengths [b]."""
+    """Encode sources [b s], and sample their targets: tokens [b t] and lengths [b].
+
+    What is drawn for a source depends on its number [b], and not on its row or batch.
+    """
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(sampling.key, numbers)
     step, logits, state = _begin(nnx.merge(graph, params), tokens, segment, bos, 1)
     b, most = len(tokens), settings.max_tokens
 
@@ -188,7 +240,9 @@ def _sample(
 
     def write_token(carry: Any) -> Any:
         length, written, lengths, logits, state = carry
-        token = sampling.draw(logits, length)
+        token = jax.vmap(
+            lambda logits, key: sampling._replace(key=key).draw(logits[None], length)[0]
+        )(logits, keys)
         written = written.at[:, length].set(token[:, 0])
         length = length + 1
         ends = jnp.isin(token[:, 0], stops) | (length == most)

@@ -24,8 +24,11 @@ from famjax.experiment.load import to_json
 from famjax.export import check
 from famjax.export.source import ExportSource
 from famjax.export.tokenizer import write_tokenizer
-from famjax.mixers import mixer_specs
-from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
+from famjax.models.fold_feature_maps import (
+    fold_feature_maps,
+    folding_notes,
+    why_not_foldable,
+)
 from famjax.models.language_model import LanguageModel
 from famjax.parallel.sharding import path_name
 from famjax.train.run import CONFIG
@@ -80,8 +83,7 @@ for _ in range(20):
 def write(source: ExportSource, folder: Path) -> list[str]:
     """Write the folder and return lines on the comparison."""
     source = source.merge_adapters()
-    reason = why_not_foldable(source.model)
-    model = source.run.model if reason else fold_feature_maps(source.run.model)
+    model = fold_feature_maps(source.run.model, source.model)
     chunk = _chunk_length(model)
     _, params = nnx.split(model)
     held = {name: np.asarray(a) for name, a in name_arrays(params).items()}
@@ -100,7 +102,7 @@ def write(source: ExportSource, folder: Path) -> list[str]:
         bos=source.run.tokenizer.bos_id,
     )
     (folder / "README.md").write_text(readme, encoding="utf-8")
-    return [*_compare_folded(source, reason), *_compare(source, model, folder, chunk), *said]
+    return [*_compare_folded(source), *_compare(source, model, folder, chunk), *said]
 
 
 def write_programs(programs: dict[str, tuple[Any, ...]], folder: Path) -> None:
@@ -116,17 +118,14 @@ def read_program(folder: Path, name: str) -> Any:
     return jax.jit(jax.export.deserialize(bytearray(content)).call)
 
 
-def _compare_folded(source: ExportSource, reason: str) -> list[str]:
+def _compare_folded(source: ExportSource) -> list[str]:
     """Compare the model with and without folded feature maps, in float32."""
-    if not any(spec.has_feature_map for spec in mixer_specs(source.model)):
-        return []
-    if reason:
-        return [f"feature maps are not folded into the projections: {reason}"]
+    if all(why_not_foldable(source.model).values()):
+        return folding_notes(source.model)
     tokens, last = check.sample_tokens(source.model)
     reference = source.reference_model()
-    ours, run = (
-        check.compute_logits(m, tokens, last) for m in (fold_feature_maps(reference), reference)
-    )
+    folded = fold_feature_maps(reference, source.model)
+    ours, run = (check.compute_logits(m, tokens, last) for m in (folded, reference))
     return [check.compare_logits("feature maps folded into the projections", ours, run)]
 
 

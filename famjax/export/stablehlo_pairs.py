@@ -22,7 +22,7 @@ from famjax.experiment.load import to_json
 from famjax.export import check, stablehlo
 from famjax.export.source import ExportSource
 from famjax.export.tokenizer import write_tokenizer
-from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
+from famjax.models.fold_feature_maps import fold_feature_maps, folding_notes
 from famjax.models.seq2seq import Seq2Seq
 from famjax.train.run import CONFIG
 
@@ -56,9 +56,7 @@ for _ in range(20):
 def write(source: ExportSource, folder: Path) -> list[str]:
     """Write the folder and return lines on the comparison."""
     source = source.merge_adapters()
-    model = source.run.model
-    if not why_not_foldable(source.model):
-        model = fold_feature_maps(model)
+    model = fold_feature_maps(source.run.model, source.model)
     assert isinstance(model, Seq2Seq)
     data, named = source.run.config.data, stablehlo.name_arrays
     length = data.source_length or data.length
@@ -77,7 +75,7 @@ def write(source: ExportSource, folder: Path) -> list[str]:
         eos=source.run.tokenizer.eos_id,
     )
     (folder / "README.md").write_text(readme, encoding="utf-8")
-    return [_compare(source, folder, length), *said]
+    return [*folding_notes(source.model), _compare(source, folder, length), *said]
 
 
 def _programs(model: Seq2Seq, length: int) -> dict[str, tuple[Any, ...]]:

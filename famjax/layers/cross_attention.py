@@ -42,8 +42,8 @@ class Source(NamedTuple):
     Attributes:
       keys: `SourceKeys` or `SourceSums`, of one layer, or by layer as `Stack.project_source`
         returns them.
-      mask: [b t s] bool, or [b 1 s]: which tokens of the source a token of the call sees; at least
-        one. `SourceSums` hold it already.
+      mask: [b t s] bool, or [b 1 s]: which tokens of the source a token of the call sees; for
+        softmax attention at least one. `SourceSums` hold it already.
     """
 
     keys: Any

@@ -2,48 +2,72 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from flax import nnx
 
 from famjax.config.derived import has_linear_cross
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
+from famjax.layers.cross_attention import CrossAttention
 from famjax.layers.feature_map import LEARNED
 from famjax.mixers import mixer_specs
+from famjax.mixers.mixer import Mixer
 from famjax.models.language_model import LanguageModel
-from famjax.stacks.residual import ResidualStack
+
+Kind = Literal["causal", "cross"]
 
 
-def why_not_foldable(config: ModelConfig) -> str:
-    """Return why a model's feature maps cannot be folded, or ""."""
-    c, e = config.linear, resolve_model(config).head_dim
-    if not any(spec.has_feature_map for spec in mixer_specs(config)):
-        return "it has no linear attention"
-    if c.map not in LEARNED:
-        return f"model.linear.map={c.map} is not a function of W x + b"
-    if c.rope and int(e * config.arch.rotary_fraction):
-        return "queries and keys are rotated before the map; train with model.linear.rope=false"
+def why_not_foldable(config: ModelConfig) -> dict[Kind, str]:
+    """Return why the feature maps of causal and of cross attention cannot be folded, or "".
+
+    Attention without feature maps is left out.
+    """
+    reasons: dict[Kind, str] = {}
+    if any(spec.has_feature_map for spec in mixer_specs(config)):
+        reasons["causal"] = _why_not(config, "linear.features", config.linear.features)
+        if config.linear.rope and int(resolve_model(config).head_dim * config.arch.rotary_fraction):
+            rotated = "queries and keys are rotated before the map; train with "
+            reasons["causal"] = reasons["causal"] or f"{rotated}model.linear.rope=false"
+    if has_linear_cross(config):
+        reasons["cross"] = _why_not(config, "encoder.features", config.encoder.features)
+    return reasons
+
+
+def _why_not(config: ModelConfig, name: str, size: int) -> str:
+    e = resolve_model(config).head_dim
+    if config.linear.map not in LEARNED:
+        return f"model.linear.map={config.linear.map} is not a function of W x + b"
     if config.arch.qk_norm:
         return "queries and keys are normalized before the map (model.arch.qk_norm=true)"
     if config.lora.rank:
         return "the adapters are not merged"
-    sizes = {"linear.features": c.features}
-    if has_linear_cross(config):
-        sizes["encoder.features"] = config.encoder.features
-    for name, size in sizes.items():
-        if size * (config.width - e) > config.width * e:
-            return f"the projections would grow, model.{name}={size} for heads of {e}"
+    if size * (config.width - e) > config.width * e:
+        return f"the projections would grow, model.{name}={size} for heads of {e}"
     return ""
 
 
-def fold_feature_maps(model: LanguageModel) -> LanguageModel:
-    """Return the same function without feature maps; requires an empty `why_not_foldable`.
+def folding_notes(config: ModelConfig) -> list[str]:
+    """Return a line for each attention whose feature maps cannot be folded."""
+    return [
+        f"feature maps of {kind} attention are not folded into the projections: {reason}"
+        for kind, reason in why_not_foldable(config).items()
+        if reason
+    ]
+
+
+def fold_feature_maps(model: LanguageModel, config: ModelConfig) -> LanguageModel:
+    """Return the same function without the feature maps that can be folded.
 
     The state is unchanged; the parameters no longer match a config.
+
+    Args:
+      config: the model's.
     """
+    reasons = why_not_foldable(config)
     model = nnx.merge(*nnx.split(model))
-    assert isinstance(model.stack, ResidualStack)
-    for layer in model.stack.layers:
-        layer.mixer.fold_feature_map()
-        if layer.cross is not None:
-            layer.cross.fold_feature_map()
+    for _, module in list(nnx.iter_graph(model)):
+        kind: Kind = "cross" if isinstance(module, CrossAttention) else "causal"
+        if isinstance(module, CrossAttention | Mixer) and not reasons.get(kind, kind):
+            module.fold_feature_map()
     return model

@@ -41,6 +41,8 @@ class Seq2Seq(LanguageModel):
         own = None if config.encoder.shared else jax.random.normal(rngs.params(), (v, d)) * d**-0.5
         self.source_embedding = None if own is None else nnx.Param(own)
         self.encoder = Encoder(resolved, rngs=rngs)
+        # linear attention to nothing is 0; a softmax of nothing is none
+        self.sees_nothing = config.encoder.cross == "linear"
 
     def encode(self, tokens: Array, segment: Array) -> Array:
         """Encode sources: [b s] int32, [b s] int32 -> [b s d]; see `Encoder`."""
@@ -70,8 +72,12 @@ class Seq2Seq(LanguageModel):
         keys = self.stack.project_source(self.encode(tokens, source_segment))
         if segment is None:
             mask = (source_segment > 0)[:, None]
-            return self.stack.summarize_source(Source(keys, see_something(mask)))
-        return Source(keys, see_something(segment[:, :, None] == source_segment[:, None, :]))
+            return self.stack.summarize_source(Source(keys, self._see_something(mask)))
+        mask = segment[:, :, None] == source_segment[:, None, :]
+        return Source(keys, self._see_something(mask))
+
+    def _see_something(self, mask: Array) -> Array:
+        return mask if self.sees_nothing else see_something(mask)
 
 
 def see_something(mask: Array) -> Array:

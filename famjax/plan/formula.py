@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from famjax.config.derived import reads_whole_rows
 from famjax.config.resolved import ResolvedConfig, ResolvedModelConfig, sizes
 from famjax.config.schema import ModelConfig
 from famjax.core.types import PyTree
@@ -69,8 +70,8 @@ def estimate(config: ResolvedConfig, topology: Topology) -> Estimate:
 
 
 def device_activations(config: ResolvedConfig) -> float:
-    """Return `layer_activations` of one device; of an encoder too, without what attends to it."""
-    model, mesh, train = config.model, config.mesh, config.train
+    """Return `layer_activations` of one device; of an encoder and the attention to it, too."""
+    model, mesh, train = model_of_rows(config), config.mesh, config.train
     rows = config.data.batch / (mesh.data * mesh.fsdp * train.accumulate)
     tokens = rows * config.data.length / train.bptt_segments / mesh.sequence
     held = layer_activations(model, tokens, rows, mesh.tensor)
@@ -79,7 +80,19 @@ def device_activations(config: ResolvedConfig) -> float:
     source = config.data.source_length or config.data.length
     depth = model.encoder.layers
     encoder = replace(model, stack="residual", mixer="full", layers=depth, capacity=source)
+    held += cross_activations(model, tokens, rows, source, mesh.tensor)
     return held + layer_activations(encoder, rows * source, rows, mesh.tensor)
+
+
+def model_of_rows(config: ResolvedConfig) -> ResolvedModelConfig:
+    """Return the model with a KV cache of what a training step reads of it.
+
+    Rows that are read whole attend to no earlier keys, however long the cache.
+    """
+    model = config.model
+    if model.stack != "residual" or not reads_whole_rows(config):
+        return model
+    return replace(model, capacity=min(model.capacity, config.data.length))
 
 
 def activations_by_remat(config: ResolvedConfig) -> dict[str, float]:
@@ -120,6 +133,28 @@ def layer_activations(model: ResolvedModelConfig, tokens: float, rows: float, te
     return model.layers * held + WORK * work
 
 
+def cross_activations(
+    model: ResolvedModelConfig, tokens: float, rows: float, source: int, tensor: int
+) -> float:
+    """Return the bytes that attention to an encoder adds to `layer_activations`.
+
+    Args:
+      tokens: of the rows on the device.
+      source: tokens of a row's sources.
+    """
+    _, h, g, e, _ = sizes(model)
+    size = jnp.dtype(model.dtype).itemsize
+    shared = tensor if g % tensor == 0 else 1
+    attended = tokens * h * e * size / tensor
+    weights = tokens * source * h * size / tensor
+    # of all layers, which are projected before the first one
+    keys_values = 2 * rows * source * g * e * size / shared
+    if model.remat == "none":
+        held = tokens * model.width * size + 2 * attended + weights + keys_values
+        return model.layers * held + WORK * (keys_values + weights)
+    return model.layers * keys_values + WORK * (2 * attended + keys_values + 3 * weights)
+
+
 class _LayerBytes(NamedTuple):
     """Bytes of one layer's arrays: its input; the attention output; q, attention output and hidden
     units; k and v gathered for the blocks; attention weights."""
@@ -154,7 +189,8 @@ def _layer_bytes(
 def _estimate_seconds(
     config: ResolvedConfig, topology: Topology, weight_bytes: float, trained_bytes: float
 ) -> float:
-    model, mesh, chip = config.model, config.mesh, topology.chip
+    model, mesh, chip = model_of_rows(config), config.mesh, topology.chip
+    config = replace(config, model=model)
     tokens = config.data.batch * config.data.length
     flops = tokens * step_flops(config, computed=True)
     # forward, backward to both factors, and rematerialisation

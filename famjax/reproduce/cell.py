@@ -112,7 +112,7 @@ def run_cell(cell: Cell, experiment: Experiment) -> None:
     if cell.variant:
         begin = time.perf_counter()
         if experiment.averaged:
-            run = open_average(folder)
+            run = open_average(folder, experiment.averaged)
         measured = experiment.measure.measure(run, Path(cell.root) / DATA, quiet=False)
         result["scores"] = dict(measured.scores)
         result["baselines"] = {name: dict(row) for name, row in measured.baselines.items()}

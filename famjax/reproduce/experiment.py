@@ -139,7 +139,8 @@ class Experiment:
       base_config: name of the base's config; "" is `config`.
       paper_config: name of the config at the paper's size; "" is none.
       paper_base_config: name of the base's; "" trains all variants from scratch.
-      averaged: what is measured is the mean of the checkpoints that a run keeps.
+      averaged: what is measured is the mean of so many of the last checkpoints, or of all that a
+        run keeps; 0 measures the last one.
       axis: label of x, which is the variants', or the points' of the measure; "" draws bars.
       note: what differs from the paper.
       minutes: that a variant with one seed takes on one core, roughly.
@@ -157,7 +158,7 @@ class Experiment:
     base_config: str = ""
     paper_config: str = ""
     paper_base_config: str = ""
-    averaged: bool = False
+    averaged: int = 0
     axis: str = ""
     note: str = ""
     minutes: float = 2.0

@@ -25,7 +25,7 @@ FT_FIGURE_4_TRANSLATION = Experiment(
     ),
     overrides=_translation.SHAPE,
     paper_config="wmt14_ende_paper",
-    averaged=True,
+    averaged=10,
     axis="layers of the decoder",
     note="German-English captions of Multi30k, where the paper has WMT14 English-German. "
     + _translation.NOTE

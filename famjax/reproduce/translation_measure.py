@@ -24,22 +24,26 @@ class TranslationMeasure(Measure):
 
     The pairs are in a folder of the data's: `train.de`, `train.en`, `test.de` and `test.en`, or all
     with .gz, a sentence on each line. Test files of other training files are those beside them with
-    "test" for "train" in their names.
+    "test" for "train" in their names, of each in a list of files.
 
     Attributes:
       folder: its name.
       vocabulary: tokens of the joint SentencePiece model.
       beam, length_penalty: see `famjax.eval.beam`.
+      tokenized: the files are tokenized, as by Moses.
+      compounds: tokenized BLEU splits compounds, as papers on WMT14 English-German do.
     """
 
     folder: str
     vocabulary: int = 4000
     beam: int = 5
     length_penalty: float = 1.0
+    tokenized: bool = False
+    compounds: bool = True
 
     @property
     def scores(self) -> tuple[Score, ...]:
-        """sacrebleu's BLEU, that of the papers with split compounds, and the speed."""
+        """sacrebleu's BLEU, that of the papers, and the speed."""
         return (
             Score(_BLEU, unit="", digits=1),
             Score(_TOKENIZED, unit="", digits=1),
@@ -55,15 +59,18 @@ class TranslationMeasure(Measure):
         )
         for path in (source, target):
             _find(Path(_test_name(str(path))))
-        tokenizer = pairs / "joint.model"
-        if not tokenizer.exists():
+        tokenizer, made_of = pairs / "joint.model", pairs / "joint.model.texts"
+        texts = f"{Pairs(str(source), str(target)).digest()} {self.vocabulary}"
+        if not (tokenizer.exists() and made_of.exists() and made_of.read_text() == texts):
             train_sentencepiece(f"{source},{target}", self.vocabulary, tokenizer)
+            made_of.write_text(texts)
         return f"data.source={source}", f"data.target={target}", f"data.tokenizer={tokenizer}"
 
     def check(self, config: Config) -> None:
         """Raise a `UserError` if the test files of a config's are missing."""
+        files = _test_files(config.data)
         try:
-            Pairs(*_test_files(config.data))
+            Pairs(*files)
         except UserError as error:
             raise UserError(
                 f"{error}; put the test files beside those to train on, test.de beside train.de"
@@ -78,23 +85,25 @@ class TranslationMeasure(Measure):
             beam=self.beam,
             length_penalty=self.length_penalty,
             quiet=quiet,
+            tokenized=self.tokenized,
         )
         found = translate.evaluate(run, request)
         scores = {
             _BLEU: found["bleu"],
-            _TOKENIZED: found["bleu_compounds"],
+            _TOKENIZED: found[self._paper_bleu],
             _SPEED: found["tokens_per_second"],
         }
-        return Measured(scores, {"the source": _copied(Pairs(source, target))})
+        return Measured(scores, {"the source": self._copied(Pairs(source, target))})
 
+    def _copied(self, pairs: Pairs) -> dict[str, float]:
+        """Return the scores of sources as translations of themselves."""
+        sources, targets = zip(*(pairs[i] for i in range(len(pairs))), strict=True)
+        found = translate.bleu_scores(sources, targets, self.tokenized)
+        return {_BLEU: found["bleu"], _TOKENIZED: found[self._paper_bleu]}
 
-def _copied(pairs: Pairs) -> dict[str, float]:
-    """Return the scores of sources as translations of themselves."""
-    sources, targets = zip(*(pairs[i] for i in range(len(pairs))), strict=True)
-    return {
-        _BLEU: translation_scores.bleu(sources, targets).value,
-        _TOKENIZED: translation_scores.compound_split_bleu(sources, targets).value,
-    }
+    @property
+    def _paper_bleu(self) -> str:
+        return "bleu_compounds" if self.compounds else "bleu_tokenized"
 
 
 def _find(*paths: Path) -> Path:
@@ -115,5 +124,19 @@ def _test_files(data: DataConfig) -> tuple[str, str]:
 
 
 def _test_name(training: str) -> str:
+    """Return the test files of training files, of each by its own name.
+
+    Raises:
+      UserError: a name has no "train", and would be its own test file.
+    """
+    return ",".join(_test_part(part) for part in training.split(","))
+
+
+def _test_part(training: str) -> str:
     folder, slash, name = training.rpartition("/")
+    if training and "train" not in name:
+        raise UserError(
+            f'{training}: its test file is not known, which has "test" where the training file '
+            'has "train" in its name; rename it, such as to train.en beside test.en'
+        )
     return folder + slash + name.replace("train", "test")

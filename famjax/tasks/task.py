@@ -39,6 +39,9 @@ class Request(NamedTuple):
       beam, length_penalty, no_repeat_ngram: of the search for outputs of pairs, see
         `famjax.eval.translator.Translator`.
       tune: try several length penalties, and take the best.
+      max_tokens: most tokens of an output of pairs; None is twice the source's and 16 more, but at
+        most those of the longest target in training.
+      tokenized: the files of translations are tokenized, as by Moses.
     """
 
     task: str
@@ -61,6 +64,8 @@ class Request(NamedTuple):
     length_penalty: float = 1.0
     no_repeat_ngram: int = 0
     tune: bool = False
+    max_tokens: int | None = None
+    tokenized: bool = False
 
 
 def _find(name: str) -> Callable[..., Any]:
@@ -80,7 +85,7 @@ class Task(abc.ABC):
       group: where its results are in the report of `famjax eval`, which tasks may share.
       options: of `famjax eval`, which of lengths, questions, facts, ablate, window, score, words,
         shots, chat, skip_broken, beam, length_penalty,
-        no_repeat_ngram and tune it takes.
+        no_repeat_ngram, tune, max_tokens and tokenized it takes.
       files: what may follow its name and a colon; "" is nothing.
       needs_files: and has to.
       has_parts: each of those, between commas, has a result of its own.

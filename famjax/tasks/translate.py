@@ -14,13 +14,16 @@ from famjax.data.sources import Source, Split
 from famjax.tasks.task import EvaluationTask, Task
 from famjax.tokenizers.tokenizer import Tokenizer
 
+# of `famjax eval`
+_SEARCH = ("beam", "length_penalty", "no_repeat_ngram", "tune", "max_tokens")
+
 
 class TranslateTask(Task):
     keys = ("data.source", "data.target")
     switches = ("data.source_length",)
     reads_sources = True
     group = "translate"
-    options = ("beam", "length_penalty", "no_repeat_ngram", "tune")
+    options = (*_SEARCH, "tokenized")
     files = "SOURCES=TARGETS, or translate:PAIRS.jsonl"
     needs_files = True
     evaluation = "famjax.eval.translate:evaluate"
@@ -62,11 +65,11 @@ class SummarizeTask(EvaluationTask):
 
     reads_sources = True
     group = "translate"
-    options = TranslateTask.options
+    options = _SEARCH
     files = "SOURCES=TARGETS, or summarize:PAIRS.jsonl"
     needs_files = True
     evaluation = TranslateTask.evaluation
-    headline = "rouge_l"
+    headline = "rouge_lsum"
     instead = "train with data.task=translate"
 
     def scores(self, results: Any) -> dict[str, float]:

@@ -81,9 +81,9 @@ def _mean(total: PyTree, count: int, like: Params) -> Params:
     return jax.tree.map(lambda a, b: jax.numpy.asarray((a / count).astype(b.dtype)), total, like)
 
 
-def open_average(folder: Path) -> Run:
-    """Return a run with the mean of all the checkpoints that its folder has."""
-    mean = average(folder, len(Checkpoints(folder / CHECKPOINTS).steps()))
+def open_average(folder: Path, most: int) -> Run:
+    """Return a run with the mean of its last checkpoints: `most`, or all that its folder has."""
+    mean = average(folder, min(most, len(Checkpoints(folder / CHECKPOINTS).steps())))
     run = open_run(folder, mean.steps[-1])
     config = run.config
     graph, _, frozen = partition_trainable(

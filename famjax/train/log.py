@@ -62,6 +62,8 @@ class Log(Hook):
         row = {**row, **session.clock.lap(tokens, session.config)}
         writer.write(session.step, row)
         session.progress.update(session.step, **{k: v for k, v in row.items() if k in _SHOWN})
+        if line := session.source.epoch_report():
+            session.progress.note(line)
         check_finite(session)
         zeros = jax.jit(zero_sums, out_shardings=session.program.shardings.totals)()
         session.state = session.state._replace(totals=zeros)

@@ -130,12 +130,12 @@ class Run:
         )
 
     def with_folded_maps(self) -> Run:
-        """Return the run with folded feature maps, for inference; itself if they cannot fold."""
+        """Return the run with folded feature maps, for inference; itself if none can fold."""
         model = replace(self.config.model, lora=LoraConfig())
-        if why_not_foldable(model):
+        if all(why_not_foldable(model).values()):
             return self
         run = self.merge_adapters() if self.config.model.lora.rank else self
-        return replace(run, model=fold_feature_maps(run.model))
+        return replace(run, model=fold_feature_maps(run.model, model))
 
     def with_small_cache(self) -> Run:
         """Return the run with a model that caches memories, not keys and values (FT v1 5.3)."""

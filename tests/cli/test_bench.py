@@ -170,7 +170,7 @@ def test_linear_is_compared_with_other_forms(capsys, monkeypatch, tmp_path):
 def test_decoding_uses_merged_maps_and_reports_exceptions(monkeypatch):
     monkeypatch.setattr(linear, "LANES", 2)
     merged = []
-    monkeypatch.setattr(linear, "fold_feature_maps", lambda module: merged.append(module) or module)
+    monkeypatch.setattr(linear, "fold_feature_maps", lambda m, _: merged.append(m) or m)
     for features in (2, 100):
         model = replace(SMALL_LINEAR, width=16, linear=LinearConfig(features=features))
         linear._decoder(linear.bench_models(model, 1)["T2R"], 1, merge=True)

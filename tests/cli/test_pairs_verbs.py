@@ -10,7 +10,8 @@ import pytest
 import small
 
 from famjax import Generator, UserError, open_run
-from famjax.cli.eval_output import translation_notes
+from famjax.cli.eval import read_report
+from famjax.cli.eval_output import result_tables, translation_notes
 from famjax.cli.main import main
 from famjax.config.schema import Config
 from famjax.experiment.load import override
@@ -152,10 +153,49 @@ def test_results_of_other_searches_are_kept_and_runs_compared(
     assert out.count("chrF of each against first") == out.count("+0.0% (") == 4
 
 
+def test_files_that_are_tokenized_are_scored_as_they_are(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["eval", str(home / "run"), "--json", "--tokenized", "--tasks"]
+    assert main([*argv, tasks(home)]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["translate"]
+    names = ("bleu", "bleu_tokenized", "bleu_compounds")
+    assert all("tok:none" in result["signatures"][name] for name in names)
+    assert "BLEU, tokenized" in result_tables("translate", result)[0].lines(None)[1]
+    assert f"{tasks(home)} --beam 1 --tokenized" in read_report(home / "run" / "eval")["results"]
+    said = error_line([*argv, tasks(home, "summarize")], capsys)
+    assert "--tokenized: is for translate; remove it" in said
+
+
 def test_sources_longer_than_those_trained_on_are_told() -> None:
     (line,) = translation_notes({"longer": 3, "longest_trained": 28})
     assert line.startswith("3 sources have more than 28 tokens, the most that were trained on")
     assert translation_notes({"longer": 0, "longest_trained": 28}) == []
+
+
+def test_a_target_that_is_cut_is_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An untrained model writes to the most tokens."""
+    for most in (3, 5):
+        argv = ["generate", str(home / "run"), "--prompt", "abc", "--max-tokens", str(most)]
+        assert main(argv) == 0
+        said = capsys.readouterr().err
+        assert f"the target was cut at {most} tokens; --max-tokens gives it more" in said
+    assert main(["eval", str(home / "run"), "--tasks", tasks(home), "--max-tokens", "2"]) == 0
+    results = read_report(home / "run" / "eval")["results"]
+    assert results[f"{tasks(home)} --beam 1 --max-tokens 2"]["result"]["tokens"] == 6
+    said = error_line(
+        ["generate", str(home / "run"), "--prompt", "a", "--max-tokens", "99"], capsys
+    )
+    assert "max_tokens=99: does not fit the model's cache, model.capacity=32" in said
+
+
+def test_empty_lines_are_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name, text in (("few", "a\n\nb\n"), ("some", "\n\nb\n")):
+        (home / name).write_text(text)
+    files = f"translate:{home / 'few'}={home / 'some'}"
+    assert main(["eval", str(home / "run"), "--tasks", files]) == 0
+    said = capsys.readouterr().out
+    assert "of the pairs 1 have an empty source and 2 have an empty target" in said
 
 
 def test_a_prompt_longer_than_sources_trained_on_is_told(

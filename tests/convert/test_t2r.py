@@ -20,7 +20,11 @@ from famjax.convert.surgery import replace_attention
 from famjax.core.errors import UserError
 from famjax.experiment.load import load_config
 from famjax.export import export as exporting
-from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
+from famjax.models.fold_feature_maps import (
+    fold_feature_maps,
+    folding_notes,
+    why_not_foldable,
+)
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import canonical_name, check_compatible, remap_params
 from famjax.parallel import sharding
@@ -319,14 +323,14 @@ SMALL = ModelConfig(
 def test_folded_maps_compute_the_same_function(kind, scale):
     arch = ArchConfig(qkv_bias=True, query_scale=scale)
     config = replace(SMALL, linear=replace(SMALL.linear, map=kind), arch=arch)
-    assert not why_not_foldable(config)
+    assert why_not_foldable(config) == {"causal": ""}
     model = LanguageModel(config, rngs=nnx.Rngs(0))
     key = jax.random.key(0)
     params = jax.tree.map(
         lambda a: a + 0.1 * jax.random.normal(key, a.shape), nnx.state(model, nnx.Param)
     )
     nnx.update(model, params)
-    merged = fold_feature_maps(model)
+    merged = fold_feature_maps(model, config)
     names = {name for name, _ in weights(merged)}
     assert not names & MAPS
     assert weights(merged)["layer.mixer.qkv.q.kernel", 0].shape == (16, 4, 4)
@@ -351,21 +355,30 @@ def test_folded_maps_compute_the_same_function(kind, scale):
             {"linear": LinearConfig("elu", rope=False)},
             "model.linear.map=elu is not a function of W",
         ),
-        ({"mixer": "full"}, "it has no linear attention"),
         ({"lora": LoraConfig(rank=1)}, "the adapters are not merged"),
         ({"linear": LinearConfig(features=64, rope=False)}, "the projections would grow"),
-        (
-            {
-                "linear": LinearConfig(features=4, rope=False),
-                "encoder": EncoderConfig(layers=1, cross="linear", features=64),
-            },
-            "the projections would grow, model.encoder.features=64",
-        ),
     ],
 )
 def test_unfoldable_maps_have_a_reason(change, said):
-    assert said in why_not_foldable(replace(SMALL, **change))
-    assert not why_not_foldable(replace(SMALL, linear=LinearConfig(features=4), arch=NOT_ROTATED))
+    assert said in why_not_foldable(replace(SMALL, **change))["causal"]
+    still = replace(SMALL, linear=LinearConfig(features=4), arch=NOT_ROTATED)
+    assert why_not_foldable(still) == {"causal": ""}
+    assert why_not_foldable(replace(SMALL, mixer="full")) == {}
+
+
+def test_maps_of_causal_and_of_cross_attention_are_judged_apart():
+    cross = EncoderConfig(layers=1, cross="linear", features=2)
+    # rotations are of causal attention alone
+    rotated = why_not_foldable(replace(SMALL, linear=LinearConfig(features=4), encoder=cross))
+    assert "rotated" in rotated["causal"]
+    assert rotated["cross"] == ""
+    assert why_not_foldable(replace(SMALL, mixer="full", encoder=cross)) == {"cross": ""}
+    large = why_not_foldable(replace(SMALL, encoder=replace(cross, features=64)))
+    grows = "the projections would grow, model.encoder.features=64 for heads of 4"
+    assert large == {"causal": "", "cross": grows}
+    assert folding_notes(replace(SMALL, encoder=replace(cross, features=64))) == [
+        f"feature maps of cross attention are not folded into the projections: {grows}"
+    ]
 
 
 NOT_ROTATED = ArchConfig(rotary_fraction=0.0)

@@ -81,6 +81,23 @@ def test_files_are_decompressed_and_globs_sorted(tmp_path):
     assert [pairs[i] for i in range(2)] == [("a src", "a tgt"), ("b src", "b tgt")]
 
 
+def test_a_file_that_is_named_twice_is_paired_twice(tmp_path):
+    for name in ("a", "b", "x", "y"):
+        (tmp_path / name).write_text(f"{name}1\n{name}2\n")
+    a, b, x, y = (str(tmp_path / name) for name in ("a", "b", "x", "y"))
+    pairs = Pairs(f"{a},{a},{b}", f"{x},{y},{y}")
+    assert [pairs[i] for i in (0, 2, 4)] == [("a1", "x1"), ("a1", "y1"), ("b1", "y1")]
+    source = PairSource(pairs, BYTES, Lengths(20, 20, 1), seed=0)
+    paired = f"{a} with {x}, {a} with {y}, {b} with {y}"
+    assert source.report().startswith(f"6 pairs of {paired}; ")
+    # those of globs are paired by their order alone
+    files = ",".join([a] * 6), ",".join([x] * 6)
+    told = PairSource(Pairs(*files), BYTES, Lengths(20, 20, 1), seed=0).report()
+    assert told.count(" with ") == 4
+    assert " and 2 more; " in told
+    assert " with " not in PairSource(Pairs(a, x), BYTES, Lengths(20, 20, 1), seed=0).report()
+
+
 def test_json_lines_are_pairs(tmp_path):
     file = tmp_path / "pairs.jsonl"
     records = [{"inputs": "x", "targets": "y"}, {"prompt": "p", "response": "r"}]
@@ -166,6 +183,31 @@ def test_pairs_that_do_not_fit_are_left_out_and_told(tmp_path):
     assert unpack(batch) == [("ab", "x")]
     with pytest.raises(UserError, match="none of 3 pairs fits"):
         read_rows(PairSource(pairs, BYTES, Lengths(2, 2, 1), seed=0).make_rows(1, None), 1)
+
+
+def test_pairs_left_out_of_later_windows_are_told_after_the_epoch(tmp_path):
+    lines = ["a" * (50 if i % 5 == 0 else 2) for i in range(40)]
+    pairs = Pairs(*write(tmp_path, lines, lines))
+    source = PairSource(pairs, BYTES, Lengths(20, 20, 1), seed=0, window=16)
+    first = sum(len(text) > 20 for text, _ in source._read_window(0))
+    assert f"; {first} of the first 16 are longer than data.source_length=20" in source.report()
+    told = []
+    for row in source.make_rows(1, None):
+        told.append(source.epoch_report())
+        if source.count_rows.cache_info().currsize > 5:  # of two epochs
+            break
+        assert row["valid"].any()
+    assert [line for line in told if line] == [
+        "8 of 40 pairs are longer than data.source_length=20 or data.length=20 and left out"
+    ]
+    # a run that continues within an epoch tells after a whole one
+    resumed = PairSource(pairs, BYTES, Lengths(20, 20, 1), seed=0, window=16)
+    for window in (1, 2, 3, 4):
+        resumed.rows(window)
+        assert not resumed.epoch_report()
+    resumed.rows(5)
+    assert resumed.epoch_report().startswith("8 of 40 pairs")
+    assert not PairSource(pairs, BYTES, Lengths(20, 20, 1), seed=0).epoch_report()
 
 
 def test_a_window_in_which_nothing_fits_is_passed_over(tmp_path):

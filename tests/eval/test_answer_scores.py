@@ -72,6 +72,20 @@ def test_rouge_is_the_published_example() -> None:
     assert score_answer("rouge_2", output, [reference]) == pytest.approx(4 / 15)
 
 
+def test_rouge_of_whole_summaries_is_that_of_their_sentences() -> None:
+    """By hand: every sentence is there, in another order. In one sequence 3 of 6 words are."""
+    output, reference = "one two three. four five six?", "four five six. one two three."
+    assert score_answer("rouge_l", output, [reference]) == pytest.approx(0.5)
+    assert score_answer("rouge_lsum", output, [reference]) == 1
+    # of Lin (2004), 3.2: a union of 4 of 5 words, of 5 and 10
+    output, reference = "w1 w2 w6 w7 w8\nw1 w3 w8 w9 w5", "w1 w2 w3 w4 w5"
+    assert score_answer("rouge_lsum", output, [reference]) == pytest.approx(2 * 4 / 15)
+    # lines are the sentences of a text that has several
+    assert score_answer("rouge_lsum", "b c. a\nd", ["b c. a\nd"]) == 1
+    assert score_answer("rouge_lsum", "a\nb c", ["b c. a\n"]) == 1
+    assert score_answer("rouge_lsum", "", ["a"]) == 0
+
+
 def test_exact_is_equal_but_for_articles_case_and_punctuation() -> None:
     assert score_answer("exact", " The Cat. ", ["dog", "cat"]) == 1
     assert score_answer("exact", "cats", ["cat"]) == 0

@@ -157,24 +157,34 @@ def test_one_beam_is_greedy() -> None:
             assert tokens == oracle.greedy(m.log_probs(prompt), 9, STOPS)
 
 
-def test_the_search_ends_when_nothing_can_improve(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model whose stop tokens are likely: it takes fewer steps, and finds the same."""
-    table = jax.random.normal(jax.random.key(0), (VOCAB, VOCAB)).at[:, STOPS].add(3)
-    taken: list[int] = []
+class Table:
+    """A model whose next token depends on the last one, and whose stop tokens are likely."""
 
-    def step(tokens: Any, state: Any) -> Any:
-        jax.debug.callback(lambda: taken.append(1))
-        return table[tokens], state
+    def __init__(self, seed: int = 0):
+        random = jax.random.normal(jax.random.key(seed), (VOCAB, VOCAB))
+        self.table = random.at[:, STOPS].add(3)
+        self.taken: list[int] = []
 
-    def steps(alpha: float) -> tuple[Hypotheses, int]:
-        taken.clear()
-        settings = replace(SETTINGS, max_tokens=20, length_penalty=alpha)
-        found = jax.jit(beam_search, static_argnums=(0, 3))(
-            step, table[:2], (), (), settings, STOPS
-        )
+    def step(self, tokens: Any, state: Any) -> Any:
+        jax.debug.callback(lambda: self.taken.append(1))
+        return self.table[tokens], state
+
+    def search(self, settings: BeamSettings, rows: int = 2) -> tuple[Hypotheses, int]:
+        """Return what is found, and after how many steps."""
+        self.taken.clear()
+        program = jax.jit(beam_search, static_argnums=(0, 3))
+        found = program(self.step, self.table[:rows], (), (), settings, STOPS)
         found = jax.device_get(found)
         jax.effects_barrier()
-        return found, len(taken)
+        return found, len(self.taken)
+
+
+def test_the_search_ends_when_nothing_can_improve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model whose stop tokens are likely: it takes fewer steps, and finds the same."""
+    table = Table()
+
+    def steps(alpha: float) -> tuple[Hypotheses, int]:
+        return table.search(replace(SETTINGS, max_tokens=20, length_penalty=alpha))
 
     early = {alpha: steps(alpha) for alpha in ALPHAS}
     # with a positive penalty the bound is that of 20 tokens
@@ -188,6 +198,36 @@ def test_the_search_ends_when_nothing_can_improve(monkeypatch: pytest.MonkeyPatc
         assert most == 19 >= count
         for a, b in zip(found, late, strict=True):
             np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("best", [1, 2])
+def test_the_best_alone_are_found_in_fewer_steps(best: int) -> None:
+    log_probs = np.asarray(jax.nn.log_softmax(Table().table))
+    for alpha in ALPHAS:
+        table, settings = Table(), replace(SETTINGS, max_tokens=40, length_penalty=alpha)
+        everything, most = table.search(settings)
+        found, count = table.search(replace(settings, best=best))
+        for a, b in zip(found, everything, strict=True):
+            np.testing.assert_array_equal(a, b[:, :best])
+        assert count < most or alpha == 2.0
+        for i in range(2):
+            theirs = oracle.search(lambda w, i=i: log_probs[(i, *w)[-1]], 3, 40, alpha, STOPS)
+            assert_same(row(found, i), theirs[:best], 1e-5)
+
+
+@pytest.mark.parametrize("best", [1, None])
+def test_one_search_finds_the_best_by_several_penalties(best: int | None) -> None:
+    alphas = np.linspace(0, 2, 6, dtype=np.float32)
+    for seed in range(3):
+        table, settings = Table(seed), replace(SETTINGS, max_tokens=15, best=best)
+        together, most = table.search(replace(settings, length_penalty=alphas))
+        alone = [table.search(replace(settings, length_penalty=alpha)) for alpha in alphas]
+        assert most == max(count for _, count in alone)
+        for i, (found, _) in enumerate(alone):
+            for a, b in zip(together, found, strict=True):
+                np.testing.assert_array_equal(a[i], b)
+        # penalties choose different hypotheses
+        assert len(np.unique(together.lengths[:, :, 0])) > 1
 
 
 def test_a_long_hypothesis_overtakes_those_that_ended() -> None:
@@ -340,6 +380,7 @@ def test_a_document_and_a_prompt_are_one_prompt(generator: Generator) -> None:
     whole = generator.search(tiny.TEXT * 3 + "the", 4, 12)
     assert [h.text for h in found] == [h.text for h in whole]
     assert len(found) == 4
+    assert generator.search("the", 4, 12, state=state, best=1) == found[:1]
     assert sorted(found, key=lambda h: -h.score) == found
     # searching has not changed the memory
     assert generator.search("the", 4, 12, state=state) == found

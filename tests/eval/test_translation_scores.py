@@ -9,7 +9,13 @@ import pytest
 
 from famjax.core.errors import UserError
 from famjax.eval import translation_scores
-from famjax.eval.translation_scores import bleu, chrf, compound_split_bleu, split_compounds
+from famjax.eval.translation_scores import (
+    bleu,
+    chrf,
+    compound_split_bleu,
+    split_compounds,
+    tokenized_bleu,
+)
 
 HYPOTHESES = ["The cat sat on a mat.", "Hello there"]
 REFERENCES = ["The cat sat on the mat.", "Hello there friend"]
@@ -96,7 +102,28 @@ def test_compounds_are_split_after_the_text_is_tokenized() -> None:
     )
 
 
-@pytest.mark.parametrize("score", [bleu, chrf, compound_split_bleu])
+def test_tokenized_bleu_splits_no_compounds() -> None:
+    """Five tokens, of which the last differs; the compound is one of them."""
+    hypotheses, references = ["a b c d-e f"], ["a b c d-e g"]
+    value, signature = tokenized_bleu(hypotheses, references)
+    assert value == pytest.approx(100 * (4 / 5 * 3 / 4 * 2 / 3 * 1 / 2) ** 0.25)
+    assert signature.startswith("nrefs:1|case:mixed|eff:no|tok:13a|smooth:none|version:")
+    split = compound_split_bleu(hypotheses, references)
+    assert split.value == pytest.approx(100 * (6 / 7 * 5 / 6 * 4 / 5 * 3 / 4) ** 0.25)
+    assert tokenized_bleu(["this is a fest"], ["this is a test"]).value == 0
+
+
+@pytest.mark.parametrize("score", [bleu, tokenized_bleu, compound_split_bleu])
+def test_tokens_of_tokenized_texts_are_taken_as_they_are(score) -> None:
+    """Moses' apostrophe is a token, of which 13a makes three."""
+    hypotheses, references = ["a b c d &apos;s x"], ["a b c d &apos;s y"]
+    value, signature = score(hypotheses, references, "none")
+    assert value == pytest.approx(100 * (5 / 6 * 4 / 5 * 3 / 4 * 2 / 3) ** 0.25)
+    assert "tok:none" in signature
+    assert score(hypotheses, references).value > value + 1
+
+
+@pytest.mark.parametrize("score", [bleu, chrf, tokenized_bleu, compound_split_bleu])
 @pytest.mark.parametrize(
     ("hypotheses", "references", "said"),
     [
@@ -111,7 +138,7 @@ def test_bad_input_is_one_line(score, hypotheses, references, said) -> None:
     assert str(error.value) == said
 
 
-@pytest.mark.parametrize("score", [bleu, chrf, compound_split_bleu])
+@pytest.mark.parametrize("score", [bleu, chrf, tokenized_bleu, compound_split_bleu])
 def test_a_missing_library_is_one_line(score, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sacrebleu", None)
     with pytest.raises(UserError) as error:

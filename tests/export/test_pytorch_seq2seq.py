@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from dataclasses import replace
 from functools import cache
@@ -206,6 +207,40 @@ def test_hidden_states_of_generated_tokens() -> None:
     found = model.generate(**source(), **kept, max_new_tokens=2, min_new_tokens=2)
     assert len(found.decoder_hidden_states) == 2
     assert len(found.decoder_hidden_states[0]) == 3  # the embedding, and two layers
+
+
+@pytest.mark.parametrize("name", ["full", "own embedding"])
+@torch.no_grad()
+def test_new_ids_are_encoded_after_resizing(name: str) -> None:
+    model = copy.deepcopy(famjax_and_pytorch(name)[1])
+    before = model(**source(), decoder_input_ids=torch.tensor(TARGET)).logits
+    model.resize_token_embeddings(23, mean_resizing=False)
+    after = model(**source(), decoder_input_ids=torch.tensor(TARGET)).logits
+    torch.testing.assert_close(after[..., :19], before)
+    new = torch.tensor([[22, 4]])
+    assert model(input_ids=new, decoder_input_ids=new).logits.shape == (1, 2, 23)
+
+
+def test_gradients_of_recomputed_layers_are_equal() -> None:
+    model = copy.deepcopy(famjax_and_pytorch("fam")[1]).train()
+    labels, calls = torch.tensor(TARGET), []
+    model.encoder.layers[0].register_forward_pre_hook(lambda *_: calls.append(1))
+
+    def gradients() -> dict[str, torch.Tensor]:
+        model.zero_grad()
+        calls.clear()
+        model(**source(), labels=labels).loss.backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+    kept = gradients()
+    assert len(calls) == 1
+    model.gradient_checkpointing_enable()
+    recomputed = gradients()
+    assert len(calls) == 2
+    assert recomputed.keys() == kept.keys()
+    assert any(name.startswith("encoder.") for name in kept)
+    for name, gradient in kept.items():
+        torch.testing.assert_close(recomputed[name], gradient)
 
 
 def test_missing_inputs_are_errors() -> None:

@@ -24,8 +24,11 @@ from famjax.parallel import sharding
 from famjax.plan import plan as plans
 from famjax.plan.chips import CHIPS, parse_topology
 from famjax.plan.formula import (
+    WORK,
     _remote_kv_bytes,
     count_parameters,
+    cross_activations,
+    device_activations,
     estimate,
     layer_activations,
 )
@@ -370,6 +373,72 @@ def test_communication_of_keys_and_values(mixer: str, keys: int) -> None:
         given.append("model.memory_segments=3")
     config = resolve_for_eight(small(*given, "mesh.data=2", "mesh.sequence=4"))
     assert _remote_kv_bytes(config) == 2 * keys * 4 * 4 * 4
+
+
+def test_rows_that_are_read_whole_need_no_longer_cache() -> None:
+    """Their keys are those of the row, whatever capacity the model has for generation."""
+    tpu = parse_topology("v5e:2x4")
+
+    def of(*given: str) -> tuple[float, float]:
+        config = resolve_for_eight(small("model.mixer=full", *given))
+        return device_activations(config), estimate(config, tpu).seconds
+
+    short, long = (of(f"model.capacity={n}", "data.length=32") for n in (32, 4096))
+    assert short == long
+    short, long = (
+        of(f"model.capacity={n}", "data.length=32", "data.layout=lanes") for n in (32, 4096)
+    )
+    assert short[0] < long[0]
+    assert short[1] < long[1]
+
+
+def test_attention_to_an_encoder_is_counted() -> None:
+    """8 layers of float32: by hand, per token its input, query, output and weights; k and v."""
+    shape = ["model.width=16", "model.heads=4", "model.mlp_width=32", "model.layers=8"]
+    shape += ["model.encoder.layers=1", "model.vocab_size=50", "data.batch=2"]
+    config = resolve(load_config("multi30k", shape), None, 1)
+    model, tokens, source = config.model, 2 * 128, 144
+    keys_values = 2 * 2 * source * 16 * 4
+    each = tokens * (3 * 16 + 4 * source) * 4 + keys_values
+    work = WORK * (keys_values + tokens * 4 * source * 4)
+    assert cross_activations(model, tokens, 2, source, 1) == 8 * each + work
+    encoder = replace(model, layers=1, capacity=source)
+    parts = [layer_activations(model, tokens, 2, 1)]
+    parts += [layer_activations(encoder, 2 * source, 2, 1), 8 * each + work]
+    assert device_activations(config) == pytest.approx(sum(parts))
+    recomputed = replace(config, model=replace(model, remat="layer"))
+    assert 8 * keys_values < cross_activations(recomputed.model, tokens, 2, source, 1) < 8 * each
+
+
+FEEDBACK = "model.stack=feedback model.feedback.shared_kv=false model.feedback.span"
+DEEP_ENCODER = "model.encoder.layers=12 model.layers=2 model.dropout.layer=0.1"
+SEQ2SEQ = [
+    ("wmt14_ende_paper", "", 32_000, 209),
+    ("wmt14_ende_paper", f"{FEEDBACK}=512", 32_000, 209),
+    ("wmt14_ende_paper", DEEP_ENCODER, 32_000, 217),
+    ("wmt14_ende_paper", f"{DEEP_ENCODER} {FEEDBACK}=512", 32_000, 217),
+    ("wmt14_enfr_paper", "", 32_000, 209),
+    ("wmt17_zhen_paper", "", 64_000, 307),
+    ("t2r_mt_paper", "", 32_000, 209),
+    ("iwslt14_paper", "", 10_000, 37),
+    ("iwslt14_paper", f"{FEEDBACK}=256", 10_000, 37),
+    ("cnn_dm_paper", "", 32_000, 60),
+]
+
+
+@pytest.mark.parametrize(("name", "given", "vocabulary", "millions"), SEQ2SEQ)
+def test_encoder_decoders_of_the_papers_are_planned(
+    name: str, given: str, vocabulary: int, millions: float
+) -> None:
+    """Transformer big has 210M parameters (Vaswani et al., 2017, Table 3)."""
+    keys = [*given.split(), f"model.vocab_size={vocabulary}"]
+    config = resolve(load_config(name, keys), None, 8)
+    trained, _, _ = count_parameters(config.model, "all")
+    assert round(trained / 1e6) == millions
+    found = estimate(config, parse_topology("h200:8"))
+    assert found.weights > 16 * trained / config.mesh.fsdp / config.mesh.tensor
+    assert found.activations > 0
+    assert 0 < found.seconds < 60
 
 
 def test_batches_of_pairs_have_sources() -> None:

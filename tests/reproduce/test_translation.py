@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +24,7 @@ from famjax.train.average import open_average
 from famjax.train.run import open_run
 
 FIGURE_4, TABLE_2 = "ft-figure-4-translation", "t2r-table-2"
+FIGURE_7 = "ft-figure-7-translation"
 TINY = (
     *("model.width=16", "model.heads=2", "model.mlp_width=16", "model.encoder.layers=1"),
     *("data.batch=1", "train.steps=2"),
@@ -46,7 +48,7 @@ def write_pairs(folder: Path, count: int = 60) -> Path:
     ("name", "variant"),
     [
         (FIGURE_4, "Feedback 2"),
-        ("ft-figure-7-translation", "Transformer 1"),
+        (FIGURE_7, "Transformer 1"),
         (TABLE_2, "T2R pretrained"),
     ],
 )
@@ -62,7 +64,7 @@ def test_a_training_is_measured(name, variant, tmp_path, monkeypatch):
     for cell in make_cells(experiment, tmp_path, 1, (variant,), "here", TINY):
         run_cell(cell, experiment)
     folder = cell.folder(experiment)
-    last, mean = open_run(folder).fingerprint(), open_average(folder).fingerprint()
+    last, mean = open_run(folder).fingerprint(), open_average(folder, 5).fingerprint()
     assert last != mean
     assert [run.fingerprint() for run in runs] == [mean if experiment.averaged else last]
     result = json.loads((folder / RESULT).read_text())
@@ -72,6 +74,12 @@ def test_a_training_is_measured(name, variant, tmp_path, monkeypatch):
     assert result["steps"] == 2
 
 
+def test_as_many_checkpoints_are_averaged_as_in_the_papers():
+    """FT3 4.2.1 and 6.2; T2R A.1.2: the checkpoints of the last five epochs."""
+    of = {name: EXPERIMENTS[name].averaged for name in (FIGURE_4, TABLE_2, FIGURE_7)}
+    assert of == {FIGURE_4: 10, TABLE_2: 5, FIGURE_7: 0}
+
+
 def test_what_is_measured(tmp_path, monkeypatch):
     folder, requests = write_pairs(tmp_path / "wmt"), []
     for language in ("de", "en"):
@@ -79,7 +87,8 @@ def test_what_is_measured(tmp_path, monkeypatch):
 
     def evaluate(run, request):
         requests.append(request)
-        return {"bleu": 28.0, "bleu_compounds": 29.0, "tokens_per_second": 20.0}
+        bleus = {"bleu": 28.0, "bleu_compounds": 29.0, "bleu_tokenized": 27.0}
+        return {**bleus, "tokens_per_second": 20.0}
 
     class Run:
         config = load_config(
@@ -91,7 +100,11 @@ def test_what_is_measured(tmp_path, monkeypatch):
     measured = measure.measure(Run, tmp_path, quiet=True)
     assert measured.scores == {"BLEU": 28.0, "tokenized BLEU": 29.0, "tokens/s": 20.0}
     assert measured.baselines["the source"] == pytest.approx({"BLEU": 100, "tokenized BLEU": 100})
-    (request,) = requests
+    # IWSLT14's BLEU splits no compounds
+    other = EXPERIMENTS[FIGURE_7].measure.measure(Run, tmp_path, quiet=True)
+    assert other.scores["tokenized BLEU"] == 27.0
+    (request, tokenized) = requests
+    assert (request.tokenized, tokenized.tokenized) == (False, True)
     assert request.files == f"{folder}/test.de={folder}/test.en"
     assert (request.beam, request.length_penalty, request.examples) == (3, 0.7, None)
 
@@ -132,6 +145,33 @@ def test_test_files_are_beside_those_to_train_on():
     assert of("/train/train.de", "a/train.en") == ("/train/test.de", "a/test.en")
     name = "tfds:wmt14_translate/de-en:train:"
     assert of(f"{name}en", f"{name}de")[0] == "tfds:wmt14_translate/de-en:test:en"
+    both = of("wmt/train.1.en,wmt/train.2.en", "train.1.de,wmt/train.2.de")
+    assert both == ("wmt/test.1.en,wmt/test.2.en", "test.1.de,wmt/test.2.de")
+    assert of("train.jsonl", "") == ("test.jsonl", "")
+
+
+@pytest.mark.parametrize("name", ["wmt/commoncrawl.en", "train/news.en"])
+def test_training_files_are_not_their_own_test_files(name):
+    for files in (name, f"wmt/train.en,{name}"):
+        with pytest.raises(UserError, match=f"^{name}: its test file is not known"):
+            _test_files(DataConfig(source=files, target="wmt/train.de"))
+
+
+def test_a_tokenizer_is_of_the_texts_that_are_there(tmp_path):
+    measure, folder = TranslationMeasure("multi30k"), write_pairs(tmp_path / "multi30k")
+
+    def prepared(measure=measure):
+        measure.prepare(tmp_path)
+        return (folder / "joint.model").read_bytes()
+
+    first = prepared()
+    assert prepared() == first
+    text = (folder / "train.de").read_text()
+    (folder / "train.de").write_text(text.replace("hund", "wolf"))
+    assert prepared() != first
+    (folder / "train.de").write_text(text)
+    assert prepared() == first
+    assert prepared(replace(measure, vocabulary=280)) != first
 
 
 def test_missing_test_files_are_told_before_anything_runs(tmp_path, capsys):

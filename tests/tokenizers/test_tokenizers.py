@@ -1,11 +1,17 @@
 """Tokenizers are lossless, also token by token; every error is one line."""
 
+import os
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from famjax.core.errors import UserError
+from famjax.data import train_tokenizer
+from famjax.data.files import PIECE_BYTES
+from famjax.data.sources import TextSource
 from famjax.data.train_tokenizer import build_word_list, train_sentencepiece
 from famjax.tokenizers.load import load_tokenizer
 from famjax.tokenizers.tokenizer import StreamDecoder
@@ -82,6 +88,35 @@ def test_training_is_deterministic(model):
 def test_a_small_text_gives_fewer_tokens_than_requested(model):
     corpus, out = model.parent / "corpus.txt", model.parent / "large.model"
     assert train_sentencepiece(str(corpus), 100_000, out).vocab_size < 1000
+
+
+def test_files_share_what_is_read(tmp_path, monkeypatch, capsys):
+    """Both languages of a joint tokenizer, with files that are larger than the limit."""
+    for name, text in (("de", "Straße "), ("en", "street "), ("fr", "rue ")):
+        (tmp_path / name).write_text(text * (20 if name == "fr" else 40_000))
+    limit = 150_000
+    monkeypatch.setattr(train_tokenizer, "_TRAINING_BYTES", limit)
+    files = ",".join(str(tmp_path / name) for name in ("de", "en", "fr"))
+    tokenizer = train_sentencepiece(files, 300, tmp_path / "joint.model")
+    for text in ("Straße ", "street "):
+        assert len(tokenizer.encode(text)) <= 2
+    said = capsys.readouterr().err
+    assert "the most that is read, as much of each file" in said
+    assert f"80 bytes of {tmp_path / 'fr'}" in said
+    sizes = {name: os.path.getsize(tmp_path / name) for name in ("de", "en", "fr")}
+    for at_once in (1, 2, 64):
+        monkeypatch.setattr(train_tokenizer, "_OPEN_FILES", at_once)
+        read = Counter()
+        source = TextSource(files, load_tokenizer("bytes"), seed=0, holdout=0)
+        shared = train_tokenizer.share_texts(source.texts_by_file(), 3, limit, read)
+        assert sum(len(text.encode()) for text in shared) == read.total()
+        assert limit <= read.total() < limit + 3 * PIECE_BYTES
+        of = [read[str(tmp_path / name)] for name in ("de", "en", "fr")]
+        assert min(of[:2]) > 60_000
+        assert of[2] == sizes["fr"]
+    everything = Counter()
+    list(train_tokenizer.share_texts(source.texts_by_file(), 3, 10**9, everything))
+    assert sorted(everything.values()) == sorted(sizes.values())
 
 
 @pytest.mark.parametrize(

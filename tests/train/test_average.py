@@ -67,9 +67,10 @@ def test_parameters_are_the_mean_of_the_last_checkpoints(run: Path, last: int) -
     assert bool(changed) == (last > 1)
 
 
-def test_the_mean_of_all_is_opened_without_a_folder(run: Path) -> None:
-    found = open_average(run)
-    assert main(["average", str(run), "--last", "3"]) == 0
+@pytest.mark.parametrize(("most", "last"), [(2, "2"), (3, "3"), (10, "3")])
+def test_a_mean_is_opened_without_a_folder(run: Path, most: int, last: str) -> None:
+    found = open_average(run, most)
+    assert main(["average", str(run), "--last", last]) == 0
     params = nnx.state(found.model, nnx.Param)
     for (path, a), b in zip(
         jax.tree_util.tree_flatten_with_path(params)[0],

@@ -13,12 +13,14 @@ import jax
 import numpy as np
 import pytest
 import small
+import torch
 from small import Crash, assert_same, compiled_once, crash_at  # noqa: F401
 
 from famjax.config.schema import Config
 from famjax.convert.folder import convert
 from famjax.convert.open import open_model
 from famjax.core.errors import UserError
+from famjax.data.pair_rows import PairSource
 from famjax.eval.sampling import Sampling
 from famjax.eval.translate import evaluate
 from famjax.eval.translator import Translator
@@ -142,6 +144,10 @@ def test_a_model_learns_to_write_words_backwards_and_is_evaluated(tmp_path: Path
     penalties = dict(tuned["penalties"])
     assert penalties[1.0] == result["bleu"]
     assert tuned["bleu"] == max(penalties.values()) == penalties[tuned["length_penalty"]]
+    # one search writes what one for each penalty does
+    for penalty in (0.0, 0.6, 2.0):
+        alone = evaluate(run, request._replace(length_penalty=penalty, folder=None))
+        assert penalties[penalty] == alone["bleu"]
     # the outputs are kept: nothing is written anew
     again = evaluate(run, request)
     assert again == result
@@ -166,6 +172,19 @@ def test_other_decoders_train_and_write(tmp_path: Path, keys: str) -> None:
 
 
 @pytest.mark.usefixtures("compiled_once")
+def test_pairs_left_out_are_told_after_an_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = config(tmp_path, "train.steps=40", "train.log_every=5")
+    (tmp_path / "words").write_text("ab\n" * 50 + "a" * 60 + "\n")
+    (tmp_path / "backwards").write_text("ba\n" * 50 + "b" * 60 + "\n")
+    monkeypatch.setattr(PairSource.__init__, "__defaults__", (10,))
+    train(given, tmp_path / "run")
+    said = capsys.readouterr().err
+    assert said.count("1 of 51 pairs are longer than data.source_length=28") == 1
+
+
+@pytest.mark.usefixtures("compiled_once")
 def test_the_time_of_compiling_does_not_count(tmp_path: Path) -> None:
     run = train(config(tmp_path, "train.steps=1"), tmp_path / "run", quiet=True)
     jax.clear_caches()
@@ -185,7 +204,9 @@ def test_the_time_of_compiling_does_not_count(tmp_path: Path) -> None:
 def test_a_translation_depends_on_no_other_source(tmp_path: Path) -> None:
     """An untrained model writes on to the most tokens of its source."""
     run = train(
-        config(tmp_path, "train.steps=1", "model.capacity=99"), tmp_path / "run", quiet=True
+        config(tmp_path, "train.steps=1", "model.capacity=99", "data.length=64"),
+        tmp_path / "run",
+        quiet=True,
     )
     texts = ["abc", "abcdefgh" * 4, "h"]
     together = Translator(run, batch=3).translate(texts)
@@ -194,7 +215,10 @@ def test_a_translation_depends_on_no_other_source(tmp_path: Path) -> None:
         assert (alone.text, alone.tokens, alone.cut) == (each.text, each.tokens, each.cut)
     cut = {each.tokens for each in together if each.cut}
     assert cut
-    assert cut <= {48, 98}
+    # twice the source's and 16 more, and at most those of the longest target in training
+    assert cut <= {48, 64}
+    longer = Translator(run, batch=3, max_tokens=99).translate(texts)
+    assert max(each.tokens for each in longer) == 99
     # trained on 28 tokens
     translator = Translator(run)
     assert [each.source_tokens > translator.longest for each in together] == [False, True, False]
@@ -202,16 +226,35 @@ def test_a_translation_depends_on_no_other_source(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("compiled_once")
 def test_outputs_at_the_most_tokens_are_cut_and_counted(tmp_path: Path) -> None:
-    """An untrained model writes on; full attention with a cache of 32 has room for 31 tokens."""
+    """An untrained model writes on. A cache of 32 has room for bos and 31 tokens, and the last one
+    that beam search writes needs none."""
     run = train(
         config(tmp_path, "train.steps=1", "model.capacity=32"), tmp_path / "run", quiet=True
     )
     words = (tmp_path / "words").read_text().split()[:10]
     found = Translator(run, batch=8).translate(words)
-    assert {each.tokens for each in found if each.cut} == {31}
+    assert {each.tokens for each in found if each.cut} == {32}
+    sampling = Sampling(jax.random.key(0), 0.0, 0, 1.0, run.tokenizer.vocab_size)
+    sampled = Translator(run, batch=8, sampling=sampling).translate(words)
+    assert {each.tokens for each in sampled if each.cut} == {31}
+    for most, said in ((0, "must be at least 1"), (33, "model.capacity=32; give at most 32")):
+        with pytest.raises(UserError, match=f"^max_tokens={most}: .*{said}"):
+            Translator(run, max_tokens=most)
     files = f"{tmp_path / 'words'}={tmp_path / 'backwards'}"
     result = evaluate(run, Request("translate", files, examples=10, quiet=True))
     assert result["cut"] == sum(each.cut for each in found)
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_samples_depend_on_the_number_of_the_source_alone(tmp_path: Path) -> None:
+    run = train(config(tmp_path, "train.steps=1"), tmp_path / "run", quiet=True)
+    sampling = Sampling(jax.random.key(0), 1.0, 0, 1.0, run.tokenizer.vocab_size)
+    one, three = (
+        [each.text for each in Translator(run, batch=batch, sampling=sampling).translate(texts)]
+        for batch, texts in ((1, ["abc", "abc", "d"]), (3, ["abc", "abc", "d"]))
+    )
+    assert one == three
+    assert one[0] != one[1]
 
 
 def test_maps_of_cross_attention_are_trained_with_adapters_and_alone(tmp_path: Path) -> None:
@@ -288,6 +331,29 @@ def test_exports_equal_the_run(tmp_path: Path, keys: str) -> None:
         export(tmp_path / "run", tmp_path / "peft", "peft")
 
 
+def assert_searches_equal(run: Run, model: Any, beams: int, length_penalty: float) -> None:
+    """Compare with what transformers finds, of words that the run has not learned too."""
+    words = ["abcd", "hg", "xyzzy", "Ein Hund", ""]
+    found = Translator(run, beams, length_penalty, batch=4).translate(words)
+    for word, ours in zip(words, found, strict=True):
+        ids = torch.tensor([[*run.tokenizer.encode(word).tolist(), run.tokenizer.eos_id]])
+        theirs = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            num_beams=beams,
+            length_penalty=length_penalty,
+            max_new_tokens=32,
+            early_stopping="never",
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        written = theirs.sequences[0, 1:].numpy()
+        assert len(written) == ours.tokens
+        assert run.tokenizer.decode(written[: ours.tokens - (not ours.cut)]) == ours.text
+        assert float(theirs.sequences_scores[0]) == pytest.approx(ours.score, abs=1e-4)
+
+
 @pytest.mark.usefixtures("compiled_once", "remote_code")
 def test_transformers_generates_what_the_run_writes(tmp_path: Path) -> None:
     """An exported encoder-decoder, loaded with the code in its folder by its README."""
@@ -304,6 +370,7 @@ def test_transformers_generates_what_the_run_writes(tmp_path: Path) -> None:
     exec(code, names)
     assert names["tokenizer"].decode(names["written"], skip_special_tokens=True) == "dcba"
     assert run.tokenizer.eos_id == names["ids"][-1]
+    assert_searches_equal(run, names["model"], 3, 0.6)
     # the decoder can have another attention
     convert(tmp_path / "hf", tmp_path / "converted", "bswa")
     model = open_model(tmp_path / "converted").config.model

@@ -49,11 +49,15 @@ class Encoder(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder["layers"]))
         self.norm = Norm(config.norm, config.width, config.arch)
+        self.gradient_checkpointing = False
 
     def forward(self, x, mask):
         """Encode embedded sources: [b s d], [b 1 s] -> [b s d]."""
         for layer in self.layers:
-            x = layer(x, mask)
+            if self.gradient_checkpointing and self.training:
+                x = self._gradient_checkpointing_func(layer.__call__, x, mask)
+            else:
+                x = layer(x, mask)
         return self.norm(x)
 
 
@@ -67,6 +71,15 @@ class FamjaxForConditionalGeneration(FamjaxForCausalLM):
         self.source_embed = None if shared else nn.Embedding(config.vocab_size, config.width)
         self.encoder = Encoder(config)
         self.post_init()
+
+    def _resize_token_embeddings(self, new_num_tokens, *args, **kwargs):
+        """Resize the embedding of sources, too, if they have one of their own."""
+        if self.source_embed is not None:
+            is_trained = self.source_embed.weight.requires_grad
+            self.source_embed = self._get_resized_embeddings(
+                self.source_embed, new_num_tokens, *args, **kwargs
+            ).requires_grad_(is_trained)
+        return super()._resize_token_embeddings(new_num_tokens, *args, **kwargs)
 
     def encode(self, input_ids, attention_mask=None):
         """Encode sources [b s]; attention_mask [b s] is 0 at padding."""
