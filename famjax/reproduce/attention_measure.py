@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from famjax.eval.attention import analyze
 from famjax.reproduce.experiment import Measured, Score
@@ -15,7 +17,7 @@ _DISTANCE, _ENTROPY = "distance", "entropy"
 
 @dataclass(frozen=True)
 class AttentionMeasure(CodeTexts):
-    """Attention of the last token of windows of held-out modules (T2R 4, A.2).
+    """Attention of the last token of windows of all held-out modules (T2R 4, A.2).
 
     The teacher of a run is what it continues; one that continues nothing has no distance, which is
     not measured for any.
@@ -40,4 +42,7 @@ class AttentionMeasure(CodeTexts):
     def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
         teacher = open_run(Path(run.config.init)) if self.has_teacher else None
         found = analyze(run, teacher, self.held_out(folder), self.length, self.examples, quiet)
-        return Measured({score.name: found[score.name]["last"] for score in self.scores}, {})
+        return Measured(self._last(found), {"equal weights": self._last(found["uniform"])})
+
+    def _last(self, found: Mapping[str, Any]) -> dict[str, float]:
+        return {score.name: found[score.name]["last"] for score in self.scores}

@@ -22,6 +22,8 @@ from famjax.train.run import Run
 class PasskeyMeasure(Measure):
     """The share of passkeys that are retrieved whole.
 
+    Questions are at one place in the block for runs that are trained so, else anywhere.
+
     Attributes:
       lengths: tokens of the documents.
       examples: documents of each length.
@@ -49,8 +51,10 @@ class PasskeyMeasure(Measure):
         return (f"data.tokenizer={tokenizer}",)
 
     def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
+        config = run.config
+        anywhere = config.data.passkey.multiple % config.model.block_len > 0
         rows = evaluate_passkey(
-            run, self.lengths, self.examples, quiet=quiet, whole=False, anywhere=True
+            run, self.lengths, self.examples, quiet=quiet, whole=False, anywhere=anywhere
         )
         return Measured(
             self._means({row["length"]: row["key_accuracy"] for row in rows}),
@@ -86,9 +90,16 @@ class CodeTexts(Measure):
         )
 
     def held_out(self, folder: Path, modules: int | None = None) -> str:
-        """Return the first so many of the modules that are not trained on, as `data.files`."""
+        """Return the modules that are not trained on, as `data.files`.
+
+        Args:
+          folder: of `prepare`.
+          modules: the first so many that are code, not the tables of `encodings`; None is all.
+        """
         texts = standard_library(folder / "code")
-        paths = sorted(Path(texts.held_out).iterdir())[:modules]
+        paths = sorted(Path(texts.held_out).iterdir())
+        if modules is not None:
+            paths = [path for path in paths if not path.name.startswith("encodings.")][:modules]
         return ",".join(map(str, paths))
 
 
@@ -97,17 +108,21 @@ class CodeMeasure(CodeTexts):
     """Bits per byte and token accuracy on the held-out modules.
 
     Attributes:
-      modules: how many of them are read, None is all.
+      modules: how many of them are read, without tables; None is all.
       window: tokens of a window with an empty memory, of which the last half are scored; None reads
         documents whole.
+      has_perplexity: that of a token comes first.
     """
 
     modules: int | None = None
     window: int | None = None
+    has_perplexity: bool = False
 
     @property
     def scores(self) -> tuple[Score, ...]:
+        perplexity = Score("perplexity", higher_is_better=False, unit="", digits=2)
         return (
+            *((perplexity,) if self.has_perplexity else ()),
             Score("bits per byte", higher_is_better=False, unit="", digits=4),
             Score("token accuracy"),
         )
@@ -117,16 +132,20 @@ class CodeMeasure(CodeTexts):
         files = self.held_out(folder, self.modules)
         result = evaluate_text(run, files, batch=16, quiet=quiet, window=self.window, score=score)
         return Measured(
-            _text_scores(result),
+            self._scores(result),
             {
-                "uniform": _text_scores(result["uniform"]),
-                "frequencies": _text_scores(result["unigram"]),
+                "uniform": self._scores(result["uniform"]),
+                "frequencies": self._scores(result["unigram"]),
             },
         )
 
-
-def _text_scores(result: Mapping[str, float]) -> dict[str, float]:
-    return {"bits per byte": result["bits_per_byte"], "token accuracy": result["accuracy"]}
+    def _scores(self, result: Mapping[str, float]) -> dict[str, float]:
+        keys = {
+            "perplexity": "perplexity",
+            "bits per byte": "bits_per_byte",
+            "token accuracy": "accuracy",
+        }
+        return {score.name: result[keys[score.name]] for score in self.scores}
 
 
 @dataclass(frozen=True)
