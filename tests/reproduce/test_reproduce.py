@@ -230,7 +230,7 @@ def test_what_was_continued_counts(tmp_path):
     # of a base by other code
     file = cells[1].folder(base) / RESULT
     file.write_text(json.dumps({**result, "base_code": "older"}))
-    with pytest.raises(UserError, match="its results are of .*older of the code"):
+    with pytest.raises(UserError, match=r"its results are of .*older of the code"):
         collect(base, cells, mixed=False)
 
 
