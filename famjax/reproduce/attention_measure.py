@@ -17,7 +17,7 @@ _DISTANCE, _ENTROPY = "distance", "entropy"
 
 @dataclass(frozen=True)
 class AttentionMeasure(CodeTexts):
-    """Attention of the last token of windows of all held-out modules (T2R 4, A.2).
+    """Attention of the last token of windows of held-out modules (T2R 4, A.2).
 
     The teacher of a run is what it continues; one that continues nothing has no distance, which is
     not measured for any.
@@ -41,7 +41,8 @@ class AttentionMeasure(CodeTexts):
 
     def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
         teacher = open_run(Path(run.config.init)) if self.has_teacher else None
-        found = analyze(run, teacher, self.held_out(folder), self.length, self.examples, quiet)
+        files = self.held_out(folder, whole=False)
+        found = analyze(run, teacher, files, self.length, self.examples, quiet)
         return Measured(self._last(found), {"equal weights": self._last(found["uniform"])})
 
     def _last(self, found: Mapping[str, Any]) -> dict[str, float]:

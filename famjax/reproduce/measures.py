@@ -66,6 +66,10 @@ class PasskeyMeasure(Measure):
         return {"mean": mean, **{f"{length:,}": value for length, value in by_length.items()}}
 
 
+# of held-out modules, which models that read token by token read side by side, and their bytes
+_BEGINNINGS, _BEGINNING_BYTES = "code-beginnings", 2**14
+
+
 @dataclass(frozen=True)
 class CodeTexts(Measure):
     """Modules of Python's standard library, to train on and held out.
@@ -78,6 +82,8 @@ class CodeTexts(Measure):
 
     def prepare(self, folder: Path) -> tuple[str, ...]:
         texts = standard_library(folder / "code")
+        if not (folder / _BEGINNINGS).exists():
+            _write_beginnings(Path(texts.held_out), folder / _BEGINNINGS)
         tokenizer: Path | str = (
             folder / f"code-{self.vocabulary}.model" if self.vocabulary else "bytes"
         )
@@ -89,18 +95,29 @@ class CodeTexts(Measure):
             "data.holdout=0",
         )
 
-    def held_out(self, folder: Path, modules: int | None = None) -> str:
+    def held_out(self, folder: Path, whole: bool = True) -> str:
         """Return the modules that are not trained on, as `data.files`.
 
         Args:
           folder: of `prepare`.
-          modules: the first so many that are code, not the tables of `encodings`; None is all.
+          whole: all, from beginning to end; else the beginnings of those that are code.
         """
-        texts = standard_library(folder / "code")
-        paths = sorted(Path(texts.held_out).iterdir())
-        if modules is not None:
-            paths = [path for path in paths if not path.name.startswith("encodings.")][:modules]
-        return ",".join(map(str, paths))
+        if not whole:
+            return str(folder / _BEGINNINGS)
+        modules = Path(standard_library(folder / "code").held_out)
+        return ",".join(map(str, sorted(modules.iterdir())))
+
+
+def _write_beginnings(modules: Path, folder: Path) -> None:
+    """Write the first lines of modules of code, which the tables of `encodings` are not."""
+    partial = folder.with_name(folder.name + ".partial")
+    partial.mkdir(exist_ok=True)
+    for module in modules.iterdir():
+        if not module.name.startswith("encodings."):
+            begin, newline, _ = module.read_bytes()[:_BEGINNING_BYTES].rpartition(b"\n")
+            (partial / module.name).write_bytes(begin + newline)
+    # the folder appears when all files are there
+    partial.rename(folder)
 
 
 @dataclass(frozen=True)
@@ -108,13 +125,13 @@ class CodeMeasure(CodeTexts):
     """Bits per byte and token accuracy on the held-out modules.
 
     Attributes:
-      modules: how many of them are read, without tables; None is all.
+      whole: reads all of them from beginning to end; else 16 kB of each that is code.
       window: tokens of a window with an empty memory, of which the last half are scored; None reads
         documents whole.
       has_perplexity: that of a token comes first.
     """
 
-    modules: int | None = None
+    whole: bool = True
     window: int | None = None
     has_perplexity: bool = False
 
@@ -129,7 +146,7 @@ class CodeMeasure(CodeTexts):
 
     def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
         score = self.window and self.window // 2
-        files = self.held_out(folder, self.modules)
+        files = self.held_out(folder, self.whole)
         result = evaluate_text(run, files, batch=16, quiet=quiet, window=self.window, score=score)
         return Measured(
             self._scores(result),

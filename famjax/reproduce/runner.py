@@ -208,8 +208,8 @@ def read_result(cell: Cell, experiment: Experiment) -> dict[str, Any] | None:
     if not file.exists():
         return None
     result = dict(read_json(file, RUN_AGAIN))
-    is_other = "settings" in result and result["settings"] != cell.settings(experiment)
-    return None if is_other else result
+    is_current = not cell.variant or result.get("settings") == cell.settings(experiment)
+    return result if is_current else None
 
 
 def format_time(seconds: float) -> str:

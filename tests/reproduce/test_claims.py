@@ -212,18 +212,19 @@ def test_shared_keys_are_the_papers_smaller_model():
     assert experiment.variant("Feedback of shared keys").paper == {"perplexity": 18.3}
 
 
-def test_held_out_modules_are_code_unless_all_are_read(tmp_path):
+def test_beginnings_are_of_held_out_code(tmp_path, monkeypatch):
     folder = tmp_path / "code" / "held_out"
     folder.mkdir(parents=True)
-    for name in ("cgi.py", "encodings.cp037.py", "encodings.utf.py", "socket.py", "zipfile.py"):
-        (folder / name).touch()
-    measure = CodeMeasure()
-
-    def names(modules=None):
-        return [Path(path).name for path in measure.held_out(tmp_path, modules).split(",")]
-
-    assert names(2) == ["cgi.py", "socket.py"]
-    assert len(names()) == 5
+    for name in ("cgi.py", "encodings.cp037.py", "socket.py"):
+        (folder / name).write_text("a line\n" * 5000)
+    monkeypatch.setattr(measures_module, "train_sentencepiece", lambda *_: None)
+    measure = CodeMeasure(whole=False)
+    measure.prepare(tmp_path)
+    assert len(measure.held_out(tmp_path).split(",")) == 3
+    short = sorted(Path(measure.held_out(tmp_path, whole=False)).iterdir())
+    assert [path.name for path in short] == ["cgi.py", "socket.py"]
+    texts = {path.read_text() for path in short}
+    assert texts == {"a line\n" * (2**14 // 7)}
 
 
 def test_learned_features_are_a_quarter_of_a_head():

@@ -116,6 +116,12 @@ def test_of_several_experiments_one_without_its_data_is_left_out(fake, tmp_path,
     assert reproduce(tmp_path, "ft-v1-table-2", "--seeds", "1") == 2
 
 
+def test_of_several_experiments_those_that_have_a_model_are_run(fake, tmp_path, capsys):
+    names = (COPY, "ft-table-1-algorithmic-3")
+    assert reproduce(tmp_path, *names, "--only", "LSTM", "--seeds", "1") == 0
+    assert [page.stem for page in (tmp_path / "pages").glob("ft*.md")] == [names[1]]
+
+
 def test_results_with_overrides_are_apart(fake, tmp_path):
     assert reproduce(tmp_path, COPY, "--seeds", "1", "train.steps=7") == 0
     page = (tmp_path / "pages" / f"{COPY}.md").read_text()
@@ -276,6 +282,8 @@ def test_cores_are_split():
         ([], "name experiments, list or all"),
         ([COPY, "--size", "big"], "--size big: here or paper"),
         ([COPY, "--only", "LSTM"], "--only LSTM: ft-table-1-copy has Transformer, Feedback"),
+        ([COPY, "ft-table-1-reverse", "--only", "LSTM"], "ft-table-1-reverse has Transformer"),
+        (["fam-figure-3", "--size", "paper", "--only", "gated FAM"], "fam-figure-3 has FAM, M0"),
         ([COPY, "--hours", "0"], "must be more than 0"),
         ([COPY, "--seeds", "0"], "must be at least 1"),
     ],
