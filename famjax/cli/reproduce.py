@@ -17,7 +17,7 @@ from famjax.core.errors import UserError, nearest
 from famjax.core.paths import expanded
 
 if TYPE_CHECKING:
-    from famjax.reproduce.experiment import Experiment
+    from famjax.reproduce.experiment import Experiment, Size
 
 
 @dataclass(frozen=True)
@@ -63,18 +63,14 @@ def run(argv: list[str]) -> int:
         return 0
     experiments = [EXPERIMENTS[name] for name in _known(names, list(EXPERIMENTS))]
     _check(arguments)
-    from famjax.reproduce.experiment import Size
     from famjax.reproduce.runner import Runner, format_time, make_cells
 
     size: Size = "paper" if arguments.size == "paper" else "here"
     only = tuple(filter(None, (part.strip() for part in arguments.only.split(","))))
     for experiment in experiments:
-        known = [variant.name for variant in experiment.variants]
-        for name in only:
-            if name not in known and len(experiments) == 1:
-                raise UserError(f"--only {name}: {experiment.id} has {', '.join(known)}")
         if size == "paper" and not experiment.paper_config:
             raise UserError(f"{experiment.id}: has no config at the paper's size; leave out --size")
+    _check_only(only, experiments, size)
     if size == "here":
         experiments = _prepared(experiments, root, progress)
     cells = [
@@ -92,7 +88,8 @@ def run(argv: list[str]) -> int:
     runner = Runner(by_id, _jobs(arguments), progress.print, deadline)
     left = runner.run(cells)
     for experiment in experiments:
-        show(experiment, root, cells, pages, arguments.mixed, out)
+        if any(cell.experiment == experiment.id for cell in cells):
+            show(experiment, root, cells, pages, arguments.mixed, out)
     if left:
         rest = format_time(sum(map(runner.estimate, left)) / _jobs(arguments))
         progress.print(
@@ -117,6 +114,17 @@ def _prepared(experiments: Sequence[Experiment], root: Path, progress: Output) -
         else:
             ready.append(experiment)
     return ready
+
+
+def _check_only(only: Sequence[str], experiments: Sequence[Experiment], size: Size) -> None:
+    """Raise a `UserError` for a model that no experiment has."""
+    known = dict.fromkeys(
+        v.name for experiment in experiments for v in experiment.variants_at(size)
+    )
+    for name in only:
+        if name not in known:
+            ids = ", ".join(experiment.id for experiment in experiments)
+            raise UserError(f"--only {name}: {ids} has {', '.join(known)}")
 
 
 def _known(names: Sequence[str], known: Sequence[str]) -> list[str]:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # of scores that a table in a terminal shows
 _SHOWN = 4
+# columns of a page
+_COSTS = ("parameters", "tokens")
 # ratio of x from which an axis is logarithmic
 _FAR_APART = 100
 
@@ -83,7 +85,7 @@ def collect(experiment: Experiment, cells: Sequence[Cell], mixed: bool) -> Resul
             found.setdefault(cell.variant, {})[cell.seed] = result
     options = (*(("--size", "paper") if own[0].size == "paper" else ()), *own[0].given)
     results = Results(experiment, found, len(own), options)
-    versions = sorted({result["code"] for result in results.each()})
+    versions = _versions(results.each())
     if len(versions) > 1 and not mixed:
         raise UserError(
             f"{experiment.id}: its results are of {', '.join(versions)} of the code; --mixed shows "
@@ -116,7 +118,7 @@ def show(
 
 
 def _shown_scores(results: Results) -> Sequence[Score]:
-    return results.experiment.measure.scores[:_SHOWN]
+    return results.experiment.scores[:_SHOWN]
 
 
 def _format(score: Score, values: Sequence[float]) -> str:
@@ -137,17 +139,29 @@ def _paper(variant: Variant) -> str:
     )
 
 
-def _rows(results: Results, scores: Sequence[Score]) -> list[list[str]]:
+def _rows(results: Results, scores: Sequence[Score], with_costs: bool = False) -> list[list[str]]:
+    """Return the rows of the table of scores, with parameters and tokens if asked."""
     rows = []
     for variant in results.experiment.variants:
         values = [results.values(variant.name, score.name) for score in scores]
         seeds = str(len(values[0]))
         cells = [_format(score, each) for score, each in zip(scores, values, strict=True)]
-        rows.append([variant.name, seeds, *cells, _paper(variant)])
+        costs = _costs(results, variant) if with_costs else []
+        rows.append([variant.name, seeds, *costs, *cells, _paper(variant)])
     for name, row in results.baselines().items():
         cells = [score.format(row[score.name]) if score.name in row else "" for score in scores]
-        rows.append([name, "", *cells, ""])
+        costs = [""] * len(_COSTS) if with_costs else []
+        rows.append([name, "", *costs, *cells, ""])
     return rows
+
+
+def _costs(results: Results, variant: Variant) -> list[str]:
+    """Return parameters, and tokens of training with those of what it continues."""
+    result = next(iter(results.by_variant.get(variant.name, {}).values()), None)
+    if result is None:
+        return ["-"] * len(_COSTS)
+    tokens = result["tokens"] + result.get("base_tokens", 0)
+    return [f"{result['parameters']:,}", f"{tokens:,}"]
 
 
 def score_table(results: Results) -> Table:
@@ -201,7 +215,7 @@ def plot(results: Results) -> Figure:
     or bars.
     """
     experiment = results.experiment
-    score = experiment.measure.scores[0]
+    score = experiment.scores[0]
     figure, axes = new_figure(size=(7, 4))
     axes.set_title(f"{experiment.source}, here: {experiment.title}", fontsize="medium")
     axes.grid(alpha=0.3, axis="y")
@@ -271,9 +285,8 @@ def _draw_lines(axes: Any, variants: Sequence[Variant], points: Sequence[np.ndar
 def make_page(results: Results, figure: str) -> str:
     """Return an experiment's page, in Markdown."""
     experiment, each = results.experiment, results.each()
-    scores = experiment.measure.scores
+    scores = experiment.scores
     seconds = sum(result["train_seconds"] + result["evaluation_seconds"] for result in each)
-    first = each[0]
     seeds = max(map(len, results.by_variant.values()))
     lines = [
         f"# {experiment.source}: {experiment.title}",
@@ -282,14 +295,13 @@ def make_page(results: Results, figure: str) -> str:
         "",
         experiment.note,
         "",
-        f"{len(each)} of {results.trainings} trainings, {first['parameters']:,} parameters and "
-        f"{first['tokens']:,} tokens each (the first model's), {format_time(seconds)} of one "
-        f"process's time in all, on {first['device']}, code {_versions(each)}. "
+        f"{len(each)} of {results.trainings} trainings, {format_time(seconds)} of one process's "
+        f"time in all, on {each[0]['device']}, code {', '.join(_versions(each))}. "
         "Means over seeds, ± half of the 95% interval (Student's).",
         "",
         _markdown(
-            ["model", "seeds", *(score.name for score in scores), "the paper"],
-            _rows(results, scores),
+            ["model", "seeds", *_COSTS, *(score.name for score in scores), "the paper"],
+            _rows(results, scores, with_costs=True),
         ),
         "",
     ]
@@ -297,12 +309,16 @@ def make_page(results: Results, figure: str) -> str:
         verdicts = [_verdict(results, ordering) for ordering in experiment.orderings]
         columns = ["the paper claims", "by", "here it", "better by (95%)"]
         lines += [_markdown(columns, verdicts), ""]
+    if experiment.second_look:
+        lines += ["## A second look", "", experiment.second_look, ""]
     lines += [f"![{experiment.title}]({figure})", ""]
     return "\n".join(lines)
 
 
-def _versions(each: Sequence[dict[str, Any]]) -> str:
-    return ", ".join(sorted({result["code"] for result in each}))
+def _versions(each: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the versions of the code that made results, and of that which made their bases."""
+    codes = {result.get(key) for result in each for key in ("code", "base_code")}
+    return sorted(code for code in codes if code)
 
 
 def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
@@ -27,7 +27,6 @@ from flax import nnx
 from famjax.config.derived import mixer_pattern
 from famjax.core.errors import UserError
 from famjax.core.types import Array, Context, Params, State
-from famjax.data.sources import TextSource
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import rechunk
 from famjax.eval.text import text_source
@@ -54,12 +53,14 @@ def analyze(
       teacher: with the same numbers of layers and heads, and the same tokenizer.
       files: as `data.files`; None is the holdout.
       length: tokens of an example, contiguous within a document, with an empty memory.
-      examples: number of examples, the first ones in document order; there may be fewer.
+      examples: number of examples: the first one of each document, then the second ones, and so
+        on; there may be fewer.
       quiet: no progress.
 
     Returns:
       length; examples, the actual number; layers: rows of layer, mixer, entropy and distance;
-      entropy and distance over all layers. Each measure is a dict of mean (over all queries) and
+      entropy and distance over all layers; uniform: both of weights that are equal over the
+      context. Each measure is a dict of mean (over all queries) and
       last (of the last query); in a layer also heads and last_heads, lists of the same, and for
       entropy undefined, the fraction of queries whose weights are not a distribution (some below
       0, or all 0), which are excluded. A measure without a value is None.
@@ -79,8 +80,13 @@ def analyze(
                     row.add(weights, *other)
             progress.advance(length)
     layers = [row.report() for row in rows]
-    overall = {name: _overall(layers, name) for name in ("entropy", "distance")}
-    return {"length": length, "examples": len(tokens), "layers": layers, **overall}
+    return {
+        "length": length,
+        "examples": len(tokens),
+        "layers": layers,
+        **_overall(layers),
+        "uniform": _overall([row.report_uniform() for row in rows]),
+    }
 
 
 def attention_weights(model: LanguageModel, tokens: np.ndarray) -> Iterator[Array | None]:
@@ -183,15 +189,22 @@ class _LayerMeasures:
     mixer: str
     entropy: _Measure | None = None
     distance: _Measure | None = None
+    uniform_entropy: _Measure | None = None
+    uniform_distance: _Measure | None = None
 
     def add(self, weights: Array | None, other: Array | None = None) -> None:
         if weights is None:
             return
+        uniform = _uniform(*weights.shape[:2])
         self.entropy = self.entropy or _Measure()
         self.entropy.add(entropy(weights))
+        self.uniform_entropy = self.uniform_entropy or _Measure()
+        self.uniform_entropy.add(entropy(uniform))
         if other is not None:
             self.distance = self.distance or _Measure()
             self.distance.add(distance(weights, other))
+            self.uniform_distance = self.uniform_distance or _Measure()
+            self.uniform_distance.add(distance(uniform, other))
 
     def report(self) -> dict[str, Any]:
         measures: dict[str, Any] = {"entropy": None, "distance": None}
@@ -204,6 +217,16 @@ class _LayerMeasures:
             measures["distance"] = self.distance.report()
         return {"layer": self.layer, "mixer": self.mixer, **measures}
 
+    def report_uniform(self) -> dict[str, Any]:
+        measures = {"entropy": self.uniform_entropy, "distance": self.uniform_distance}
+        return {name: found and found.report() for name, found in measures.items()}
+
+
+def _uniform(heads: int, tokens: int) -> Array:
+    """Return equal weights of each query over its context, [h t t]."""
+    weights = jnp.tril(jnp.ones((tokens, tokens))) / jnp.arange(1, tokens + 1)[:, None]
+    return jnp.broadcast_to(weights, (heads, tokens, tokens))
+
 
 def mean(values: list[float | None]) -> float | None:
     """Return the mean of the values that are not None."""
@@ -211,37 +234,52 @@ def mean(values: list[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _overall(layers: list[dict[str, Any]], name: str) -> dict[str, float | None] | None:
-    """Average over layers, as the paper's figures do."""
-    reports = [layer[name] for layer in layers if layer[name] is not None]
-    return (
-        {key: mean([row[key] for row in reports]) for key in ("mean", "last")} if reports else None
-    )
+def _overall(layers: list[dict[str, Any]]) -> dict[str, dict[str, float | None] | None]:
+    """Average entropy and distance over layers, as the paper's figures do."""
+
+    def average(name: str) -> dict[str, float | None] | None:
+        reports = [layer[name] for layer in layers if layer[name] is not None]
+        keys = ("mean", "last") if reports else ()
+        return {key: mean([row[key] for row in reports]) for key in keys} or None
+
+    return {name: average(name) for name in ("entropy", "distance")}
 
 
 # inputs ---------------------------------------------------------------------------------------
 
 
 def text_spans(run: Run, files: str | None, length: int, examples: int) -> list[np.ndarray]:
-    """Return examples [length], contiguous within a document."""
+    """Return examples [length], contiguous within a document, of each document in turn."""
     source = text_source(run, files)
     longest = [0]
 
-    def iterate_spans(source: TextSource) -> Iterator[np.ndarray]:
-        for k in range(len(source)):
-            pieces = (piece.tokens for piece in source.open(source.key(0, 1, k)))
-            for span in rechunk(pieces, length):
-                longest[0] = max(longest[0], len(span))
-                if len(span) == length:
-                    yield span
+    def iterate_spans(k: int) -> Iterator[np.ndarray]:
+        pieces = (piece.tokens for piece in source.open(source.key(0, 1, k)))
+        for span in rechunk(pieces, length):
+            longest[0] = max(longest[0], len(span))
+            if len(span) == length:
+                yield span
 
-    spans = list(islice(iterate_spans(source), examples))
+    spans = list(islice(_round_robin(map(iterate_spans, range(len(source)))), examples))
     if not spans:
         raise UserError(
             f"text:{files or 'holdout'}: no document has {length:,} tokens, the longest has "
             f"{longest[0]:,}; give --length, or other texts"
         )
     return spans
+
+
+def _round_robin(iterators: Iterable[Iterator[np.ndarray]]) -> Iterator[np.ndarray]:
+    """Yield the first item of each iterator, then the second ones, until all have ended."""
+    while True:
+        left = []
+        for iterator in iterators:
+            if (item := next(iterator, None)) is not None:
+                left.append(iterator)
+                yield item
+        if not left:
+            return
+        iterators = left
 
 
 def _mixers(run: Run) -> list[str]:

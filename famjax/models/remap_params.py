@@ -59,6 +59,8 @@ _MAY_DIFFER = {
     "encoder",
     "dropout",
 }
+# of model.arch: as rope_base, they have no weights
+_ARCH_MAY_DIFFER = {"rope_scaling", "rope_factor", "rope_low", "rope_high", "rope_length"}
 _MIXER, _CROSS_MAP = "layer.mixer.", "layer.cross.map."
 
 
@@ -243,7 +245,8 @@ def check_compatible(old: ModelConfig, new: ModelConfig) -> None:
     _check_feature_maps(old, new)
     _check_gates(old, new)
     for field in vars(ArchConfig()):
-        if getattr(old.arch, field) != getattr(new.arch, field):
+        is_free = field in _ARCH_MAY_DIFFER
+        if not is_free and getattr(old.arch, field) != getattr(new.arch, field):
             raise UserError(
                 f"model.arch.{field}={getattr(new.arch, field)}: the given weights have "
                 f"{getattr(old.arch, field)}; keep it"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from famjax.reproduce.experiment import Experiment
-from famjax.reproduce.fam_figure_3 import FAM_FIGURE_3
+from famjax.reproduce.fam_figure_3 import FAM_FIGURE_3, FAM_FIGURE_3_GRADIENT
 from famjax.reproduce.fam_figure_4 import FAM_FIGURE_4
 from famjax.reproduce.fam_figure_6 import FAM_FIGURE_6
 from famjax.reproduce.fam_figure_7 import FAM_FIGURE_7
@@ -37,6 +37,7 @@ EXPERIMENTS: dict[str, Experiment] = {
     for experiment in (
         *(
             FAM_FIGURE_3,
+            FAM_FIGURE_3_GRADIENT,
             FAM_FIGURE_4,
             FAM_FIGURE_8,
             FAM_FIGURE_10,

@@ -25,6 +25,17 @@ BASE = (
 )
 CONTINUED = ("train.steps=400", "optimizer.warmup_steps=20")
 FAM = ("model.mixer=fam", "model.fam_update=gated", "model.memory_segments=0")
+# bits per byte: a quarter of what a FAM is worth without memory segments (docs/results.md)
+MARGIN = 0.005
+# rows with a memory of their own at each step, as in the paper
+PACKED = ("data.layout=packed",)
+
+
+def passed(probability: float) -> tuple[str, ...]:
+    """Return overrides of random state passing (B.2.3)."""
+    return (f"train.rsp={probability}", "train.rsp_ramp=100") if probability else ("train.rsp=0.0",)
+
+
 NOTE = (
     "Python's standard library instead of the paper's sets; two layers of 128 with blocks of 64 "
     "tokens, where the paper has a pretrained Flan-PaLM 1B with blocks of 1,024. All models of a "

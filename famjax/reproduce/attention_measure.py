@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from famjax.eval.attention import analyze
 from famjax.reproduce.experiment import Measured, Score
@@ -39,5 +41,9 @@ class AttentionMeasure(CodeTexts):
 
     def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
         teacher = open_run(Path(run.config.init)) if self.has_teacher else None
-        found = analyze(run, teacher, self.held_out(folder), self.length, self.examples, quiet)
-        return Measured({score.name: found[score.name]["last"] for score in self.scores}, {})
+        files = self.held_out(folder, whole=False)
+        found = analyze(run, teacher, files, self.length, self.examples, quiet)
+        return Measured(self._last(found), {"equal weights": self._last(found["uniform"])})
+
+    def _last(self, found: Mapping[str, Any]) -> dict[str, float]:
+        return {score.name: found[score.name]["last"] for score in self.scores}

@@ -7,20 +7,39 @@ import hashlib
 import re
 import subprocess
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import famjax
 from famjax.config.schema import Config
-from famjax.core.json_files import write_json
-from famjax.reproduce.experiment import Experiment, Size
+from famjax.core.json_files import RUN_AGAIN, read_json, write_json
+from famjax.reproduce.experiment import ALL_SECONDS, OWN_SECONDS, Experiment, Size
 
-# of the data that experiments share, and of trainings that several continue
-DATA, BASES = "data", "bases"
+# of the data and of the trainings that experiments share
+DATA, TRAININGS = "data", "trainings"
 RESULT = "result.json"
 # variants continue a training with other documents than it had
 _CONTINUED = 1000
+
+
+@functools.cache
+def code_version() -> str:
+    """Return the commit of the checkout that this is, "+" if its code was changed, else the
+    version."""
+    home = Path(famjax.__file__).parents[1]
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(home), *arguments]
+        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+        return said.stdout.strip()
+
+    try:
+        # not of the pages, which experiments write
+        changed = git("status", "--porcelain", "--", "famjax", "configs")
+        return git("describe", "--always", "--exclude=*") + ("+" if changed else "")
+    except (OSError, subprocess.SubprocessError):
+        return famjax.__version__
 
 
 @dataclass(frozen=True)
@@ -34,6 +53,7 @@ class Cell:
       seed: of the training.
       size: whose.
       given: the user's overrides.
+      code: version of the code that trains it.
     """
 
     root: str
@@ -42,13 +62,20 @@ class Cell:
     seed: int
     size: Size = "here"
     given: tuple[str, ...] = ()
+    code: str = field(default_factory=code_version)
+
+    def training_folder(self, experiment: Experiment) -> Path:
+        """Return the folder of its training, which all cells with equal configs share."""
+        base, config = self.base(experiment), self._config(experiment, self.seed)
+        continued = base and base.training_folder(experiment).name
+        name = f"{config.name}-{_digest((config, continued, self.code))}-{self.seed}"
+        return Path(self.root) / TRAININGS / name
 
     def folder(self, experiment: Experiment) -> Path:
-        """Return its folder; that of a base is shared by experiments with an equal one."""
+        """Return the folder of its result and its log."""
         root = Path(self.root)
         if not self.variant:
-            name = experiment.base_config_name(self.size)
-            return root / BASES / f"{name}-{_digest(self.config(experiment))}-{self.seed}"
+            return self.training_folder(experiment)
         name = "-".join(re.findall("[a-z0-9]+", self.variant.lower()))
         parts = [self.experiment, *(["paper"] if self.size == "paper" else [])]
         if self.given:
@@ -61,7 +88,17 @@ class Cell:
         base, seed = self.base(experiment), self.seed
         if base is None:
             return self._config(experiment, seed)
-        return self._config(experiment, seed + _CONTINUED, (f"init={base.folder(experiment)}",))
+        return self._config(
+            experiment, seed + _CONTINUED, (f"init={base.training_folder(experiment)}",)
+        )
+
+    def settings(self, experiment: Experiment) -> str:
+        """Return a digest of what its result depends on, but for data and code."""
+        variant = experiment.variant(self.variant)
+        configs = [experiment.make_config(variant, self.seed, self.size, self.given)]
+        if self.base(experiment) is not None:
+            configs.append(experiment.make_base_config(self.seed, self.size, self.given))
+        return _digest((configs, experiment.measure, experiment.averaged))
 
     def check(self, experiment: Experiment) -> None:
         """Raise a `UserError` for what cannot work, before anything is trained."""
@@ -89,14 +126,17 @@ def _digest(value: object) -> str:
 
 
 def run_cell(cell: Cell, experiment: Experiment) -> None:
-    """Train, or continue, and measure; write the result into the cell's folder."""
+    """Train, or continue, and measure; write the result into the cell's folder.
+
+    An equal training of another cell is not repeated.
+    """
     import jax
     from flax import nnx
 
     from famjax.train.average import open_average
     from famjax.train.recipe import train_and_time
 
-    folder, config = cell.folder(experiment), cell.config(experiment)
+    folder, config = cell.training_folder(experiment), cell.config(experiment)
     run, seconds = train_and_time(config, folder, quiet=False)
     result: dict[str, Any] = {
         "experiment": cell.experiment,
@@ -108,32 +148,29 @@ def run_cell(cell: Cell, experiment: Experiment) -> None:
         "parameters": sum(x.size for x in jax.tree.leaves(nnx.state(run.model, nnx.Param))),
         "device": jax.devices()[0].device_kind,
         "code": code_version(),
+        **_base_result(cell, experiment),
     }
     if cell.variant:
         begin = time.perf_counter()
         if experiment.averaged:
             run = open_average(folder, experiment.averaged)
         measured = experiment.measure.measure(run, Path(cell.root) / DATA, quiet=False)
+        result["settings"] = cell.settings(experiment)
         result["scores"] = dict(measured.scores)
+        if experiment.timed:
+            whole = seconds + result.get("base_seconds", 0)
+            result["scores"] |= {OWN_SECONDS: seconds, ALL_SECONDS: whole}
         result["baselines"] = {name: dict(row) for name, row in measured.baselines.items()}
         result["evaluation_seconds"] = time.perf_counter() - begin
-    write_json(folder / RESULT, result)
+    cell.folder(experiment).mkdir(parents=True, exist_ok=True)
+    write_json(cell.folder(experiment) / RESULT, result)
 
 
-@functools.cache
-def code_version() -> str:
-    """Return the commit of the checkout that this is, "+" if its code was changed, else the
-    version."""
-    home = Path(famjax.__file__).parents[1]
-
-    def git(*arguments: str) -> str:
-        command = ["git", "-C", str(home), *arguments]
-        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
-        return said.stdout.strip()
-
-    try:
-        # not of the pages, which experiments write
-        changed = git("status", "--porcelain", "--", "famjax", "configs")
-        return git("describe", "--always", "--exclude=*") + ("+" if changed else "")
-    except (OSError, subprocess.SubprocessError):
-        return famjax.__version__
+def _base_result(cell: Cell, experiment: Experiment) -> dict[str, Any]:
+    """Return the tokens, seconds and version of the training that a cell continues."""
+    base = cell.base(experiment)
+    if base is None:
+        return {}
+    found = dict(read_json(base.folder(experiment) / RESULT, RUN_AGAIN))
+    keys = {"base_tokens": "tokens", "base_seconds": "train_seconds", "base_code": "code"}
+    return {name: found[key] for name, key in keys.items()}

@@ -39,6 +39,13 @@ class Score(NamedTuple):
         return f"{100 * value:.1f}%" if self.unit else f"{value:.{self.digits}f}"
 
 
+# of training: of a variant alone, and with what it continues
+OWN_SECONDS, ALL_SECONDS = "seconds", "seconds in all"
+SECONDS = tuple(
+    Score(name, higher_is_better=False, unit="", digits=0) for name in (OWN_SECONDS, ALL_SECONDS)
+)
+
+
 class Measured(NamedTuple):
     """What was measured of a run.
 
@@ -89,6 +96,7 @@ class Variant:
       line: of the figure, that it is on.
       continues: the experiment's base; else it is trained from scratch.
       at_paper: overrides in place of `overrides` at the paper's size; None is the same.
+      here_only: is not in the paper, and has no training at its size.
     """
 
     name: str
@@ -98,6 +106,7 @@ class Variant:
     line: str = ""
     continues: bool = True
     at_paper: tuple[str, ...] | None = None
+    here_only: bool = False
 
 
 @dataclass(frozen=True)
@@ -139,10 +148,15 @@ class Experiment:
       base_config: name of the base's config; "" is `config`.
       paper_config: name of the config at the paper's size; "" is none.
       paper_base_config: name of the base's; "" trains all variants from scratch.
+      base_at_paper: overrides of the base at the paper's size.
       averaged: what is measured is the mean of so many of the last checkpoints, or of all that a
         run keeps; 0 measures the last one.
+      timed: seconds of training are scores, too: a variant's own, and with those of what it
+        continues.
+      unequal: why its variants are not trained on equally many tokens; "" is that they are.
       axis: label of x, which is the variants', or the points' of the measure; "" draws bars.
       note: what differs from the paper.
+      second_look: what was tried where a claim does not hold, and what came of it.
       minutes: that a variant with one seed takes on one core, roughly.
     """
 
@@ -158,17 +172,29 @@ class Experiment:
     base_config: str = ""
     paper_config: str = ""
     paper_base_config: str = ""
+    base_at_paper: tuple[str, ...] = ()
     averaged: int = 0
+    timed: bool = False
+    unequal: str = ""
     axis: str = ""
     note: str = ""
+    second_look: str = ""
     minutes: float = 2.0
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        """What is measured, the most important first, and the seconds if they count."""
+        return (*self.measure.scores, *(SECONDS if self.timed else ()))
+
+    def variants_at(self, size: Size) -> tuple[Variant, ...]:
+        """Return the variants that are trained at a size."""
+        return tuple(v for v in self.variants if size == "here" or not v.here_only)
 
     def variant(self, name: str) -> Variant:
         return next(variant for variant in self.variants if variant.name == name)
 
     def score(self, name: str) -> Score:
-        scores = self.measure.scores
-        return next((score for score in scores if score.name == name), scores[0])
+        return next((score for score in self.scores if score.name == name), self.scores[0])
 
     def make_config(
         self, variant: Variant, seed: int, size: Size, given: tuple[str, ...] = ()
@@ -195,7 +221,7 @@ class Experiment:
     ) -> Config:
         """Return the config of the training that all variants of a seed continue."""
         assert self.base is not None
-        own = (*self.overrides, *self.base) if size == "here" else ()
+        own = (*self.overrides, *self.base) if size == "here" else self.base_at_paper
         return load_config(self.base_config_name(size), [f"seed={seed}", *own, *given])
 
     def has_base(self, size: Size) -> bool:

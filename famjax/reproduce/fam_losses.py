@@ -6,14 +6,14 @@ from famjax.reproduce import _text
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
 
 _NONE = "none"
-_WEIGHTS = (0.01, 0.1, 1.0)
-_MARGIN = 0.01
+_DIVERSITY_WEIGHTS, _RECONSTRUCTION_WEIGHTS = (0.1, 1.0, 10.0), (0.01, 0.1, 1.0)
 
 
 def _experiment(
     name: str,
     section: str,
     title: str,
+    weights: tuple[float, ...],
     orderings: tuple[Ordering, ...],
     more: tuple[Variant, ...] = (),
 ) -> Experiment:
@@ -30,7 +30,7 @@ def _experiment(
         config="text_bswa",
         variants=(
             Variant(_NONE, (*_text.CONTINUED, *_MEMORY), at_paper=()),
-            *map(variant, _WEIGHTS),
+            *map(variant, weights),
             *more,
         ),
         measure=_text.CODE,
@@ -48,22 +48,25 @@ _MEMORY = (*_text.FAM, "model.fam_len=8")
 # "even when the FAM length was 256 or longer", a quarter of the paper's block, as 16 is of 64
 _LONG = ("model.fam_len=16",)
 _LONG_AT_PAPER = ("model.fam_len=256",)
-_LONG_NONE, _LONG_DIVERSE = "none of 16 tokens", "0.1 of 16 tokens"
+_LONG_NONE, _LONG_DIVERSE = "none of 16 tokens", "1 of 16 tokens"
+_LONG_WEIGHT = "train.diversity_loss=1"
 
 FAM_DIVERSITY = _experiment(
     "diversity",
     "C.4",
     "Diversity loss",
+    _DIVERSITY_WEIGHTS,
     (
-        *(Ordering(_NONE, f"{weight:g}") for weight in _WEIGHTS),
-        Ordering(_LONG_NONE, _LONG_DIVERSE, margin=_MARGIN, may_be_better=True),
+        # "always worse"
+        *(Ordering(_NONE, f"{weight:g}") for weight in _DIVERSITY_WEIGHTS),
+        Ordering(_LONG_NONE, _LONG_DIVERSE, margin=_text.MARGIN, may_be_better=True),
     ),
     (
         Variant(_LONG_NONE, (*_text.CONTINUED, *_text.FAM, *_LONG), at_paper=_LONG_AT_PAPER),
         Variant(
             _LONG_DIVERSE,
-            (*_text.CONTINUED, *_text.FAM, *_LONG, "train.diversity_loss=0.1"),
-            at_paper=(*_LONG_AT_PAPER, "train.diversity_loss=0.1"),
+            (*_text.CONTINUED, *_text.FAM, *_LONG, _LONG_WEIGHT),
+            at_paper=(*_LONG_AT_PAPER, _LONG_WEIGHT),
         ),
     ),
 )
@@ -71,8 +74,10 @@ FAM_RECONSTRUCTION = _experiment(
     "reconstruction",
     "C.5",
     "Reconstruction loss",
+    _RECONSTRUCTION_WEIGHTS,
     # "did not help"
     tuple(
-        Ordering(_NONE, f"{weight:g}", margin=_MARGIN, may_be_better=True) for weight in _WEIGHTS
+        Ordering(_NONE, f"{weight:g}", margin=_text.MARGIN, may_be_better=True)
+        for weight in _RECONSTRUCTION_WEIGHTS
     ),
 )

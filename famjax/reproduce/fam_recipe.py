@@ -5,8 +5,7 @@ from __future__ import annotations
 from famjax.reproduce import _text
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
 
-_PACKED = ("data.layout=packed",)
-_PASSED = (*_PACKED, "train.rsp=0.8", "train.rsp_ramp=100")
+_PASSED = (*_text.PACKED, *_text.passed(0.8))
 
 
 def _variant(name: str, *overrides: str) -> Variant:
@@ -25,10 +24,10 @@ FAM_RECIPE = Experiment(
     config="text_bswa",
     variants=(
         _variant("lanes"),
-        _variant("packed rows", *_PACKED),
+        _variant("packed rows", *_text.PACKED),
         _variant("packed RSP 0.8", *_PASSED),
         _variant("packed RSP 0.8 RPO", *_PASSED, "train.rpo=true"),
-        _variant("packed repeated segment", *_PACKED, "data.repeat_len=64"),
+        _variant("packed repeated segment", *_text.PACKED, "data.repeat_len=64"),
         _adafactor(1e-3),
         _adafactor(3e-3),
         _adafactor(1e-2),

@@ -6,8 +6,6 @@ from famjax.reproduce import _text
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
 
 _PAPER = {1: 0.159, 2: 0.158, 3: 0.157, 4: 0.151, 6: 0.162}
-# in bits per byte: what `make demo-text` can tell apart
-_MARGIN = 0.01
 
 
 def _name(previous: int) -> str:
@@ -30,7 +28,7 @@ FAM_TABLE_4 = Experiment(
         for previous, score in _PAPER.items()
     ),
     measure=_text.CODE,
-    orderings=tuple(Ordering(_name(n), _name(1), margin=_MARGIN) for n in (2, 4, 6)),
+    orderings=tuple(Ordering(_name(n), _name(1), margin=_text.MARGIN) for n in (2, 4, 6)),
     overrides=_text.SHAPE,
     base=_text.BASE,
     paper_config="fam_1b",

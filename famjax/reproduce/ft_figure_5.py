@@ -28,10 +28,12 @@ FT_FIGURE_5 = Experiment(
     measure=_bytes.BYTES,
     orderings=(
         Ordering("all layers", "same and lower layers"),
+        Ordering("all layers", "previous layer"),
         Ordering("last layer", "same and lower layers"),
         Ordering("same and lower layers", "previous layer"),
         Ordering("last layer", "all layers", margin=0.02),
     ),
+    overrides=_bytes.SHAPE,
     paper_config="char_ptb_paper",
     note=_bytes.NOTE + " The numbers are those of v1's Table 5, bits per character. The previous "
     "layer is a Transformer, without its parallel training.",

@@ -27,8 +27,11 @@ FT_FIGURE_9 = Experiment(
         Ordering("Feedback 1", "Transformer 1"),
         Ordering("Feedback 2", "Transformer 2"),
         Ordering("Feedback 2", "Feedback 4"),
+        # "much more robust to reduced depth"
+        Ordering("Feedback 1", "Transformer 1", wider_than=("Feedback 4", "Transformer 4")),
     ),
+    overrides=_bytes.SHAPE,
     axis="layers",
-    note=_bytes.NOTE + " Fewer layers have wider heads and feed-forwards.",
+    note=_bytes.DEPTHS_NOTE + " Fewer layers have wider heads and feed-forwards.",
     minutes=_bytes.MINUTES,
 )

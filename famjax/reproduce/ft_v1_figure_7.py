@@ -23,6 +23,7 @@ FT_V1_FIGURE_7 = Experiment(
     ),
     measure=ToyMeasure("blocked_walk"),
     orderings=tuple(Ordering(f"Feedback {n}", f"Transformer {n}") for n in (250, 1000)),
+    unequal="its points are by steps",
     axis="steps",
     note="10,000 episodes, as in the paper, each with a fresh memory. Each point is a training of "
     "its own, whose learning rate falls to a tenth by its end. The paper's solves it after 3,000 "

@@ -22,6 +22,8 @@ from famjax.train.run import Run
 class PasskeyMeasure(Measure):
     """The share of passkeys that are retrieved whole.
 
+    Questions are at one place in the block for runs that are trained so, else anywhere.
+
     Attributes:
       lengths: tokens of the documents.
       examples: documents of each length.
@@ -49,8 +51,10 @@ class PasskeyMeasure(Measure):
         return (f"data.tokenizer={tokenizer}",)
 
     def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
+        config = run.config
+        anywhere = config.data.passkey.multiple % config.model.block_len > 0
         rows = evaluate_passkey(
-            run, self.lengths, self.examples, quiet=quiet, whole=False, anywhere=True
+            run, self.lengths, self.examples, quiet=quiet, whole=False, anywhere=anywhere
         )
         return Measured(
             self._means({row["length"]: row["key_accuracy"] for row in rows}),
@@ -60,6 +64,10 @@ class PasskeyMeasure(Measure):
     def _means(self, by_length: Mapping[int, float]) -> dict[str, float]:
         mean = float(np.mean(list(by_length.values())))
         return {"mean": mean, **{f"{length:,}": value for length, value in by_length.items()}}
+
+
+# of held-out modules, which models that read token by token read side by side, and their bytes
+_BEGINNINGS, _BEGINNING_BYTES = "code-beginnings", 2**14
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,8 @@ class CodeTexts(Measure):
 
     def prepare(self, folder: Path) -> tuple[str, ...]:
         texts = standard_library(folder / "code")
+        if not (folder / _BEGINNINGS).exists():
+            _write_beginnings(Path(texts.held_out), folder / _BEGINNINGS)
         tokenizer: Path | str = (
             folder / f"code-{self.vocabulary}.model" if self.vocabulary else "bytes"
         )
@@ -85,11 +95,29 @@ class CodeTexts(Measure):
             "data.holdout=0",
         )
 
-    def held_out(self, folder: Path, modules: int | None = None) -> str:
-        """Return the first so many of the modules that are not trained on, as `data.files`."""
-        texts = standard_library(folder / "code")
-        paths = sorted(Path(texts.held_out).iterdir())[:modules]
-        return ",".join(map(str, paths))
+    def held_out(self, folder: Path, whole: bool = True) -> str:
+        """Return the modules that are not trained on, as `data.files`.
+
+        Args:
+          folder: of `prepare`.
+          whole: all, from beginning to end; else the beginnings of those that are code.
+        """
+        if not whole:
+            return str(folder / _BEGINNINGS)
+        modules = Path(standard_library(folder / "code").held_out)
+        return ",".join(map(str, sorted(modules.iterdir())))
+
+
+def _write_beginnings(modules: Path, folder: Path) -> None:
+    """Write the first lines of modules of code, which the tables of `encodings` are not."""
+    partial = folder.with_name(folder.name + ".partial")
+    partial.mkdir(exist_ok=True)
+    for module in modules.iterdir():
+        if not module.name.startswith("encodings."):
+            begin, newline, _ = module.read_bytes()[:_BEGINNING_BYTES].rpartition(b"\n")
+            (partial / module.name).write_bytes(begin + newline)
+    # the folder appears when all files are there
+    partial.rename(folder)
 
 
 @dataclass(frozen=True)
@@ -97,36 +125,44 @@ class CodeMeasure(CodeTexts):
     """Bits per byte and token accuracy on the held-out modules.
 
     Attributes:
-      modules: how many of them are read, None is all.
+      whole: reads all of them from beginning to end; else 16 kB of each that is code.
       window: tokens of a window with an empty memory, of which the last half are scored; None reads
         documents whole.
+      has_perplexity: that of a token comes first.
     """
 
-    modules: int | None = None
+    whole: bool = True
     window: int | None = None
+    has_perplexity: bool = False
 
     @property
     def scores(self) -> tuple[Score, ...]:
+        perplexity = Score("perplexity", higher_is_better=False, unit="", digits=2)
         return (
+            *((perplexity,) if self.has_perplexity else ()),
             Score("bits per byte", higher_is_better=False, unit="", digits=4),
             Score("token accuracy"),
         )
 
     def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
         score = self.window and self.window // 2
-        files = self.held_out(folder, self.modules)
+        files = self.held_out(folder, self.whole)
         result = evaluate_text(run, files, batch=16, quiet=quiet, window=self.window, score=score)
         return Measured(
-            _text_scores(result),
+            self._scores(result),
             {
-                "uniform": _text_scores(result["uniform"]),
-                "frequencies": _text_scores(result["unigram"]),
+                "uniform": self._scores(result["uniform"]),
+                "frequencies": self._scores(result["unigram"]),
             },
         )
 
-
-def _text_scores(result: Mapping[str, float]) -> dict[str, float]:
-    return {"bits per byte": result["bits_per_byte"], "token accuracy": result["accuracy"]}
+    def _scores(self, result: Mapping[str, float]) -> dict[str, float]:
+        keys = {
+            "perplexity": "perplexity",
+            "bits per byte": "bits_per_byte",
+            "token accuracy": "accuracy",
+        }
+        return {score.name: result[keys[score.name]] for score in self.scores}
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ _FEEDBACK_TABLE_1 = (
 PAPERS: dict[str, tuple[Entry, ...]] = {
     "TransformerFAM (arXiv 2404.09173)": (
         Entry("Figure 3", "passkey to 260k tokens: FAM, M0 to M12", "fam-figure-3"),
+        Entry("Figure 3: M1_SG", "passkey without a gradient", "fam-figure-3-gradient"),
         Entry("Figure 4", "text by memory segments", "fam-figure-4"),
         Entry("Table 11", "long-context tasks by memory segments", command=_LONG_TASKS),
         Entry("Table 1", "the same, 8B and 24B", command=_LONG_TASKS),
@@ -50,7 +51,7 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry("Table 4", "previous memories", "fam-table-4"),
         Entry("Table 5", "Flan-PaLM 1B, 8B, 24B", command="famjax plan fam_1b"),
         Entry("Table 6", "settings", command="famjax plan fam_8b"),
-        Entry("Figure 6", "RPO, RSP, prefix, RoPE base", "fam-figure-6"),
+        Entry("Figure 6", "RSP, prefix, position, RoPE base", "fam-figure-6"),
         Entry("Figure 7", "probability of state passing", "fam-figure-7"),
         Entry("Table 7", "position of the memory", "fam-table-7"),
         Entry("Table 8", "BSWA and Transformer-XL", "fam-table-8"),

@@ -44,6 +44,7 @@ class Runner:
         self._experiments, self._say, self._deadline = experiments, say, deadline
         self._cores = split_cores(jobs)
         self._took: dict[str, list[float]] = {}
+        self._folders: dict[Cell, Path] = {}
         self._done = 0
 
     def run(self, cells: Sequence[Cell]) -> list[Cell]:
@@ -52,9 +53,7 @@ class Runner:
         Raises:
           UserError: one failed; the others that run are stopped, and go on when called again.
         """
-        # experiments share bases
-        by_folder = {cell.folder(self._experiment(cell)): cell for cell in cells}
-        waiting = [cell for cell in by_folder.values() if not self._is_done(cell)]
+        waiting = self._needed(cells)
         total = len(waiting)
         left: list[Cell] = []
         free, running = list(self._cores), list[_Process]()
@@ -63,7 +62,7 @@ class Runner:
                 late = [cell for cell in waiting if self._is_late(cell)]
                 left += late
                 waiting = [cell for cell in waiting if cell not in late]
-                while free and (cell := self._next(waiting)) is not None:
+                while free and (cell := self._next(waiting, running)) is not None:
                     waiting.remove(cell)
                     running.append(_Process(cell, self._experiment(cell), free.pop(0)))
                 if not running:
@@ -78,13 +77,29 @@ class Runner:
                 process.stop()
         return left
 
-    def _next(self, waiting: Sequence[Cell]) -> Cell | None:
-        """Return the first cell whose base is trained."""
+    def _needed(self, cells: Sequence[Cell]) -> list[Cell]:
+        """Return the cells to run: those without a result, and the bases that they continue."""
+        # experiments share bases
+        by_folder = {cell.folder(self._experiment(cell)): cell for cell in cells}
+        left = [cell for cell in by_folder.values() if not self._is_done(cell)]
+        continued = [base for cell in left if (base := cell.base(self._experiment(cell)))]
+        folders = {base.folder(self._experiment(base)) for base in set(continued)}
+        return [c for c in left if c.variant or c.folder(self._experiment(c)) in folders]
+
+    def _next(self, waiting: Sequence[Cell], running: Sequence[_Process]) -> Cell | None:
+        """Return the first cell whose base is trained, and whose training does not run already."""
+        busy = {self._training_folder(process.cell) for process in running}
         for cell in waiting:
             base = cell.base(self._experiment(cell))
-            if base is None or self._is_done(base):
+            is_ready = base is None or self._is_done(base)
+            if is_ready and self._training_folder(cell) not in busy:
                 return cell
         return None
+
+    def _training_folder(self, cell: Cell) -> Path:
+        if cell not in self._folders:
+            self._folders[cell] = cell.training_folder(self._experiment(cell))
+        return self._folders[cell]
 
     def _is_done(self, cell: Cell) -> bool:
         return read_result(cell, self._experiment(cell)) is not None
@@ -166,7 +181,8 @@ def make_cells(
     given: tuple[str, ...],
 ) -> list[Cell]:
     """Return an experiment's trainings, all variants of a seed before the next: bases first."""
-    names = [variant.name for variant in experiment.variants if not only or variant.name in only]
+    variants = experiment.variants_at(size)
+    names = [variant.name for variant in variants if not only or variant.name in only]
     cells = [
         Cell(str(root), experiment.id, name, seed, size, given)
         for seed in range(seeds)
@@ -187,9 +203,13 @@ def prepare(experiment: Experiment, root: Path) -> None:
 
 
 def read_result(cell: Cell, experiment: Experiment) -> dict[str, Any] | None:
-    """Return what a cell came to, if it is done."""
+    """Return what a cell came to, if it is done; not what it did before its settings changed."""
     file = cell.folder(experiment) / RESULT
-    return dict(read_json(file, RUN_AGAIN)) if file.exists() else None
+    if not file.exists():
+        return None
+    result = dict(read_json(file, RUN_AGAIN))
+    is_current = not cell.variant or result.get("settings") == cell.settings(experiment)
+    return result if is_current else None
 
 
 def format_time(seconds: float) -> str:

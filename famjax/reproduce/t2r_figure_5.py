@@ -27,12 +27,13 @@ T2R_FIGURE_5 = Experiment(
     ),
     measure=AttentionMeasure(),
     orderings=(
-        Ordering("T2R 32", "feature maps frozen 32"),
-        Ordering("T2R 32", "before finetuning 32"),
-        Ordering("T2R 128", "T2R 8"),
+        Ordering("T2R 16", "feature maps frozen 16"),
+        Ordering("T2R 16", "before finetuning 16"),
+        Ordering("T2R 64", "T2R 4"),
     ),
     base=_t2r.TEACHING,
     base_config=_t2r.TEACHER,
+    unequal=_t2r.UNEQUAL,
     axis="features",
     note=_t2r.NOTE + " Euclidean distance of the last token's weights in 32 windows of 256 bytes, "
     "the mean over layers and heads. The paper gives a figure.",
@@ -50,12 +51,13 @@ T2R_FIGURE_6 = Experiment(
     ),
     measure=AttentionMeasure(has_teacher=False),
     orderings=(
-        Ordering("Transformer", "pretrained 32"),
-        Ordering("pretrained 32", "from scratch 32"),
-        Ordering("pretrained 128", "pretrained 8"),
+        Ordering("Transformer", "pretrained 16"),
+        Ordering("pretrained 16", "from scratch 16"),
+        Ordering("pretrained 64", "pretrained 4"),
     ),
     base=_t2r.TEACHING,
     base_config=_t2r.TEACHER,
+    unequal=_t2r.UNEQUAL,
     axis="features",
     note=_t2r.NOTE + " In nats, of the last token's weights in 32 windows of 256 bytes, the mean "
     "over layers and heads; lower is sharper. The paper gives a figure.",

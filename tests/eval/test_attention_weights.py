@@ -20,7 +20,7 @@ from oracles import attention as oracle
 from famjax.config.schema import FeedbackConfig, LinearConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Context
-from famjax.eval.attention import analyze, attention_weights, distance, entropy
+from famjax.eval.attention import analyze, attention_weights, distance, entropy, text_spans
 from famjax.train.run import Run
 
 CASES = ["full", "full, families", "swa-6", "bswa-0", "bswa_sg-2", "bswa-3, families", "linear"]
@@ -142,6 +142,13 @@ def test_report_is_the_mean_of_the_oracle(name: str, text: Path) -> None:
             layers = [row[measure][key] for row in report["layers"]]
             known = [value for value in layers if value is not None]
             assert report[measure][key] == pytest.approx(np.mean(known))
+    equal = np.tril(np.ones((LENGTH, LENGTH))) / np.arange(1, LENGTH + 1)[:, None]
+    teachers = np.stack([np.stack(example) for example in read[1]])
+    distances = np.sqrt(np.square(equal - teachers).sum(-1))
+    assert report["uniform"]["entropy"]["last"] == pytest.approx(np.log(LENGTH), rel=1e-5)
+    assert report["uniform"]["distance"]["last"] == pytest.approx(
+        distances[..., -1].mean(), rel=1e-4
+    )
 
 
 def test_the_distance_of_a_run_to_itself_is_zero(text: Path) -> None:
@@ -157,6 +164,16 @@ def test_the_number_of_examples_is_limited_by_the_text(text: Path) -> None:
     run = tiny.run_with("full")
     size = 2 + len(tiny.TEXT.encode())
     assert analyze(run, None, str(text), LENGTH)["examples"] == size // LENGTH
+
+
+def test_examples_are_of_all_documents(tmp_path: Path) -> None:
+    run, folder = tiny.run_with("full"), tmp_path / "texts"
+    folder.mkdir()
+    for letter, size in (("a", 90), ("b", 5), ("c", 90)):
+        (folder / f"{letter}.txt").write_text(letter * size)
+    spans = text_spans(run, str(folder), LENGTH, 4)
+    assert sorted(chr(span[-1]) for span in spans) == ["a", "a", "c", "c"]
+    assert len(text_spans(run, str(folder), LENGTH, 100)) == 8
 
 
 # invalid requests ---------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from famjax.config.schema import FeedbackConfig, LinearConfig, ModelConfig
+from famjax.config.schema import ArchConfig, FeedbackConfig, LinearConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.models.remap_params import (
     abstract_inference_model,
@@ -94,6 +94,14 @@ def test_a_prompt_becomes_prefixes_and_back():
 
 def prefix(params):
     return nnx.to_pure_dict(params)["stack"]["layers"][0]["mixer"]["prefix"]
+
+
+def test_rotations_may_change_and_norms_may_not() -> None:
+    scaled = replace(FULL, arch=ArchConfig(rope_scaling="linear", rope_factor=4))
+    check_compatible(FULL, scaled)
+    assert names(remap_params(weights(FULL), FULL, scaled)) == names(weights(FULL))
+    with pytest.raises(UserError, match=r"norm_eps=0\.1: the given weights have 1e-06"):
+        check_compatible(FULL, replace(FULL, arch=ArchConfig(norm_eps=0.1)))
 
 
 def test_timescales_of_gates_that_are_kept_cannot_change() -> None:

@@ -4,21 +4,22 @@ import json
 import os
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import famjax
 from famjax.cli.main import VERBS, main
-from famjax.cli.reproduce_output import Results, plot
+from famjax.cli.reproduce_output import Results, collect, make_page, plot
 from famjax.core.errors import UserError
 from famjax.reproduce import EXPERIMENTS
-from famjax.reproduce.cell import RESULT, Cell, code_version, run_cell
-from famjax.reproduce.experiment import Experiment, Variant
+from famjax.reproduce.cell import RESULT, TRAININGS, Cell, code_version, run_cell
+from famjax.reproduce.experiment import ALL_SECONDS, OWN_SECONDS, Experiment, Variant
 from famjax.reproduce.measures import ToyMeasure
 from famjax.reproduce.papers import PAPERS
-from famjax.reproduce.penn_treebank import PennTreebankMeasure
-from famjax.reproduce.runner import Runner, make_cells, split_cores
+from famjax.reproduce.penn_treebank import PennTreebankMeasure, to_characters
+from famjax.reproduce.runner import Runner, make_cells, read_result, split_cores
 
 COPY = "ft-table-1-copy"
 
@@ -29,18 +30,15 @@ def test_every_experiment_can_be_run(experiment):
     assert len({re.sub("[^a-z0-9]", "", name.lower()) for name in names}) == len(names)
     # --only separates them by commas
     assert not any("," in name for name in names)
-    scores = {score.name for score in experiment.measure.scores}
-    for ordering in experiment.orderings:
-        assert {ordering.better, ordering.worse} <= set(names)
-        assert ordering.score in scores | {""}
     for variant in experiment.variants:
         config = experiment.make_config(variant, 3, "here")
         assert config.seed == 3
         if experiment.paper_config:
             assert experiment.make_config(variant, 0, "paper").train.steps > config.train.steps
     for size in ("here", "paper") if experiment.paper_config else ("here",):
-        configs = [experiment.make_config(variant, 0, size) for variant in experiment.variants]
-        assert not [name for name, c in zip(names, configs, strict=True) if configs.count(c) > 1]
+        configs = {v.name: experiment.make_config(v, 0, size) for v in experiment.variants_at(size)}
+        every = list(configs.values())
+        assert not [name for name, config in configs.items() if every.count(config) > 1]
     if experiment.base is not None:
         assert experiment.make_base_config(0).train.steps > 0
 
@@ -87,8 +85,9 @@ def test_results_are_shown_judged_and_kept(fake, tmp_path, monkeypatch, capsys):
     claim = "Feedback is better than Transformer answers, 40 holds"
     assert f"{claim} +0.3000 (+0.3000 to +0.3000)" in shown
     page = (tmp_path / "pages" / f"{COPY}.md").read_text()
-    assert "| Transformer | 2 | 50.5% ± 6.4 | 50.5% ± 6.4 | Char 59.1%, Seq 6.2% |" in page
-    assert "4 of 4 trainings, 10 parameters" in page
+    row = "| Transformer | 2 | 10 | 20 | 50.5% ± 6.4 | 50.5% ± 6.4 | Char 59.1%, Seq 6.2% |"
+    assert row in page
+    assert "4 of 4 trainings, 1 minutes" in page
     assert (tmp_path / "pages" / f"{COPY}.png").exists()
     assert f"]({COPY}.md)" in (tmp_path / "pages" / "index.md").read_text()
     # what is done is not done again
@@ -115,6 +114,12 @@ def test_of_several_experiments_one_without_its_data_is_left_out(fake, tmp_path,
     assert "2/2" in err
     assert "Copy digits" in out
     assert reproduce(tmp_path, "ft-v1-table-2", "--seeds", "1") == 2
+
+
+def test_of_several_experiments_those_that_have_a_model_are_run(fake, tmp_path, capsys):
+    names = (COPY, "ft-table-1-algorithmic-3")
+    assert reproduce(tmp_path, *names, "--only", "LSTM", "--seeds", "1") == 0
+    assert [page.stem for page in (tmp_path / "pages").glob("ft*.md")] == [names[1]]
 
 
 def test_results_with_overrides_are_apart(fake, tmp_path):
@@ -161,22 +166,87 @@ def test_bases_come_first_and_are_shared(fake, tmp_path, monkeypatch):
     assert Runner(experiments, 4, said.append).run(cells) == []
     assert sum("base" in line for line in said) == 1
     assert len(said) == 3
+    # what is done needs no base of newer code
+    newer = [replace(cell, code="newer") for cell in cells]
+    assert Runner(experiments, 1, said.append).run(newer) == []
+    assert len(said) == 3
+
+
+def test_equal_trainings_do_not_run_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr("famjax.reproduce.measures.CodeMeasure.prepare", lambda *_: ())
+    names = {"ft-figure-5": "all layers", "ft-figure-8": "weighted sum"}
+    first, second = (Cell(str(tmp_path), *pair, 0) for pair in names.items())
+    runner = Runner({name: EXPERIMENTS[name] for name in names}, 2, print)
+
+    class Process:
+        cell = first
+
+    assert runner._next([second], []) == second
+    assert runner._next([second], [Process]) is None
+
+
+TINY = (
+    *("train.steps=2", "model.width=16", "model.heads=2", "model.head_dim=8"),
+    *("model.mlp_width=16", "data.batch=2", "model.layers=1", "data.toy.steps=4"),
+    *("data.toy.start_steps=0", "data.length=16", "data.toy.episodes=8"),
+)
+
+
+def tiny_experiment(name, **more):
+    measure = ToyMeasure("copy", (4,), 8)
+    return Experiment(name, "", "", "copy_feedback", (Variant("one"),), measure, (), TINY, **more)
 
 
 def test_a_training_is_measured(tmp_path):
-    small = ("train.steps=2", "model.width=16", "model.heads=2", "model.head_dim=8")
-    small += ("model.mlp_width=16", "data.batch=2", "model.layers=1", "data.toy.steps=4")
-    small += ("data.toy.start_steps=0", "data.length=16", "data.toy.episodes=8")
-    experiment = Experiment(
-        "tiny", "", "", "copy_feedback", (Variant("one"),), ToyMeasure("copy", (4,), 8), (), small
-    )
     cell = Cell(str(tmp_path), "tiny", "one", 1)
-    run_cell(cell, experiment)
+    run_cell(cell, tiny_experiment("tiny"))
     result = json.loads((tmp_path / "tiny" / "one" / "seed-1" / RESULT).read_text())
     assert 0 <= result["scores"]["answers, 4"] <= 1
     assert result["baselines"]["guessing"] == {"answers, 4": 0.1}
     assert (result["steps"], result["tokens"]) == (2, 2 * 2 * 16)
     assert result["parameters"] > 0
+    # an equal training of another experiment is this one
+    trained = list((tmp_path / TRAININGS).glob("*/checkpoints/*"))
+    again = tiny_experiment("again", timed=True)
+    cell = Cell(str(tmp_path), "again", "one", 1)
+    run_cell(cell, again)
+    assert list((tmp_path / TRAININGS).glob("*/checkpoints/*")) == trained
+    scores = read_result(cell, again)["scores"]
+    assert scores["answers, 4"] == result["scores"]["answers, 4"]
+    assert scores[OWN_SECONDS] == scores[ALL_SECONDS] == result["train_seconds"]
+    # and what was measured before its settings changed is not its result
+    assert read_result(cell, replace(again, overrides=(*TINY, "train.steps=3"))) is None
+
+
+def test_what_was_continued_counts(tmp_path):
+    base = tiny_experiment("based", base=("optimizer.warmup_steps=1",), timed=True)
+    base = replace(base, variants=(Variant("one", ("train.steps=1",)),))
+    cells = make_cells(base, tmp_path, 1, (), "here", ())
+    for cell in cells:
+        run_cell(cell, base)
+    result = read_result(cells[1], base)
+    first = read_result(cells[0], base)
+    assert (result["tokens"], result["base_tokens"]) == (32, 64)
+    assert result["base_code"] == first["code"]
+    whole = result["train_seconds"] + first["train_seconds"]
+    assert result["scores"][ALL_SECONDS] == pytest.approx(whole)
+    page = make_page(collect(base, cells, mixed=False), "figure.png")
+    row = next(line for line in page.splitlines() if line.startswith("| one |"))
+    assert f"| {result['parameters']:,} | 96 |" in row
+    # of a base by other code
+    file = cells[1].folder(base) / RESULT
+    file.write_text(json.dumps({**result, "base_code": "older"}))
+    with pytest.raises(UserError, match=r"its results are of .*older of the code"):
+        collect(base, cells, mixed=False)
+
+
+def test_a_page_has_a_second_look():
+    experiment = replace(EXPERIMENTS[COPY], second_look="With 2,000 steps both copy all.")
+    result = {"scores": {score.name: 0.5 for score in experiment.scores}, "baselines": {}}
+    result |= {"train_seconds": 1, "evaluation_seconds": 1, "parameters": 1, "tokens": 1}
+    results = Results(experiment, {"Feedback": {0: {**result, "code": "1", "device": "cpu"}}}, 6)
+    page = make_page(results, "figure.png")
+    assert "## A second look\n\nWith 2,000 steps both copy all.\n" in page
 
 
 def test_pages_are_no_change_of_the_code(tmp_path, monkeypatch):
@@ -212,6 +282,8 @@ def test_cores_are_split():
         ([], "name experiments, list or all"),
         ([COPY, "--size", "big"], "--size big: here or paper"),
         ([COPY, "--only", "LSTM"], "--only LSTM: ft-table-1-copy has Transformer, Feedback"),
+        ([COPY, "ft-table-1-reverse", "--only", "LSTM"], "ft-table-1-reverse has Transformer"),
+        (["fam-figure-3", "--size", "paper", "--only", "gated FAM"], "fam-figure-3 has FAM, M0"),
         ([COPY, "--hours", "0"], "must be more than 0"),
         ([COPY, "--seeds", "0"], "must be at least 1"),
     ],
@@ -228,7 +300,7 @@ def test_an_unknown_override_is_told_before_anything_runs(tmp_path, capsys):
 
 
 def test_figures_have_lines_bars_and_levels(tmp_path):
-    shapes = (("ft-figure-8", 3), ("ft-figure-9", 2), ("fam-figure-3", 7), (COPY, 0))
+    shapes = (("ft-figure-8", 4), ("ft-figure-9", 2), ("fam-figure-3", 7), (COPY, 0))
     for name, lines in shapes:
         experiment = EXPERIMENTS[name]
         scores = {score.name: 0.5 for score in experiment.measure.scores}
@@ -247,6 +319,17 @@ def test_words_of_penn_treebank_become_characters(tmp_path):
     (tmp_path / "ptb").mkdir()
     for split in ("train", "valid", "test"):
         (tmp_path / "ptb" / f"ptb.{split}.txt").write_text(f" a <unk> {split} \n no it \n")
-    assert f"data.files={tmp_path}/ptb/characters.train.txt" in measure.prepare(tmp_path)
-    characters = (tmp_path / "ptb" / "characters.valid.txt").read_text()
-    assert characters == "a_<unk>_valid\nno_it\n"
+    assert f"data.files={tmp_path}/ptb/characters-train" in measure.prepare(tmp_path)
+    parts = sorted((tmp_path / "ptb" / "characters-valid").iterdir())
+    assert [part.read_text() for part in parts] == ["a_<unk>_valid\n", "no_it\n"]
+
+
+def test_a_split_of_penn_treebank_has_sixteen_parts(tmp_path):
+    (tmp_path / "ptb").mkdir()
+    lines = [f"line {number}" for number in range(50)]
+    for split in ("train", "valid", "test"):
+        (tmp_path / "ptb" / f"ptb.{split}.txt").write_text("\n".join(lines))
+    PennTreebankMeasure().prepare(tmp_path)
+    parts = sorted((tmp_path / "ptb" / "characters-test").iterdir())
+    assert len(parts) == 16
+    assert "".join(part.read_text() for part in parts) == to_characters("\n".join(lines))

@@ -1,0 +1,54 @@
+"""What experiments with passkeys share: documents with the key first, windows and memories."""
+
+from __future__ import annotations
+
+from famjax.reproduce.experiment import Variant
+
+BLOCK = 32
+# the key comes first (3.2), each document has one question, which ends its block, and no keys are
+# smeared, which rivals do not have: all models train on the same documents. Those get longer when
+# short ones are known, so that windows stay at what they see
+DOCUMENTS = (
+    "data.passkey.needle_within=0",
+    "data.passkey.ask_every=0",
+    f"data.passkey.multiple={BLOCK}",
+    "data.passkey.start_length=96",
+    "model.smeared_keys=false",
+)
+# finetuned on fillers of 2k to 18k tokens (3.2), each document in one row
+AT_PAPER = (
+    "data.task=passkey",
+    "data.passkey.min_length=2048",
+    "data.passkey.start_length=18432",
+    "data.passkey.max_length=18432",
+    "data.length=19456",
+    "data.repeat_len=0",
+    "train.steps=5000",
+)
+SUM, GATED = "FAM", "gated FAM"
+
+
+def window(segments: int, mixer: str = "bswa", name: str = "") -> Variant:
+    """Return a window, by default `M` with its memory segments."""
+    shape = (f"model.mixer={mixer}", f"model.memory_segments={segments}")
+    return Variant(name or f"M{segments}", shape, at_paper=(*shape, *AT_PAPER))
+
+
+def memory(name: str, update: str, here_only: bool = False) -> Variant:
+    """Return a FAM without memory segments, as the paper's (3.2)."""
+    shape = (f"model.fam_update={update}", "model.memory_segments=0")
+    return Variant(name, shape, at_paper=(*shape, *AT_PAPER), here_only=here_only)
+
+
+def memories() -> tuple[Variant, Variant]:
+    """Return FAM with the paper's update, and with ours."""
+    return memory(SUM, "sum"), memory(GATED, "gated", here_only=True)
+
+
+NOTE = (
+    "0.14 million parameters trained from scratch, where the paper finetunes Flan-PaLM 1B on "
+    "18,000 tokens. Blocks of 32; the key comes first and the question ends its block; keys are "
+    "not smeared. All models train on equally many tokens of the same documents, which get longer "
+    "when a model knows the short ones. FAM adds its update, as in the paper, gated FAM has ours; "
+    "both without memory segments, as the paper's."
+)

@@ -1,0 +1,255 @@
+"""That experiments train what their names say, on equal terms, and claim something of each."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from famjax.config.derived import mixer_pattern
+from famjax.experiment.load import to_json
+from famjax.reproduce import EXPERIMENTS
+from famjax.reproduce import measures as measures_module
+from famjax.reproduce.cell import TRAININGS, Cell
+from famjax.reproduce.experiment import SIZES
+from famjax.reproduce.measures import CodeMeasure, CodeTexts, PasskeyMeasure
+from famjax.reproduce.penn_treebank import PennTreebankMeasure
+from famjax.reproduce.runner import make_cells
+from famjax.reproduce.translation_measure import TranslationMeasure
+
+each = pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=lambda e: e.id)
+
+# the stack or the mixers of models, by what is in their names: the first pattern that is
+NAMES = {
+    "initialised from Transformer|growing BPTT": "feedback",
+    r"^Transformer-XL$": "swa",
+    r"^TransformerBSWA$": "bswa",
+    "^Feedback": "feedback",
+    "^Transformer": "transformer",
+    "layer|average|weighted sum": "feedback",
+    "LSTM": "lstm",
+    "RMT": "rmt",
+    "AutoCompressor": "autocompressor",
+    "Block-Recurrent": "bswa,block_recurrent",
+    "T2R 75%": "linear,linear,linear,full",
+    "ELU|RFA|T2R|pretrained|from scratch|finetuning|frozen": "linear",
+    r"^FM\d": "fm",
+    r"^M\d+_SG": "bswa_sg",
+    r"^M\d": "bswa",
+}
+
+
+def expected(experiment, name):
+    if experiment.id.startswith("t2r") and name == "Transformer":
+        return "full"
+    if "translation" in experiment.id and name.startswith("Transformer"):
+        return "full"
+    found = (kind for pattern, kind in NAMES.items() if re.search(pattern, name))
+    return next(found, "fam" if experiment.id.startswith("fam") else "feedback")
+
+
+def kind(model):
+    return ",".join(mixer_pattern(model)) if model.stack == "residual" else model.stack
+
+
+@pytest.fixture
+def no_data(monkeypatch):
+    for measure in (CodeTexts, PasskeyMeasure, PennTreebankMeasure, TranslationMeasure):
+        monkeypatch.setattr(measure, "prepare", lambda *_: ())
+
+
+def configs_of(experiment, root: Path, size):
+    """Return the config of each variant, that continues a stub of its base."""
+    found = {}
+    for cell in make_cells(experiment, root, 1, (), size, ()):
+        config = cell.config(experiment)
+        if cell.variant:
+            found[cell.variant] = config
+        else:
+            folder = cell.folder(experiment)
+            folder.mkdir(parents=True)
+            (folder / "config.json").write_text(to_json(config))
+            (folder / "tokenizer.model").touch()
+    return found
+
+
+@each
+@pytest.mark.parametrize("size", SIZES)
+def test_models_are_what_their_names_say(experiment, size, tmp_path, no_data):
+    if size == "paper" and not experiment.paper_config:
+        return
+    for name, config in configs_of(experiment, tmp_path, size).items():
+        assert kind(config.model) == expected(experiment, name), name
+        variant = experiment.variant(name)
+        assert bool(config.init) == (experiment.has_base(size) and variant.continues)
+        segments = re.match(r"F?M(\d+)", name)
+        if segments:
+            assert config.model.memory_segments == int(segments[1])
+
+
+@each
+def test_variants_have_equally_many_tokens_unless_said(experiment, tmp_path):
+    def tokens(config):
+        return config.train.steps * config.data.batch * config.data.length
+
+    found = set()
+    for variant in experiment.variants:
+        total = tokens(experiment.make_config(variant, 0, "here"))
+        if experiment.base is not None and variant.continues:
+            total += tokens(experiment.make_base_config(0))
+        found.add(total)
+    assert (len(found) > 1) == bool(experiment.unequal)
+
+
+@each
+def test_claims_are_of_what_is_measured(experiment):
+    names = {variant.name for variant in experiment.variants}
+    scores = {score.name for score in experiment.scores}
+    for ordering in experiment.orderings:
+        assert {ordering.better, ordering.worse, *ordering.wider_than} <= names
+        assert len(ordering.wider_than) in (0, 2)
+        assert ordering.score in scores | {""}
+    assert len(set(experiment.orderings)) == len(experiment.orderings)
+
+
+@pytest.mark.parametrize("name", ["fam-figure-3", "fam-figure-8", "fam-figure-10"])
+def test_passkeys_are_the_same_for_all_models(name):
+    """The key first, one question at one place, no smeared keys: what rivals can do, too."""
+    experiment = EXPERIMENTS[name]
+    configs = {v.name: experiment.make_config(v, 0, "here") for v in experiment.variants}
+    for config in configs.values():
+        assert config.data == configs["M1"].data
+        assert config.train == configs["M1"].train
+        assert not config.model.smeared_keys
+        passkey = config.data.passkey
+        assert (passkey.needle_within, passkey.ask_every) == (0, 0)
+        assert passkey.multiple == config.model.block_len
+    for name, update in (("FAM", "sum"), ("gated FAM", "gated")):
+        model = configs[name].model
+        assert (model.fam_update, model.memory_segments) == (update, 0)
+    # what is claimed of FAM is claimed of the paper's
+    assert not any("gated FAM" in (o.better, o.worse) for o in experiment.orderings)
+
+
+def test_the_papers_documents_fit_their_rows():
+    experiment = EXPERIMENTS["fam-figure-3"]
+    for variant in experiment.variants_at("paper"):
+        config = experiment.make_config(variant, 0, "paper")
+        assert config.data.length > config.data.passkey.max_length == 18_432
+        assert config.data.repeat_len == 0
+    names = [variant.name for variant in experiment.variants_at("paper")]
+    assert "gated FAM" not in names
+    cells = make_cells(experiment, Path("x"), 1, (), "paper", ())
+    assert [cell.variant for cell in cells] == names
+
+
+@pytest.mark.parametrize(("multiple", "anywhere"), [(1, True), (32, False)])
+def test_questions_are_where_they_were_in_training(multiple, anywhere, monkeypatch):
+    experiment, asked = EXPERIMENTS["fam-figure-8"], []
+
+    class Run:
+        config = experiment.make_config(
+            experiment.variants[0], 0, "here", (f"data.passkey.multiple={multiple}",)
+        )
+
+    def evaluate(run, lengths, examples, **options):
+        asked.append(options["anywhere"])
+        return [{"length": n, "key_accuracy": 1.0, "key_chance": 0.0} for n in lengths]
+
+    monkeypatch.setattr(measures_module, "evaluate_passkey", evaluate)
+    PasskeyMeasure((128,)).measure(Run, Path("x"), quiet=True)
+    assert asked == [anywhere]
+
+
+def test_bptt_is_increased_and_not_only_longer():
+    table = EXPERIMENTS["ft-table-6"]
+    for variant in table.variants:
+        train = table.make_config(variant, 0, "here").train
+        assert (train.bptt_start > 0) == ("BPTT" in variant.name)
+        # at its longest for a quarter of the steps, as the paper's
+        assert 4 * train.bptt_double_every in (0, train.steps)
+
+
+def test_the_transformer_sees_whole_episodes():
+    for name in ("random-walk", "algorithmic-3", "algorithmic-5"):
+        experiment = EXPERIMENTS[f"ft-table-1-{name}"]
+        toy = experiment.make_config(experiment.variant("Transformer"), 0, "here").data.toy
+        assert toy.start_steps == 0
+        grown = experiment.make_config(experiment.variant("Feedback"), 0, "here").data.toy
+        assert grown.start_steps > 0
+    assert "75.3%" in EXPERIMENTS["ft-table-1-random-walk"].note
+    claims = {
+        number: {
+            (o.better, o.worse) for o in EXPERIMENTS[f"ft-table-1-algorithmic-{number}"].orderings
+        }
+        for number in (3, 5)
+    }
+    assert ("LSTM", "Transformer") in claims[3]
+    assert ("Transformer", "LSTM") in claims[5]
+
+
+def test_a_shallow_feedback_transformer_is_finetuned_against_a_deeper_transformer(
+    tmp_path, no_data
+):
+    experiment = EXPERIMENTS["ft-v1-table-2"]
+    for size, layers, rate in (("here", 4, 2e-4), ("paper", 6, 1.5e-4)):
+        transformer, feedback = configs_of(experiment, tmp_path / size, size).values()
+        assert (transformer.model.layers, feedback.model.layers) == (layers, 2)
+        assert feedback.optimizer.learning_rate == rate
+        assert feedback.train.steps < transformer.train.steps / 10
+
+
+def test_shared_keys_are_the_papers_smaller_model():
+    experiment = EXPERIMENTS["ft-table-3"]
+    assert experiment.measure.scores[0].name == "perplexity"
+    for size in SIZES:
+        shared = {
+            v.name: experiment.make_config(v, 0, size).model.feedback.shared_kv
+            for v in experiment.variants
+        }
+        assert [name for name, is_shared in shared.items() if is_shared] == [
+            "Feedback of shared keys"
+        ]
+    assert experiment.variant("Feedback of shared keys").paper == {"perplexity": 18.3}
+
+
+def test_beginnings_are_of_held_out_code(tmp_path, monkeypatch):
+    folder = tmp_path / "code" / "held_out"
+    folder.mkdir(parents=True)
+    for name in ("cgi.py", "encodings.cp037.py", "socket.py"):
+        (folder / name).write_text("a line\n" * 5000)
+    monkeypatch.setattr(measures_module, "train_sentencepiece", lambda *_: None)
+    measure = CodeMeasure(whole=False)
+    measure.prepare(tmp_path)
+    assert len(measure.held_out(tmp_path).split(",")) == 3
+    short = sorted(Path(measure.held_out(tmp_path, whole=False)).iterdir())
+    assert [path.name for path in short] == ["cgi.py", "socket.py"]
+    texts = {path.read_text() for path in short}
+    assert texts == {"a line\n" * (2**14 // 7)}
+
+
+def test_learned_features_are_a_quarter_of_a_head():
+    """As the paper's 32 of 128, and ELU has all of it."""
+    experiment = EXPERIMENTS["t2r-table-1"]
+    base = experiment.make_base_config(0).model
+    assert base.width // base.heads == 64
+    for name in ("T2R from scratch", "RFA pretrained", "T2R 75% pretrained"):
+        model = experiment.make_config(experiment.variant(name), 0, "here").model
+        assert 4 * model.linear.features == 64
+
+
+def test_a_cell_has_the_folder_of_its_training(tmp_path, no_data):
+    """Of equal trainings in two experiments one; another seed or version has another."""
+    all_layers = Cell(str(tmp_path), "ft-figure-5", "all layers", 0, code="1")
+    weighted = Cell(str(tmp_path), "ft-figure-8", "weighted sum", 0, code="1")
+
+    def folder(cell):
+        return cell.training_folder(EXPERIMENTS[cell.experiment])
+
+    assert folder(all_layers) == folder(weighted)
+    assert folder(all_layers).parent == tmp_path / TRAININGS
+    others = [
+        Cell(str(tmp_path), "ft-figure-5", "all layers", 0, code="2"),
+        Cell(str(tmp_path), "ft-figure-5", "all layers", 1, code="1"),
+        Cell(str(tmp_path), "ft-figure-5", "last layer", 0, code="1"),
+    ]
+    assert len({*map(folder, others), folder(weighted)}) == 4
