@@ -1,4 +1,4 @@
-"""All tables and figures of the three papers, and how each is made here."""
+"""All tables and figures of the three papers, what famjax adds, and how each is made here."""
 
 from __future__ import annotations
 
@@ -102,5 +102,9 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry("Figure 4", "number of features", "t2r-figure-4"),
         Entry("Figure 5", "distance of attention", "t2r-figure-5"),
         Entry("Figure 6", "entropy of attention", "t2r-figure-6"),
+    ),
+    "famjax": (
+        Entry("gates", "initial timescales, and the paper's sum", "memory-timescales"),
+        Entry("lanes", "rows, reach of the gradient, parts", "memory-lanes"),
     ),
 }

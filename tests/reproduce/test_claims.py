@@ -44,7 +44,7 @@ def expected(experiment, name):
     if "translation" in experiment.id and name.startswith("Transformer"):
         return "full"
     found = (kind for pattern, kind in NAMES.items() if re.search(pattern, name))
-    return next(found, "fam" if experiment.id.startswith("fam") else "feedback")
+    return next(found, "fam" if experiment.id.startswith(("fam", "memory")) else "feedback")
 
 
 def kind(model):

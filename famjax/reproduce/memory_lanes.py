@@ -1,0 +1,39 @@
+"""How lanes should read: rows, the reach of the gradient, parts of documents (no paper has it)."""
+
+from __future__ import annotations
+
+from famjax.reproduce import _text
+from famjax.reproduce.experiment import Experiment, Ordering, Variant
+
+_PARTS = "parts of 64 kB"
+
+
+def _variant(name: str, *overrides: str) -> Variant:
+    return Variant(name, (*_text.CONTINUED, *_text.FAM, "model.fam_len=8", *overrides))
+
+
+def _rows(rows: int) -> Variant:
+    """Return lanes of so many rows; each step has 4,096 tokens, each gradient one row's."""
+    tokens = 4096 // rows
+    return _variant(f"{rows} of {tokens:,}", f"data.batch={rows}", f"data.length={tokens}")
+
+
+MEMORY_LANES = Experiment(
+    id="memory-lanes",
+    title="What the lanes of a memory should read",
+    source="famjax",
+    config="text_bswa",
+    variants=(
+        *map(_rows, (2, 8, 32)),
+        _variant(_PARTS, "data.part_bytes=64000"),
+        _variant("parts of 8 kB", "data.part_bytes=8000"),
+    ),
+    measure=_text.CODE,
+    orderings=(Ordering(_PARTS, "8 of 512"), Ordering("2 of 2,048", "8 of 512")),
+    overrides=_text.SHAPE,
+    base=_text.BASE,
+    note=_text.NOTE + " The memory is a gated FAM of 8 tokens without a segment. A lane reads one "
+    "document after the other, and the gradient stops at the start of a row: 2 rows of 2,048 "
+    "tokens reach back 32 blocks, 32 of 128 two. Parts of documents come in random order.",
+    minutes=2.0,
+)
