@@ -103,7 +103,7 @@ def run(argv: list[str]) -> int:
     for name in ("examples", "batch", "questions", "words", "max_tokens"):
         value = getattr(arguments, name)
         if value is not None and value < 1:
-            raise UserError(f"--{name} {value}: must be at least 1")
+            raise UserError(f"--{name.replace('_', '-')} {value}: must be at least 1")
     report = evaluate(arguments, tasks, lengths)
     if arguments.json:
         print(json.dumps(report))
@@ -147,7 +147,7 @@ def evaluate(
     requests = [
         _request(arguments, name, part, lengths, folder)
         for name, files in tasks
-        for part in (files.split(",") if TASKS[name].has_parts else [files])
+        for part in _parts(TASKS[name], files)
     ]
     for request in requests:
         TASKS[request.task].check_request(opened, request)
@@ -162,6 +162,12 @@ def evaluate(
             # of each task, so that a mistake in a later one loses nothing
             save_result(folder, opened.step, weights, task.group, request.task, result)
     return {**report, "memory": memory_report()}
+
+
+def _parts(task: Task, files: str) -> list[str]:
+    """Return what of a task has a result of its own."""
+    named = [part for part in files.split(",") if part] if task.has_parts else []
+    return named or [files]
 
 
 def _request(
@@ -208,14 +214,13 @@ def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
     """Raise a `UserError` if an option is given that none of the tasks takes, or two that clash."""
     for option in _OPTIONS:
         value = getattr(arguments, option)
-        if value in (None, "", False) or any(option in task.options for task in tasks):
+        if not _is_given(value) or any(option in task.options for task in tasks):
             continue
         if option == "lengths":
             raise UserError(
                 "--lengths is for passkey, texts are read whole; remove it or add --tasks passkey"
             )
-        flag = option.replace("_", "-")
-        given = f"--{flag}" if value is True else f"--{flag} {value}"
+        given = _as_flag(option, value)
         if option in ("beam", "length_penalty", "no_repeat_ngram", "tune", "max_tokens"):
             raise UserError(f"{given}: is for translate and summarize; remove it")
         if option == "tokenized":
@@ -246,10 +251,18 @@ def ignored_options(arguments: Arguments, tasks: list[str]) -> Iterator[str]:
     for option in _OPTIONS:
         value = getattr(arguments, option)
         others = [name for name in dict.fromkeys(tasks) if option not in TASKS[name].options]
-        if value not in (None, "", False) and others:
-            flag = option.replace("_", "-")
-            given = f"--{flag}" if value is True else f"--{flag} {value}"
-            yield f"{given}: has no effect on {', '.join(others)}"
+        if _is_given(value) and others:
+            yield f"{_as_flag(option, value)}: has no effect on {', '.join(others)}"
+
+
+def _is_given(value: Any) -> bool:
+    # 0 is given, and equals False
+    return not (value is None or value is False or value == "")
+
+
+def _as_flag(option: str, value: Any) -> str:
+    flag = f"--{option.replace('_', '-')}"
+    return flag if value is True else f"{flag} {value}"
 
 
 # plots -----------------------------------------------------------------------------------------

@@ -89,7 +89,8 @@ def collect(experiment: Experiment, cells: Sequence[Cell], mixed: bool) -> Resul
     if len(versions) > 1 and not mixed:
         raise UserError(
             f"{experiment.id}: its results are of {', '.join(versions)} of the code; --mixed shows "
-            f"them together, and without {own[0].folder(experiment).parents[1]} all are made anew"
+            f"them together, and without {own[0].folder(experiment).parents[1]} those of this "
+            "version are made, of trainings that it made already if there are some"
         )
     return results
 
@@ -141,18 +142,28 @@ def _paper(variant: Variant) -> str:
 
 def _rows(results: Results, scores: Sequence[Score], with_costs: bool = False) -> list[list[str]]:
     """Return the rows of the table of scores, with parameters and tokens if asked."""
-    rows = []
+    rows, has_paper = [], _is_of_a_paper(results.experiment)
     for variant in results.experiment.variants:
         values = [results.values(variant.name, score.name) for score in scores]
         seeds = str(len(values[0]))
         cells = [_format(score, each) for score, each in zip(scores, values, strict=True)]
         costs = _costs(results, variant) if with_costs else []
-        rows.append([variant.name, seeds, *costs, *cells, _paper(variant)])
+        paper = [_paper(variant)] if has_paper else []
+        rows.append([variant.name, seeds, *costs, *cells, *paper])
     for name, row in results.baselines().items():
         cells = [score.format(row[score.name]) if score.name in row else "" for score in scores]
         costs = [""] * len(_COSTS) if with_costs else []
-        rows.append([name, "", *costs, *cells, ""])
+        rows.append([name, "", *costs, *cells, *([""] if has_paper else [])])
     return rows
+
+
+def _paper_column(results: Results) -> list[str]:
+    """Return the heading of the paper's figures, if the experiment is of a paper."""
+    return ["the paper"] if _is_of_a_paper(results.experiment) else []
+
+
+def _is_of_a_paper(experiment: Experiment) -> bool:
+    return experiment.source != "famjax"
 
 
 def _costs(results: Results, variant: Variant) -> list[str]:
@@ -167,12 +178,18 @@ def _costs(results: Results, variant: Variant) -> list[str]:
 def score_table(results: Results) -> Table:
     """Return the table of scores: mean over seeds, half of a 95% interval, the paper's."""
     scores = _shown_scores(results)
-    columns = ("model", "seeds", *(score.name for score in scores), "the paper")
+    columns = ("model", "seeds", *(score.name for score in scores), *_paper_column(results))
     title = f"{results.experiment.source}: {results.experiment.title}"
-    table = Table(title, columns, words=(0, len(columns) - 1))
+    papers = (len(columns) - 1,) if _is_of_a_paper(results.experiment) else ()
+    table = Table(title, columns, words=(0, *papers))
     for row in _rows(results, scores):
         table.add_row(*row)
     return table
+
+
+def _claim_columns(experiment: Experiment) -> list[str]:
+    claim = "the paper claims" if _is_of_a_paper(experiment) else "claim"
+    return [claim, "by", "here it", "better by (95%)"]
 
 
 def _claim(ordering: Ordering) -> str:
@@ -201,7 +218,7 @@ def _verdict(results: Results, ordering: Ordering) -> list[str]:
 
 def ordering_table(results: Results) -> Table:
     """Return the table of what the paper claims, and whether it holds here."""
-    columns = ("the paper claims", "by", "here it", "better by (95%)")
+    columns = _claim_columns(results.experiment)
     table = Table("", columns, words=(0, 1, 2, 3))
     for ordering in results.experiment.orderings:
         table.add_row(*_verdict(results, ordering))
@@ -300,15 +317,14 @@ def make_page(results: Results, figure: str) -> str:
         "Means over seeds, ± half of the 95% interval (Student's).",
         "",
         _markdown(
-            ["model", "seeds", *_COSTS, *(score.name for score in scores), "the paper"],
+            ["model", "seeds", *_COSTS, *(score.name for score in scores), *_paper_column(results)],
             _rows(results, scores, with_costs=True),
         ),
         "",
     ]
     if experiment.orderings:
         verdicts = [_verdict(results, ordering) for ordering in experiment.orderings]
-        columns = ["the paper claims", "by", "here it", "better by (95%)"]
-        lines += [_markdown(columns, verdicts), ""]
+        lines += [_markdown(_claim_columns(experiment), verdicts), ""]
     if experiment.second_look:
         lines += ["## A second look", "", experiment.second_look, ""]
     lines += [f"![{experiment.title}]({figure})", ""]

@@ -143,10 +143,11 @@ class PairSource(Source):
         counts = dict(self._too_long)
         if self._is_told or not counts:
             return ""
-        # read in order, from the first or from where a run continues
-        first = -(-min(counts) // self._per_epoch) * self._per_epoch
-        windows = range(first, first + self._per_epoch)
-        if not all(number in counts for number in windows):
+        # the first window is read for the report, too, where a run continues
+        epochs = {number // self._per_epoch for number in counts}
+        wholes = (range(e * self._per_epoch, (e + 1) * self._per_epoch) for e in sorted(epochs))
+        windows = next((whole for whole in wholes if all(n in counts for n in whole)), None)
+        if windows is None:
             return ""
         self._is_told = True
         total = sum(counts[number] for number in windows)

@@ -171,12 +171,13 @@ class Examples:
       file: None keeps them in memory only. Those that other processes add are kept, too.
       settings: task and files among them; examples of others are not continued. If there are only
         such of the same files, a line says what changed since.
+      quiet: no such line.
 
     Raises:
       UserError: the file is damaged.
     """
 
-    def __init__(self, file: Path | None, settings: dict[str, Any]):
+    def __init__(self, file: Path | None, settings: dict[str, Any], quiet: bool = False):
         self._file, self._settings = file, settings
         self._examples: list[Example] = []
         self._times: dict[tuple[int, int], dict[str, Any]] = {}
@@ -186,7 +187,7 @@ class Examples:
             return
         if file.exists():
             self._load(file)
-        elif note := _describe_others(file, settings):
+        elif not quiet and (note := _describe_others(file, settings)):
             print(note, file=sys.stderr)
 
     def _load(self, file: Path) -> None:

@@ -86,8 +86,7 @@ def evaluate_search(
         max_tokens=request.max_tokens,
     )
     searches = [
-        _Search(run, request, pairs, penalty, is_tuned=len(length_penalties) > 1)
-        for penalty in length_penalties
+        _Search(run, request, pairs, i, length_penalties) for i in range(len(length_penalties))
     ]
     count = min(request.examples or len(pairs), len(pairs))
     with TokenProgress(request.task, count, request.quiet) as progress:
@@ -102,12 +101,18 @@ class _Search:
     """What is asked of a search by one length penalty, and the outputs so far.
 
     Args:
-      is_tuned: it is one of several, all of them in the time of one search.
+      number: of the penalty among those of the search, all of them in its time.
     """
 
     def __init__(
-        self, run: Run, request: Request, pairs: Pairs, length_penalty: float, is_tuned: bool
+        self,
+        run: Run,
+        request: Request,
+        pairs: Pairs,
+        number: int,
+        length_penalties: Sequence[float],
     ):
+        length_penalty, is_tuned = length_penalties[number], len(length_penalties) > 1
         self.is_summary = request.task == "summarize"
         self.length_penalty, self._request, self._pairs = length_penalty, request, pairs
         self._how: dict[str, Any] = {
@@ -126,7 +131,9 @@ class _Search:
             "tuned": is_tuned,
         }
         self._name = examples_name(self._settings)
-        self._store = Examples(request.folder and request.folder / self._name, self._settings)
+        file = request.folder and request.folder / self._name
+        # what changed since is told once
+        self._store = Examples(file, self._settings, quiet=number > 0)
 
     def has(self, numbers: range) -> bool:
         """Return whether the pairs with these numbers are there."""

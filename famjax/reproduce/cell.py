@@ -13,6 +13,7 @@ from typing import Any
 
 import famjax
 from famjax.config.schema import Config
+from famjax.core.errors import UserError
 from famjax.core.json_files import RUN_AGAIN, read_json, write_json
 from famjax.reproduce.experiment import ALL_SECONDS, OWN_SECONDS, Experiment, Size
 
@@ -136,6 +137,11 @@ def run_cell(cell: Cell, experiment: Experiment) -> None:
     from famjax.train.average import open_average
     from famjax.train.recipe import train_and_time
 
+    if (code := code_version()) != cell.code:
+        raise UserError(
+            f"{cell.experiment}: the code was {cell.code} when this began, and is {code} now; run "
+            "famjax reproduce again, from a checkout that stays as it is"
+        )
     folder, config = cell.training_folder(experiment), cell.config(experiment)
     run, seconds = train_and_time(config, folder, quiet=False)
     result: dict[str, Any] = {
@@ -147,7 +153,7 @@ def run_cell(cell: Cell, experiment: Experiment) -> None:
         "tokens": run.step * config.data.batch * config.data.length,
         "parameters": sum(x.size for x in jax.tree.leaves(nnx.state(run.model, nnx.Param))),
         "device": jax.devices()[0].device_kind,
-        "code": code_version(),
+        "code": code,
         **_base_result(cell, experiment),
     }
     if cell.variant:

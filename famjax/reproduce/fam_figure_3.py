@@ -72,7 +72,7 @@ FAM_FIGURE_3_GRADIENT = Experiment(
     ),
     paper_config="fam_1b",
     axis="tokens of the document",
-    note=_passkey.NOTE.partition(" FAM adds")[0] + " Four layers, of 0.2 million parameters, and "
+    note=_passkey.DOCUMENTS_NOTE + " Four layers, of 0.2 million parameters, and "
     "documents of 96 to 192 tokens: their question sees the key itself in those of 96, and has it "
     "from one, two or three blocks between in the others. In the paper M1_SG is one of the lines "
     "of the figure.",

@@ -22,7 +22,7 @@ FT_FIGURE_7_TRANSLATION = Experiment(
     axis="layers of the decoder",
     note="German-English talks of IWSLT14, lower case and tokenized. "
     + _translation.NOTE
-    + " Here tokenized BLEU splits no compounds. No checkpoints are averaged. The paper gives a "
+    + " Tokenized BLEU splits no compounds. No checkpoints are averaged. The paper gives a "
     "figure.",
     minutes=11.0,
 )

@@ -15,7 +15,7 @@ def _variant(name: str, *overrides: str) -> Variant:
 def _rows(rows: int) -> Variant:
     """Return lanes of so many rows; each step has 4,096 tokens, each gradient one row's."""
     tokens = 4096 // rows
-    return _variant(f"{rows} of {tokens:,}", f"data.batch={rows}", f"data.length={tokens}")
+    return _variant(f"{rows} of {tokens}", f"data.batch={rows}", f"data.length={tokens}")
 
 
 MEMORY_LANES = Experiment(
@@ -29,7 +29,7 @@ MEMORY_LANES = Experiment(
         _variant("parts of 8 kB", "data.part_bytes=8000"),
     ),
     measure=_text.CODE,
-    orderings=(Ordering(_PARTS, "8 of 512"), Ordering("2 of 2,048", "8 of 512")),
+    orderings=(Ordering(_PARTS, "8 of 512"), Ordering("2 of 2048", "8 of 512")),
     overrides=_text.SHAPE,
     base=_text.BASE,
     note=_text.NOTE + " The memory is a gated FAM of 8 tokens without a segment. A lane reads one "

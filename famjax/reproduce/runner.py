@@ -91,7 +91,7 @@ class Runner:
         busy = {self._training_folder(process.cell) for process in running}
         for cell in waiting:
             base = cell.base(self._experiment(cell))
-            is_ready = base is None or self._is_done(base)
+            is_ready = base is None or self._is_trained(base)
             if is_ready and self._training_folder(cell) not in busy:
                 return cell
         return None
@@ -100,6 +100,10 @@ class Runner:
         if cell not in self._folders:
             self._folders[cell] = cell.training_folder(self._experiment(cell))
         return self._folders[cell]
+
+    def _is_trained(self, base: Cell) -> bool:
+        """Return whether a base is there; asked often, so without a look at its data."""
+        return (self._training_folder(base) / RESULT).exists()
 
     def _is_done(self, cell: Cell) -> bool:
         return read_result(cell, self._experiment(cell)) is not None

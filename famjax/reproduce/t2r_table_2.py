@@ -76,6 +76,7 @@ T2R_TABLE_2 = Experiment(
     unequal="what continues the teacher has its tokens, too, as in the paper",
     note="German-English captions of Multi30k; the paper's numbers are of WMT14 English-German. "
     + _translation.NOTE
+    + _translation.SPLIT
     + " A decoder of two layers, 1,000 steps from the teacher. T2R and RFA have 4 features in "
     "causal and 16 in cross attention, ELU the 32 of a head; the paper's have 4, 32 and 64. The "
     "teacher's rotations stay in linear layers; the paper's positions are at the embedding.",

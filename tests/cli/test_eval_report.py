@@ -85,6 +85,18 @@ def test_fewer_lengths_leave_the_others_in_the_report(tmp_path: Path) -> None:
     assert [row["length"] for row in saved(long([512], 0.5, "y"))["rows"]] == [512]
 
 
+def test_rows_of_passkeys_are_joined_if_they_are_of_as_many_documents(tmp_path: Path) -> None:
+    def saved(length: int, examples: int) -> list[int]:
+        rows = [{"length": length, "examples": examples, "documents": "d"}]
+        eval_report.save_result(tmp_path, 2, None, "passkey", "passkey", rows)
+        found = eval_report.read_report(tmp_path)["results"]["passkey"]["result"]
+        return [row["length"] for row in found]
+
+    assert saved(256, 100) == [256]
+    assert saved(512, 100) == [256, 512]
+    assert saved(1024, 5) == [1024]
+
+
 def test_a_run_that_cannot_be_written_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -197,6 +197,14 @@ def tiny_experiment(name, **more):
     return Experiment(name, "", "", "copy_feedback", (Variant("one"),), measure, (), TINY, **more)
 
 
+def test_code_that_changed_meanwhile_trains_nothing(tmp_path):
+    experiment = tiny_experiment("tiny")
+    cell = replace(make_cells(experiment, tmp_path, 1, (), "here", ())[-1], code="before")
+    with pytest.raises(UserError, match="the code was before when this began, and is"):
+        run_cell(cell, experiment)
+    assert not (tmp_path / TRAININGS).exists()
+
+
 def test_a_training_is_measured(tmp_path):
     cell = Cell(str(tmp_path), "tiny", "one", 1)
     run_cell(cell, tiny_experiment("tiny"))
