@@ -40,7 +40,7 @@ SMALLER: dict[str, tuple[str, ...]] = {
     "famjax eval runs/demo/FAM --tasks passkey": ("--lengths", "256,512", "--examples", "2"),
     "famjax generate": ("--max-tokens", "8"),
     "famjax generate runs/first --read": (),
-    "famjax convert": ("model.block_len=64", "model.fam_len=4"),
+    "famjax convert": ("model.block_len=64",),
     "famjax export": (),
 }
 # Python code of the section -> its smaller version
