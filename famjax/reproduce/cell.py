@@ -26,8 +26,8 @@ _CONTINUED = 1000
 
 @functools.cache
 def code_version() -> str:
-    """Return the commit of the checkout that this is, "+" if its code was changed, else the
-    version."""
+    """Return the commit of the checkout that this is, with "+" and a digest of what was changed in
+    its code since, or without a checkout the version."""
     home = Path(famjax.__file__).parents[1]
 
     def git(*arguments: str) -> str:
@@ -37,8 +37,11 @@ def code_version() -> str:
 
     try:
         # not of the pages, which experiments write
-        changed = git("status", "--porcelain", "--", "famjax", "configs")
-        return git("describe", "--always", "--exclude=*") + ("+" if changed else "")
+        code = ("--", "famjax", "configs")
+        changed = git("status", "--porcelain", *code), git("diff", "HEAD", *code)
+        return git("describe", "--always", "--exclude=*") + (
+            f"+{_digest(changed)}" if any(changed) else ""
+        )
     except (OSError, subprocess.SubprocessError):
         return famjax.__version__
 
