@@ -443,6 +443,10 @@ class TrainConfig:
     # leaves gives its outputs again (C.5). 0 = off. They take a second pass over the memory
     diversity_loss: float = 0.0
     reconstruction_loss: float = 0.0
+    # weight of what a memory writes, a mean over layers: the mean rate of the delta rule, or the
+    # mean gate of model.fam_update=gated. A memory then keeps what it has read for longer
+    # (docs/memory.md). 0 = off
+    write_loss: float = 0.0
     # random position offset (B.2.2): each row's positions start at a random number in every step,
     # uniform up to the longest wavelength, 0 with probability 1/2. It does not change relative
     # positions

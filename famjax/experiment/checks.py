@@ -207,7 +207,7 @@ def _check_match(config: Config) -> Iterator[str]:
         )
     if t.rsp:
         yield f"{named} starts each row with an empty memory, train.rsp={t.rsp}; set 0, {off}"
-    for name in ("diversity_loss", "reconstruction_loss"):
+    for name in ("diversity_loss", "reconstruction_loss", "write_loss"):
         if value := getattr(t, name):
             yield f"{named} trains nothing of a memory, train.{name}={value:g}; set 0, {off}"
     if t.label_smoothing:

@@ -88,6 +88,7 @@ _LOWEST: dict[str, float] = {
     "train.rsp_ramp": 0,
     "train.diversity_loss": 0,
     "train.reconstruction_loss": 0,
+    "train.write_loss": 0,
     "train.log_every": 1,
     "train.checkpoint_every": 1,
     "train.keep": 1,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from famjax.config.derived import has_linear_cross, is_segmented, mixer_pattern
+from famjax.config.derived import has_linear_cross, has_writes, is_segmented, mixer_pattern
 from famjax.config.keys import values
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
@@ -270,6 +270,12 @@ _RULES = (
         ("model.fam_min_timescale", "model.fam_max_timescale"),
         _unused_unless(lambda c: c.model.fam_update == "gated", "model.fam_update"),
         "model.fam_update=gated",
+    ),
+    Rule(
+        ("train.write_loss",),
+        _unused_unless(has_writes, "model.mixer", "model.fam_update"),
+        "model.fam_update=gated",
+        switch=True,
     ),
     Rule(
         (

@@ -25,8 +25,9 @@ from famjax.layers import delta_memory
 from famjax.layers.delta_memory import DeltaMemory, write
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
-from famjax.mixers.mixer import BlockWeights, Mixer, mean_of_valid
+from famjax.mixers.mixer import BlockWeights, MemoryLosses, Mixer, mean_of_valid, mean_where
 from famjax.mixers.window import (
+    BlockInputs,
     Blocks,
     BswaSpec,
     WindowAttention,
@@ -124,8 +125,18 @@ class DeltaAttention(Mixer):
     def memory_gates(self, x: Array, state: DeltaState, ctx: Context, mlp: FeedForward) -> Array:
         """Return the rates beta of all tokens: [b n*w d] -> [b n*w g]."""
         inputs = self.window.project_blocks(x, state.window, ctx)
-        rates = self.delta_memory.rates(self.unrotate(inputs.k), inputs.v)
-        return rates.reshape(*x.shape[:2], -1)
+        return self.rates(inputs).reshape(*x.shape[:2], -1)
+
+    def memory_losses(
+        self, x: Array, y: Array, state: DeltaState, ctx: Context, mlp: FeedForward
+    ) -> MemoryLosses:
+        inputs = self.window.project_blocks(x, state.window, ctx)
+        is_written = inputs.blocks.valid == self.block_len
+        return MemoryLosses(writing=mean_where(self.rates(inputs), is_written))
+
+    def rates(self, inputs: BlockInputs) -> Array:
+        """Return the rates beta [b n w g]."""
+        return self.delta_memory.rates(self.unrotate(inputs.k), inputs.v)
 
     def unrotate(self, k: Array) -> Array:
         """Return the window's keys of whole blocks [... w g e] without positions."""
@@ -189,7 +200,9 @@ class DeltaAttention(Mixer):
 class DeltaSpec(BswaSpec):
     title = "block sliding window attention with a delta-rule memory"
     keys: ClassVar[tuple[str, ...]] = ("model.memory_segments", "model.delta_order")
-    switches: ClassVar[tuple[str, ...]] = ("model.smeared_keys", "train.rsp")
+    switches: ClassVar[tuple[str, ...]] = (
+        *("model.smeared_keys", "train.rsp", "train.write_loss"),
+    )
     passes_memory = True
     has_attention_map = False  # unlike bswa's: it also reads a memory
 

@@ -60,9 +60,10 @@ from famjax.layers.linear import MATMUL_PARAMS
 from famjax.layers.memory_gate import THRESHOLD, MemoryGate, count_params
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
-from famjax.mixers.fam_losses import MemoryLosses, memory_losses
+from famjax.mixers.fam_losses import memory_losses
 from famjax.mixers.mixer import (
     BlockWeights,
+    MemoryLosses,
     Mixer,
     attention_flops,
     kv_bytes,
@@ -569,7 +570,7 @@ class FamSpec(BswaSpec):
     )
     switches = (
         *("model.smeared_keys", "train.rsp"),
-        *("train.diversity_loss", "train.reconstruction_loss"),
+        *("train.diversity_loss", "train.reconstruction_loss", "train.write_loss"),
     )
     has_memory = True
     passes_memory = True

@@ -1,4 +1,4 @@
-"""Auxiliary losses of FAM that TransformerFAM tried, and did not keep (C.4, C.5).
+"""Auxiliary losses of FAM: two that TransformerFAM tried and left out (C.4, C.5), and another.
 
 Diversity (Equations 2a, 2b): the attention of a block should reach all of its keys equally. With
 p_hlk the weight of key k for query l in head h, over all queries of a block, the w tokens and the f
@@ -16,28 +16,26 @@ C.5 says "autoregressively from the updated FAM and the query sequence": keys of
 left out, from which a block could be reconstructed without a memory. It is silent on gradients:
 here y is a constant, so that outputs are not drawn to what the memory can say; queries, projections
 and the layers below do get the loss's gradient.
+
+Writing (not in the paper): the mean gate of the update (`model.fam_update=gated`), over memory
+tokens and the blocks after a document's first one. It closes gates on text that nothing asks for.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 
 from famjax.core.types import Array, Context, param_dtype
 from famjax.layers.mlp import FeedForward
+from famjax.mixers.mixer import MemoryLosses, mean_where
 from famjax.ops.attention import attend, attention_weights
 
 if TYPE_CHECKING:
-    from famjax.mixers.fam import Fam, FamState
-
-
-class MemoryLosses(NamedTuple):
-    """Means over the whole blocks of a call: scalars. L_d is in nats."""
-
-    diversity: Array
-    reconstruction: Array
+    from famjax.mixers.fam import BlockFams, Fam, FamState
+    from famjax.mixers.window import BlockInputs
 
 
 def memory_losses(
@@ -77,8 +75,27 @@ def memory_losses(
     attended = attend(inputs.q, after_k, after_v).reshape(*x.shape[:2], *q.shape[3:])
     rebuilt = mlp(mixer.qkv.output_projection(attended, x), x)
     error = jnp.square(rebuilt - jax.lax.stop_gradient(y)).astype(param_dtype())
-    by_block = error.reshape(*is_whole.shape, -1).mean(-1)
-    return MemoryLosses(_mean(diversity, is_whole), _mean(by_block, is_whole))
+    return MemoryLosses(
+        mean_where(diversity, is_whole),
+        mean_where(error.reshape(*is_whole.shape, -1), is_whole),
+        _mean_gate(mixer, inputs, fams),
+    )
+
+
+def _mean_gate(mixer: Fam, inputs: BlockInputs, fams: BlockFams) -> Array | None:
+    """Return the mean gate of the updates, but for those of first blocks, which have none."""
+    if mixer.memory_gate is None:
+        return None
+    assert fams.before is not None
+    # blocks as rows
+    rows = jax.tree.map(
+        lambda a: a.reshape(-1, *a.shape[2:]),
+        (fams.before, fams.updates, inputs.seen_k, inputs.v),
+    )
+    fam, updates, k, v = rows
+    gates = mixer.memory_gate(mixer.attend_block(fam, mixer.project(fam, updates), k, v))
+    is_gated = (inputs.blocks.valid == mixer.block_len) & (fams.updates > 0)
+    return mean_where(gates.reshape(*is_gated.shape, -1), is_gated)
 
 
 def negative_entropy(p: Array) -> Array:
@@ -89,8 +106,3 @@ def negative_entropy(p: Array) -> Array:
 def _key_mass(weights: Array) -> Array:
     """Sum weights [... g r t s] over heads and queries: [... s]."""
     return weights.sum((-4, -3, -2)).astype(param_dtype())
-
-
-def _mean(values: Array, counted: Array) -> Array:
-    """Return the mean of values [b n] where they count; 0 if none does."""
-    return jnp.where(counted, values, 0).sum() / jnp.maximum(counted.sum(), 1)

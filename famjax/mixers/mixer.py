@@ -19,7 +19,6 @@ from famjax.config.schema import Config, ModelConfig
 from famjax.core.types import Array, Context, State, param_dtype
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
-from famjax.mixers.fam_losses import MemoryLosses
 
 # formats of `famjax export`; each is a module of famjax/export with
 # write(source, folder) -> lines on the comparison
@@ -39,6 +38,21 @@ class BlockWeights(NamedTuple):
     memory: Array
     block: Array
     from_memory: Array | None = None
+
+
+class MemoryLosses(NamedTuple):
+    """Auxiliary losses of a memory, means over the whole blocks of a call: scalars.
+
+    None are those that a memory does not have.
+
+    Attributes:
+      diversity, reconstruction: of FAM, see `famjax.mixers.fam_losses`; diversity in nats.
+      writing: the mean gate of FAM's update, or the mean rate of the delta rule, in [0, 1].
+    """
+
+    diversity: Array | None = None
+    reconstruction: Array | None = None
+    writing: Array | None = None
 
 
 class Mixer(nnx.Module):
@@ -301,6 +315,12 @@ class MixerSpec(abc.ABC):
     def describe(self, model: ModelConfig) -> list[str]:
         """Return phrases on the sizes of its memory, for the card of an exported model."""
         return []
+
+
+def mean_where(values: Array, counted: Array) -> Array:
+    """Return the mean of values [b n ...] over the blocks in `counted` [b n]; 0 without any."""
+    by_block = values.reshape(*counted.shape, -1).mean(-1)
+    return jnp.where(counted, by_block, 0).sum() / jnp.maximum(counted.sum(), 1)
 
 
 def mean_of_valid(x: Array, valid: Array | None) -> Array:

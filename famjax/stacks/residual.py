@@ -29,8 +29,7 @@ from famjax.layers.dropout import (
 from famjax.layers.mlp import FeedForward
 from famjax.layers.positions import Positions
 from famjax.mixers import MIXERS, make_mixer
-from famjax.mixers.fam_losses import MemoryLosses
-from famjax.mixers.mixer import BlockWeights, mean_of_valid
+from famjax.mixers.mixer import BlockWeights, MemoryLosses, mean_of_valid
 from famjax.parallel.sharding import (
     TOKENS,
     fsdp_all_gather,
@@ -351,13 +350,16 @@ class ResidualStack(Stack):
     def read_with_losses(
         self, x: Array, state: State, ctx: Context
     ) -> tuple[Array, State, MemoryLosses]:
-        """Return what a call does, and the memory's losses, means over the layers that have it."""
+        """Return what a call does, and the memories' losses, means over layers that have them."""
         x, found = self._run(x, state, ctx, lambda layer: layer.add_losses)
         count = len(self.layers)
         states = tuple(after for after, _ in found[:count])
         losses = [losses for _, losses in found[:count] if losses is not None]
-        mean = MemoryLosses(*(jnp.stack(values).mean() for values in zip(*losses, strict=True)))
-        return x, (*states, *found[count:]), mean
+        return (
+            x,
+            (*states, *found[count:]),
+            MemoryLosses(*map(_mean_known, zip(*losses, strict=True))),
+        )
 
     def report(self, x: Array, state: State, ctx: Context) -> dict[str, Array]:
         """Return measures of the memory in a call, each a mean over the layers that have it.
@@ -479,6 +481,12 @@ class ResidualStack(Stack):
             carry, new = scan_body(carry, (_take_repeat(params, r), xs_r))
             collected.append(new)
         return carry, tuple(collected) if unstack else _stack_repeats(collected)
+
+
+def _mean_known(values: tuple[Array | None, ...]) -> Array | None:
+    """Return the mean of those that are known; None if none is."""
+    known = [value for value in values if value is not None]
+    return jnp.stack(known).mean() if known else None
 
 
 def _take_repeat(stacked: Any, r: int) -> Any:

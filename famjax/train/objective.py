@@ -85,21 +85,30 @@ class NextToken:
     ) -> tuple[State, MetricSums]:
         train, embedded = self._config.train, model.embed(batch["tokens"])
         ctx = ctx._replace(source=source_of(model, batch))
-        if not has_memory_losses(train):
+        if not has_memory_losses(self._config):
             x, memory = model.stack(embedded, memory, ctx)
             return memory, count_losses(model, x, batch, self._token_bytes, train.label_smoothing)
         assert isinstance(model.stack, ResidualStack)  # which has mixers with a memory
         x, memory, losses = model.stack.read_with_losses(embedded, memory, ctx)
         sums = count_losses(model, x, batch, self._token_bytes, train.label_smoothing)
-        extra = train.diversity_loss * losses.diversity
-        extra += train.reconstruction_loss * losses.reconstruction
+        # a loss of weight 0 is not computed
+        extra = sum(
+            weight * loss
+            for weight, loss in zip(_loss_weights(train), losses, strict=True)
+            if weight and loss is not None
+        )
         # so that the mean over tokens has it once; bits per byte are without it
         return memory, sums._replace(loss=sums.loss + extra * sums.weight)
 
 
-def has_memory_losses(train: TrainConfig) -> bool:
-    """Return whether auxiliary losses of the memory are on."""
-    return train.diversity_loss > 0 or train.reconstruction_loss > 0
+def _loss_weights(train: TrainConfig) -> tuple[float, ...]:
+    """Return the weights of `MemoryLosses`, in their order."""
+    return train.diversity_loss, train.reconstruction_loss, train.write_loss
+
+
+def has_memory_losses(config: Config) -> bool:
+    """Return whether auxiliary losses of a memory are on."""
+    return config.model.stack == "residual" and any(_loss_weights(config.train))
 
 
 class Matching:

@@ -176,9 +176,10 @@ def make_inspect(
             errors = model.stack.match(x, ctx)[1][:, 0]
             return dict(zip(names, errors, strict=True))
         metrics = model.stack.report(x, state, ctx)
-        if has_memory_losses(config.train):
+        if has_memory_losses(config):
             assert isinstance(model.stack, ResidualStack)
-            metrics |= model.stack.read_with_losses(x, state, ctx)[2]._asdict()
+            losses = model.stack.read_with_losses(x, state, ctx)[2]._asdict()
+            metrics |= {name: loss for name, loss in losses.items() if loss is not None}
         return metrics
 
     return inspect

@@ -1,4 +1,4 @@
-"""Auxiliary losses of FAM equal their transcription, over whole blocks of documents."""
+"""Auxiliary losses of memories equal their transcription, over whole blocks of documents."""
 
 from __future__ import annotations
 
@@ -52,7 +52,31 @@ def test_losses_equal_their_transcription(case: str) -> None:
         expected.append(transformer.fam_losses(w, y, **given))
         y, _, _ = transformer.fam_layer(w, y, **given)
         h = None if h is None else transformer.prompt_layer(w, h)
-    close(np.stack(found), np.mean(expected, 0))
+    diversity, reconstruction, writing = zip(*expected, strict=True)
+    close(tuple(found[:2]), (np.mean(diversity), np.mean(reconstruction)))
+    if case == "fam-gated":
+        close(found.writing, np.mean(writing))
+        assert 0.01 < found.writing < 0.99
+    else:
+        assert found.writing is None
+
+
+@pytest.mark.parametrize("case", ["delta", "delta-smeared"])
+def test_the_writing_of_the_delta_rule_equals_its_transcription(case: str) -> None:
+    """The last block is not complete: it writes nothing."""
+    x = inputs()
+    valid = np.arange(TOKENS)[None] < TOKENS - 1
+    plain, read, found = losses(case, x, Context(valid=valid))
+    close(read, plain)
+    r = runner(case)
+    p, expected, y = jax.tree.map(np.asarray, nnx.to_pure_dict(r.params))["stack"], [], x[0]
+    for w, _, hyper in transcription.residual_layers(r.config, p):
+        given = {"memory": hyper["memory"], "block": hyper["block"]}
+        expected.append(transformer.delta_writing(w, y[:-1], **given))
+        y, _ = transformer.delta_layer(w, y, **hyper)
+    close(found.writing, np.mean(expected))
+    assert found[:2] == (None, None)
+    assert 0.001 < found.writing < 0.99
 
 
 @pytest.mark.parametrize("case", ["fam-1-3", "fam-static"])
@@ -71,11 +95,12 @@ def test_random_offsets_change_no_loss(case: str) -> None:
         close(tuple(jit(read)(r.params, x, offset)), tuple(expected))
 
 
-def test_padding_and_partial_blocks_do_not_count() -> None:
+@pytest.mark.parametrize("case", ["fam-1-3", "fam-gated"])
+def test_padding_and_partial_blocks_do_not_count(case: str) -> None:
     x = inputs()
-    _, _, alone = losses("fam-1-3", x[:, : 2 * W], Context())
+    _, _, alone = losses(case, x[:, : 2 * W], Context())
     valid = np.arange(TOKENS)[None] < 2 * W + 1
-    _, _, padded = losses("fam-1-3", x, Context(valid=valid))
+    _, _, padded = losses(case, x, Context(valid=valid))
     close(tuple(padded), tuple(alone))
 
 
@@ -92,14 +117,15 @@ def test_a_document_within_a_call_begins_with_the_learned_memory() -> None:
         close(getattr(both, name), (2 * first + second) / 3)
 
 
-def test_gradients_are_finite() -> None:
-    r = runner("fam-1-3")
+@pytest.mark.parametrize("case", ["fam-1-3", "fam-gated", "delta-smeared"])
+def test_gradients_are_finite(case: str) -> None:
+    r = runner(case)
     x = inputs(B)
 
     def total(params: Any, x: Any) -> Any:
         stack = r.model(params).stack
         _, _, found = stack.read_with_losses(x, stack.init_state(B), Context())
-        return sum(found)
+        return sum(loss for loss in found if loss is not None)
 
     with jax.enable_x64(True):
         grads = jit(jax.grad(total))(r.params, jnp.asarray(x))

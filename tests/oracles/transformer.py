@@ -307,16 +307,21 @@ def fam_layer(
             a = attend(w, query, keys, values) + residual
             updated[j] = finish(w, a)
             if gate is not None and tau > 0:
-                weight, bias = f64(gate[0]), f64(gate[1])
-                rms = math.sqrt(sum(a[i] ** 2 for i in range(len(a))) / len(a) + 1e-6)
-                logit = sum(weight[i] * a[i] / rms for i in range(len(a))) + bias[j]
-                opening = max(0.0, 1 / (1 + math.exp(-logit)) - 0.01) / 0.99
+                opening = _opening(gate, a, j)
                 updated[j] = (1 - opening) * fam[j] + opening * (updated[j] - residual)
         fam = updated
         fams.append(fam)
         projected_fams.append(project(fam, tau))
 
     return y, fam, fams
+
+
+def _opening(gate: tuple[Array, Array], a: Array, j: int) -> float:
+    """The gate of memory token j, from its attention output [d]."""
+    weight, bias = f64(gate[0]), f64(gate[1])
+    rms = math.sqrt(sum(a[i] ** 2 for i in range(len(a))) / len(a) + 1e-6)
+    logit = sum(weight[i] * a[i] / rms for i in range(len(a))) + bias[j]
+    return max(0.0, 1 / (1 + math.exp(-logit)) - 0.01) / 0.99
 
 
 def fm_layer(
@@ -645,16 +650,18 @@ def fam_losses(
     position: str = "last",
     rope_base: float = 10_000.0,
     static: bool = False,
-    **update: Any,
-) -> tuple[float, float]:
-    """Equation 2, and the reconstruction of C.5, of one layer of FAM; means over complete blocks.
+    gate: tuple[Array, Array] | None = None,
+) -> tuple[float, float, float | None]:
+    """Equation 2, the reconstruction of C.5, and the mean gate, of one layer of FAM.
+
+    Means over complete blocks, that of the gates without the first block.
 
     Arguments as of `fam_layer`.
     """
     x, fam_init = f64(x), f64(fam_init)
     shape = {"block": block, "segments": segments, "previous": previous, "position": position}
     y, _, fams = fam_layer(
-        w, x, fam_init=fam_init, rope_base=rope_base, static=static, **shape, **update
+        w, x, fam_init=fam_init, rope_base=rope_base, static=static, gate=gate, **shape
     )
     f, h = len(fam_init), w.wq.shape[1]
     memories = [fam_init, *fams]  # F_{-1}, F_0, ...
@@ -675,7 +682,7 @@ def fam_losses(
         weights = np.exp(scores - np.max(scores))
         return weights / np.sum(weights)
 
-    diversity, reconstruction = [], []
+    diversity, reconstruction, openings = [], [], []
     for tau in range(len(fams)):
         begin, end = tau * block, (tau + 1) * block
         total: dict[Any, float] = {}  # of each key, over heads and queries
@@ -707,4 +714,22 @@ def fam_losses(
         for t in range(begin, end):
             a = attend(w, tokens[t][0], [k for _, k, _ in left], [v for _, _, v in left]) + x[t]
             reconstruction.append(np.mean((finish(w, a) - y[t]) ** 2))
-    return float(np.mean(diversity)), float(np.mean(reconstruction))
+        if gate is not None and tau > 0:
+            own = memory(tau - 1) + tokens[begin:end]
+            for j in range(f):
+                query = memory(tau - 1)[j][0]
+                a = attend(w, query, [k for _, k, _ in own], [v for _, _, v in own])
+                openings.append(_opening(gate, a + fams[tau - 1][j], j))
+    writing = float(np.mean(openings)) if openings else None
+    return float(np.mean(diversity)), float(np.mean(reconstruction)), writing
+
+
+def delta_writing(w: LayerWeights, x: Array, *, memory: dict[str, Any], block: int) -> float:
+    """The mean rate of the delta rule over heads and the tokens of complete blocks of x [t d]."""
+    rates = []
+    for token in f64(x)[: len(x) // block * block]:
+        _, k, v = qkv(w, token, None, 0.0)
+        for j in range(w.wk.shape[1]):
+            weight, bias = f64(memory["rate_weight"])[j], f64(memory["rate_bias"])[j]
+            rates.append(_rate(weight, bias, k[j], v[j]))
+    return float(np.mean(rates))

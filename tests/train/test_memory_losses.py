@@ -1,4 +1,4 @@
-"""`train.diversity_loss` and `train.reconstruction_loss` in what training minimizes."""
+"""`train.diversity_loss`, `.reconstruction_loss` and `.write_loss` in what training minimizes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SMALL = [
 
 
 def test_weighted_losses_are_added_to_that_of_tokens() -> None:
-    run = tiny.run_with("bswa,fam", layers=2, memory_segments=0, fam_len=3)
+    run = tiny.run_with("bswa,fam", layers=2, memory_segments=0, fam_len=3, fam_update="gated")
     tokens = np.random.default_rng(0).integers(1, 50, size=(2, 64))
     batch: Any = {"tokens": tokens, "targets": np.roll(tokens, -1, 1)}
     batch["weights"] = np.where(np.arange(64) < 40, 1.0, 0.0) * np.ones((2, 1))
@@ -40,10 +40,11 @@ def test_weighted_losses_are_added_to_that_of_tokens() -> None:
 
     embedded = run.model.embed(jnp.asarray(tokens))
     _, _, losses = run.model.stack.read_with_losses(embedded, run.model.init_state(2), Context())
-    off, on = read(), read(diversity_loss=0.5, reconstruction_loss=2.0)
-    added = 0.5 * losses.diversity + 2 * losses.reconstruction
+    off, on = read(), read(diversity_loss=0.5, reconstruction_loss=2.0, write_loss=3.0)
+    added = 0.5 * losses.diversity + 2 * losses.reconstruction + 3 * losses.writing
     np.testing.assert_allclose((on.loss - off.loss) / off.weight, added, rtol=1e-4)
-    assert abs(added) > 0.1
+    assert abs(added) > 0.01
+    assert min(map(abs, losses)) > 0.01
     # bits per byte are those of the text
     np.testing.assert_allclose(on.nats, off.nats)
 
@@ -62,9 +63,31 @@ def test_losses_are_logged_and_lowered(tmp_path: Path, layout: str) -> None:
     assert last["diversity"] < first["diversity"] < 0
 
 
-def test_models_without_the_memory_have_no_such_losses() -> None:
-    with pytest.raises(UserError, match=r"train\.diversity_loss: has no effect with"):
-        load_config("text_bswa", ["train.diversity_loss=1"])
+@pytest.mark.parametrize(
+    "keys", [("model.fam_len=3", "model.fam_update=gated"), ("model.mixer=delta",)]
+)
+def test_a_memory_learns_to_write_less(tmp_path: Path, keys: tuple[str, ...]) -> None:
+    (tmp_path / "train.txt").write_text(tiny.TEXT * 40)
+    given = [*(key for key in SMALL if "fam_len" not in key), *keys, "train.steps=12"]
+    given += [f"data.files={tmp_path / 'train.txt'}", "train.write_loss=10"]
+    train(load_config("text_fam", given), tmp_path / "run", quiet=True)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if "writing" in row]
+    assert rows[-1]["writing"] < 0.9 * rows[0]["writing"]
+
+
+@pytest.mark.parametrize(
+    ("config", "keys"),
+    [
+        ("text_bswa", ["train.diversity_loss=1"]),
+        ("text_bswa", ["model.mixer=delta", "train.reconstruction_loss=1"]),
+        ("text_bswa", ["train.write_loss=1"]),
+        ("text_fam", ["model.fam_update=sum", "train.write_loss=1"]),
+    ],
+)
+def test_models_without_the_memory_have_no_such_losses(config: str, keys: list[str]) -> None:
+    with pytest.raises(UserError, match=r"train\.\w+_loss: has no effect with"):
+        load_config(config, keys)
 
 
 @pytest.mark.parametrize(
