@@ -29,6 +29,7 @@ from famjax.reproduce.ft_v1_table_2 import FT_V1_TABLE_2
 from famjax.reproduce.ft_v1_table_6 import FT_V1_TABLE_6
 from famjax.reproduce.memory_lanes import MEMORY_LANES
 from famjax.reproduce.memory_timescales import MEMORY_TIMESCALES
+from famjax.reproduce.memory_writes import MEMORY_WRITES
 from famjax.reproduce.t2r_figure_4 import T2R_FIGURE_4
 from famjax.reproduce.t2r_figure_5 import T2R_FIGURE_5, T2R_FIGURE_6
 from famjax.reproduce.t2r_table_1 import T2R_TABLE_1
@@ -59,6 +60,6 @@ EXPERIMENTS: dict[str, Experiment] = {
         *(FT_FIGURE_4_TRANSLATION, FT_FIGURE_7_TRANSLATION),
         *(FT_V1_TABLE_2, FT_V1_TABLE_6, FT_V1_FIGURE_7),
         *(T2R_TABLE_1, T2R_TABLE_2, T2R_FIGURE_4, T2R_FIGURE_5, T2R_FIGURE_6),
-        *(MEMORY_TIMESCALES, MEMORY_LANES),
+        *(MEMORY_TIMESCALES, MEMORY_LANES, MEMORY_WRITES),
     )
 }

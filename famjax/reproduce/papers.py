@@ -106,5 +106,6 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
     "famjax": (
         Entry("gates", "initial timescales, and the paper's sum", "memory-timescales"),
         Entry("lanes", "rows, reach of the gradient, parts", "memory-lanes"),
+        Entry("writes", "a cost of writing, FAM and delta rule", "memory-writes"),
     ),
 }

@@ -35,6 +35,7 @@ NAMES = {
     r"^FM\d": "fm",
     r"^M\d+_SG": "bswa_sg",
     r"^M\d": "bswa",
+    "^DELTA": "delta",
 }
 
 

@@ -1,0 +1,36 @@
+"""What memories keep when writing has a cost (`train.write_loss`), beside FAM and without it."""
+
+from __future__ import annotations
+
+from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.measures import PasskeyMeasure
+
+_LENGTHS = (128, 512, 2048, 8192, 32_768, 262_144)
+_LONGEST = f"{_LENGTHS[-1]:,}"
+_WRITE_LOSS = ("train.write_loss=0.1",)
+_DELTA = ("model.mixer=delta",)
+
+MEMORY_WRITES = Experiment(
+    id="memory-writes",
+    title="A cost of writing",
+    source="famjax",
+    config="passkey",
+    variants=(
+        Variant("FAM"),
+        Variant("FAM with write loss", _WRITE_LOSS),
+        Variant("DELTA", _DELTA),
+        Variant("DELTA with write loss", (*_DELTA, *_WRITE_LOSS)),
+    ),
+    measure=PasskeyMeasure(_LENGTHS, examples=32),
+    orderings=(
+        Ordering("FAM with write loss", "FAM", _LONGEST),
+        Ordering("DELTA with write loss", "DELTA", _LONGEST),
+        Ordering("DELTA with write loss", "FAM with write loss", _LONGEST),
+    ),
+    overrides=("train.steps=1000",),
+    axis="tokens of the document",
+    note="Key and question are anywhere, documents of at most 4,096 tokens in training; FAM has "
+    "the gated update, both memories one segment and smeared keys. `make demo` trains FAM twice "
+    "as long.",
+    minutes=9.0,
+)
