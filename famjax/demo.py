@@ -4,17 +4,19 @@
 all of them at lengths far beyond training; prints the table and plots the figure; and asks the
 saved FAM model for a key that it read 100,000 tokens ago.
 
-`make demo-full` trains FAM with five seeds and BSWA with 0 to 12 memory segments, and goes to ten
-million tokens. Windows read only their receptive field of a document, with the same answers.
+`make demo-full` trains FAM and the delta memory with five seeds each, and BSWA with 0 to 12 memory
+segments, and goes to ten million tokens. Windows read only their receptive field of a document,
+with the same answers.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,13 +52,15 @@ class DemoModel:
 
     Attributes:
       name: of its folder, and in the table.
-      segments: memory segments of a BSWA baseline; None is FAM, which has one.
+      mixer: fam, delta or bswa.
+      segments: memory segments.
       seed: of the training.
       steps: of the training; None is the config's, and half of that for BSWA.
     """
 
     name: str
-    segments: int | None = None
+    mixer: str = "fam"
+    segments: int = 1
     seed: int = 0
     steps: int | None = None
 
@@ -65,8 +69,12 @@ def _fam(seed: int, steps: int | None = None) -> DemoModel:
     return DemoModel(f"FAM-{seed}" if seed else "FAM", seed=seed, steps=steps)
 
 
+def _delta(seed: int) -> DemoModel:
+    return DemoModel(f"DELTA-{seed}" if seed else "DELTA", "delta", seed=seed, steps=1000)
+
+
 def _bswa(segments: int) -> DemoModel:
-    return DemoModel(f"M{segments}", segments)
+    return DemoModel(f"M{segments}", "bswa", segments)
 
 
 @dataclass(frozen=True)
@@ -107,7 +115,11 @@ SHORT_DEMO = Demo(
 )
 FULL_DEMO = Demo(
     Path("runs/demo-full"),
-    (*(_fam(seed, 3600) for seed in range(5)), *map(_bswa, (0, 1, 2, 3, 4, 6, 8, 12))),
+    (
+        *(_fam(seed, 3600) for seed in range(5)),
+        *map(_delta, range(5)),
+        *map(_bswa, (0, 1, 2, 3, 4, 6, 8, 12)),
+    ),
     (*(2**k for k in range(7, 21)), 10 * 2**20),
     examples=100,
     # twenty documents of ten million tokens for each seed, a hundred over all
@@ -127,7 +139,9 @@ CAVEAT = (
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m famjax.demo", description=__doc__)
     parser.add_argument(
-        "--full", action="store_true", help="5 seeds, M0 to M12, 100 examples, 10M tokens"
+        "--full",
+        action="store_true",
+        help="FAM and delta with 5 seeds, M0 to M12, 100 examples, 10M tokens",
     )
     demo = FULL_DEMO if parser.parse_args().full else SHORT_DEMO
     return run_guarded(lambda: demonstrate(demo))
@@ -141,7 +155,7 @@ def demonstrate(demo: Demo) -> int:
     make_tokenizer(demo)
     names = ", ".join(model.name for model in demo.models)
     console.print(
-        "TransformerFAM with one memory segment, and BSWA of equal size (M1: with one), "
+        "Memories with one memory segment, and BSWA of equal size (M1: with one), "
         f"learn to find a passkey: {names}."
     )
     run_in_process(prepare, demo)
@@ -150,7 +164,8 @@ def demonstrate(demo: Demo) -> int:
     results = [read_result(demo.folder / model.name) for model in demo.models]
     remembered = ask(demo, console)
     picture = draw(demo, results)
-    Output().print(table(demo, results))
+    for part in by_table(results):
+        Output().print(table(demo, part))
     console.print(CAVEAT)
     seconds = time.perf_counter() - begin
     report = {
@@ -195,8 +210,10 @@ def make_config(demo: Demo, model: DemoModel) -> Config:
     """Return the training config of a model."""
     tokenizer = f"data.tokenizer={demo.folder / 'tokenizer.model'}"
     own = [f"seed={model.seed}"]
-    if model.segments is not None:
+    if model.mixer == "bswa":
         own += baseline_overrides(model.segments)
+    if model.mixer == "delta":
+        own += ["model.mixer=delta", "train.write_loss=0.1"]
     if model.steps is not None:
         own.append(f"train.steps={model.steps}")
     config = load_config("passkey", [tokenizer, *own, *demo.overrides])
@@ -285,6 +302,20 @@ def ask(demo: Demo, console: Console) -> dict[str, Any]:
     return {"tokens": len(prompt), "key": key, "answer": said}
 
 
+def by_table(results: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
+    """Yield the results of each table: all of them, or if those are many each kind's."""
+    if len(results) <= 8:
+        yield list(results)
+        return
+    for _, group in itertools.groupby(results, key=lambda result: kind_of(result["name"])):
+        yield list(group)
+
+
+def kind_of(name: str) -> str:
+    """Return FAM, DELTA or M, from a model's name."""
+    return name.partition("-")[0].rstrip("0123456789")
+
+
 def table(demo: Demo, results: Sequence[dict[str, Any]]) -> Table:
     """Return the table of retrieved keys by model and length."""
     columns = ("tokens", *(result["name"] for result in results), "texts")
@@ -307,15 +338,17 @@ def draw(demo: Demo, results: Sequence[dict[str, Any]]) -> Path:
     """Plot accuracy against length, the paper's Figure 3."""
     figure, axes = new_figure(size=(8, 4.5))
     for result in results:
-        fam = result["name"].startswith("FAM")
+        kind = kind_of(result["name"])
+        is_window = kind == "M"
         axes.plot(
             demo.lengths,
             [100 * row["key_accuracy"] for row in result["rows"]],
             marker="o",
             markersize=4,
             linewidth=2.5 if result["name"] == "FAM" else 1.5,
-            label=f"Transformer{result['name']}" if fam else f"BSWA, {result['name']}",
-            zorder=3 if fam else 2,
+            linestyle="--" if kind == "DELTA" else "-",
+            label=f"BSWA, {result['name']}" if is_window else result["name"],
+            zorder=2 if is_window else 3,
         )
     axes.set_xscale("log", base=2)
     axes.set_xticks(demo.lengths, [format_count(n) for n in demo.lengths])

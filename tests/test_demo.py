@@ -6,7 +6,7 @@ import pytest
 
 from famjax import replace_values
 from famjax.core.errors import UserError
-from famjax.demo import Demo, DemoModel, demonstrate, make_config
+from famjax.demo import FULL_DEMO, Demo, DemoModel, by_table, demonstrate, make_config
 from famjax.train.loop import train
 from famjax.train.recipe import claim_folder, train_and_time
 
@@ -15,7 +15,7 @@ def test_the_demo_writes_its_results(tmp_path, capsys):
     small = ("train.steps=2", "model.width=16", "model.mlp_width=16", "data.length=128")
     plan = Demo(
         tmp_path / "demo",
-        (DemoModel("FAM"), DemoModel("M1", 1)),
+        (DemoModel("FAM"), DemoModel("DELTA", "delta"), DemoModel("M1", "bswa", 1)),
         (128, 256),
         examples=4,
         tokens=1024,
@@ -28,7 +28,7 @@ def test_the_demo_writes_its_results(tmp_path, capsys):
     assert "loaded from its checkpoint" in shown
     assert "questions are anywhere in a block" in " ".join(shown.split())
     report = json.loads((plan.folder / "report.json").read_text())
-    assert [model["name"] for model in report["models"]] == ["FAM", "M1"]
+    assert [model["name"] for model in report["models"]] == ["FAM", "DELTA", "M1"]
     for model in report["models"]:
         assert [row["length"] for row in model["rows"]] == [128, 256]
         assert all(0 <= row["key_accuracy"] <= 1 for row in model["rows"])
@@ -53,6 +53,16 @@ def test_the_demo_writes_its_results(tmp_path, capsys):
     assert len(report["remembered"]["key"]) == 5
     picture = (plan.folder / "plots" / "passkey.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
+
+
+def test_many_models_have_a_table_of_each_kind():
+    results = [{"name": model.name} for model in FULL_DEMO.models]
+    assert [[result["name"] for result in part] for part in by_table(results)] == [
+        ["FAM", "FAM-1", "FAM-2", "FAM-3", "FAM-4"],
+        ["DELTA", "DELTA-1", "DELTA-2", "DELTA-3", "DELTA-4"],
+        ["M0", "M1", "M2", "M3", "M4", "M6", "M8", "M12"],
+    ]
+    assert list(by_table(results[:3])) == [results[:3]]
 
 
 def test_a_folder_holds_one_recipe(tmp_path):
