@@ -96,12 +96,14 @@ class TunedModel:
       name: of its folder, and in the table.
       to: of `famjax convert --to`.
       settings: of the converted model.
+      finetuning: overrides of its finetuning.
       seed: of the finetuning.
     """
 
     name: str
     to: str
     settings: tuple[str, ...]
+    finetuning: tuple[str, ...] = ()
     seed: int = 0
 
     @property
@@ -114,7 +116,8 @@ class TunedModel:
 # to keep it. All attend to one previous block in each layer, and differ in their memory.
 _WINDOW = ("model.memory_segments=1",)
 _BSWA = TunedModel("BSWA", "bswa", _WINDOW)
-_DELTA = TunedModel("DELTA", "delta", _WINDOW)
+# a memory that pays for writing leaves out filler, and keeps a key whatever the length
+_DELTA = TunedModel("DELTA", "delta", _WINDOW, ("train.write_loss=0.1",))
 _FAM = TunedModel("FAM", "fam", (*_WINDOW, "model.fam_len=16"))
 _SUM = replace(_FAM, name="sum", settings=(*_FAM.settings, "model.fam_update=sum"))
 
@@ -376,7 +379,7 @@ def make_config(demo: FinetuneDemo, model: TunedModel) -> Config:
             "data.passkey.ask_every=0",
             f"data.passkey.max_length={seen * demo.block}",
         ]
-    return load_config("passkey", [*overrides, *demo.finetuning])
+    return load_config("passkey", [*overrides, *model.finetuning, *demo.finetuning])
 
 
 def tune(demo: FinetuneDemo, model: TunedModel, quiet: bool) -> None:

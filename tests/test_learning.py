@@ -77,8 +77,13 @@ def test_rejected_variants_learn_to_carry_a_letter(tmp_path: Path, rival: str) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_demo_learns(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The FAM of `make demo` with three seeds, key and question anywhere (docs/results.md).
+@pytest.mark.parametrize(
+    ("model", "least"), [(DemoModel("FAM"), 0.9), (DemoModel("DELTA", "delta", steps=1000), 0.96)]
+)
+def test_the_demo_learns(
+    tmp_path: Path, model: DemoModel, least: float, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The memories of the demos with three seeds, key and question anywhere (docs/results.md).
 
     The paper's update had 0% at 32,768 tokens.
     """
@@ -87,7 +92,7 @@ def test_the_demo_learns(tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sharding, "make_mesh", one)
     demo = replace(SHORT_DEMO, folder=tmp_path)
     make_tokenizer(demo)
-    run = train(make_config(demo, DemoModel("FAM", seed=seed)), tmp_path / "FAM", quiet=True)
+    run = train(make_config(demo, replace(model, seed=seed)), tmp_path / "run", quiet=True)
     lengths = [512, 4096, 32768]
     for row in evaluate_passkey(run, lengths, 32, 4, quiet=True, anywhere=True):
-        assert row["key_accuracy"] >= 0.9, row
+        assert row["key_accuracy"] >= least, row
