@@ -69,7 +69,8 @@ def test_pages_on_finetuning_are_consistent(tmp_path: Path) -> None:
         words = shlex.split(conversion)
         written.add(words[2])
         given = [word for word in words if "=" in word]
-        begun = Config(model=ModelConfig(mixer="fam", vocab_size=512))
+        mixer = words[words.index("--to") + 1]
+        begun = Config(model=ModelConfig(mixer=mixer, vocab_size=512))
         (tmp_path / "config.json").write_text(to_json(override(begun, given)))
         for command in page:
             if command.startswith("train ") and "init=models" in command:
