@@ -1,4 +1,4 @@
-"""Base of the TransformerFAM shapes of the paper (3.1, Tables 5 and 6)."""
+"""Base of the configs with the shapes of the TransformerFAM paper (3.1, Tables 5 and 6)."""
 
 from famjax.config.schema import (
     Config,

@@ -23,7 +23,7 @@ def config() -> Config:
             feedback=FeedbackConfig(shared_kv=False),
             dropout=DropoutConfig(attention=0.2, hidden=0.2),
         ),
-        # Adam with a linear warm-up, then constant (Table 9 and the authors' code)
+        # Adam with a linear warm-up, then a constant rate (Table 9 and the authors' code)
         optimizer=OptimizerConfig(
             learning_rate=1e-4, schedule="constant", warmup_steps=1000, beta2=0.999, clip_norm=0.1
         ),

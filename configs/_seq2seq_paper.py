@@ -1,8 +1,8 @@
 """Base of the encoder-decoders at the papers' sizes: Transformer big of Vaswani et al. (2017).
 
-Departures: norms come before the sublayers, and not after the residual sums; positions are rotary
-in self-attention, and not sinusoids at the embedding; a batch is rows of whole pairs, with about
-the papers' tokens of targets, and not pairs of similar lengths.
+Departures from the papers: norms come before the sublayers, not after the residual sums; positions
+are rotary in self-attention, not sinusoids at the embedding; a batch is rows of whole pairs, with
+about as many target tokens as in the papers, not pairs of similar lengths.
 """
 
 from famjax.config.schema import (

@@ -1,4 +1,4 @@
-"""Base of the configs of T2R on WikiText-103 at the paper's sizes (A.1.1, Tables 3 and 4)."""
+"""Base of the T2R configs on WikiText-103 at the paper's sizes (A.1.1, Tables 3 and 4)."""
 
 from famjax.config.schema import (
     Config,

@@ -8,7 +8,7 @@ def config() -> Config:
         load_config("_feedback_paper"),
         {
             "model.feedback.span": 100,
-            "data.task": "random_walk",  # members have their own
+            "data.task": "random_walk",  # each config based on this one sets its own
             "data.tokenizer": "task",
             "data.batch": 512,
             "data.length": 64,

@@ -7,7 +7,7 @@ def config() -> Config:
     return replace_values(
         load_config("_feedback_small"),
         {
-            "data.task": "copy",  # members have their own
+            "data.task": "copy",  # each config based on this one sets its own
             "data.tokenizer": "task",
             "data.keep_whole": True,
             "data.toy.concatenate": False,

@@ -9,7 +9,8 @@ Expected: first command: 97.5% of answers for programs of 10 statements, 74% for
           the Transformer was run for 1,000 steps only (docs/feedback.md)
 
 The paper trains on 10,000 programs of 100 statements, joined into one stream. Here there are
-1,000,000, which grow from 4 statements, each with a fresh memory (docs/tasks.md).
+1,000,000 programs, each with a fresh memory; their length grows from 4 statements during training
+(docs/tasks.md).
 """
 
 from famjax import Config, load_config, replace_values

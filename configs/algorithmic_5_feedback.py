@@ -9,7 +9,8 @@ Expected: first command: 75.9% of answers for programs of 10 statements, 38.4% f
           Transformer, stopped at step 660, 49.8% and 24.6% (docs/feedback.md)
 
 The paper trains on 10,000 programs of 100 statements, joined into one stream. Here there are
-1,000,000, which grow from 4 statements, each with a fresh memory (docs/tasks.md).
+1,000,000 programs, each with a fresh memory; their length grows from 4 statements during training
+(docs/tasks.md).
 """
 
 from famjax import Config, load_config, replace_values

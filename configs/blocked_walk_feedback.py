@@ -4,9 +4,11 @@ Command:  famjax train blocked_walk_feedback
           famjax train blocked_walk_feedback model.stack=transformer \
               model.feedback.shared_kv=false name=blocked_walk_transformer
 Cost:     2 minutes on one core
-Expected: 100% of answers and of episodes (3 seeds); the Transformer 52 and 54%, no episode
+Expected: 100% of answers and of episodes (3 seeds); the Transformer 52 and 54% of answers, no
+          episode
 
-10,000 episodes, as in the paper, each with a fresh memory; the paper joins them into one stream.
+There are 10,000 episodes, as in the paper, but each with a fresh memory; the paper joins them into
+one stream.
 """
 
 from famjax import Config, load_config, replace_values

@@ -1,23 +1,23 @@
 """Characters of Penn Treebank, sized for 2 cores (Feedback Transformer v3 4.3.2, 6.4, Figure 9).
 
-The file has one character per byte: lines stripped, every space written as `_`.
+The data file has one character per byte: lines are stripped, and every space is written as `_`.
 
 Command:  famjax train char_ptb_feedback data.files=ptb.char.train.txt
           famjax train char_ptb_feedback data.files=ptb.char.train.txt model.stack=transformer \
               name=char_ptb_transformer
-          # less depth with equally many parameters (Figure 9): wider heads and feed-forwards
+          # fewer layers with equally many parameters (Figure 9): wider heads and feed-forwards
           famjax train char_ptb_feedback data.files=ptb.char.train.txt model.layers=2 \
               model.head_dim=64 model.mlp_width=1024 name=char_ptb_2
           famjax train char_ptb_feedback data.files=ptb.char.train.txt model.layers=1 \
               model.head_dim=128 model.mlp_width=2048 name=char_ptb_1
-          # then at a tenth of the rate (7.6)
+          # finetuning at a tenth of the learning rate (7.6)
           famjax train char_ptb_feedback data.files=ptb.char.train.txt \
               init=runs/char_ptb_feedback optimizer.learning_rate=2e-4 \
               optimizer.schedule=constant optimizer.warmup_steps=0 train.steps=300 \
               name=char_ptb_finetuned
 Cost:     4 minutes on one core
-Expected: 2.03 bits per character of the validation set, the Transformer 2.04; fewer
-          layers: docs/feedback.md
+Expected: 2.03 bits per character of the validation set, the Transformer 2.04; for fewer layers see
+          docs/feedback.md
 """
 
 from famjax import Config, load_config, replace_values

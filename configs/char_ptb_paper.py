@@ -2,7 +2,7 @@
 
 Command:  famjax train char_ptb_paper
           famjax train char_ptb_paper model.stack=transformer name=char_ptb_paper_transformer
-          # the best: 2 layers with equally many parameters
+          # the paper's best: 2 layers with equally many parameters, then finetuned
           famjax train char_ptb_paper model.layers=2 model.head_dim=288 model.mlp_width=4608 \
               name=char_ptb_paper_2
           famjax train char_ptb_paper init=runs/char_ptb_paper_2 optimizer.learning_rate=1.5e-4 \

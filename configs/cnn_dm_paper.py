@@ -2,7 +2,8 @@
 
 Command:  famjax tokenizer train articles.txt summaries.txt --vocab-size 32000 --out joint.model
           famjax train cnn_dm_paper
-          # the length penalty with the best ROUGE-Lsum of the development set, then the test set
+          # find the length penalty with the best ROUGE-Lsum on the development set, and use it for
+          # the test set
           famjax eval runs/cnn_dm_paper --tasks summarize:val.articles=val.summaries --beam 5 \
               --no-repeat-ngram 3 --tune
           famjax eval runs/cnn_dm_paper --tasks summarize:test.articles=test.summaries --beam 5 \
@@ -12,9 +13,9 @@ Command:  famjax tokenizer train articles.txt summaries.txt --vocab-size 32000 -
 Cost:     needs accelerators; not run here
 Expected: ROUGE-Lsum by decoder depth in Figure 7 of the paper
 
-An article is its first 400 words (See et al., 2017), each on one line of articles.txt. The paper
-has no number of steps and no batch; both are chosen here. Departures of the model:
-`_seq2seq_paper`.
+articles.txt has one article per line, cut to its first 400 words (See et al., 2017). The paper
+gives neither the number of steps nor the batch size; both are chosen here. For departures of the
+model see `_seq2seq_paper`.
 """
 
 from famjax import Config, load_config, replace_values

@@ -5,7 +5,7 @@ Command:  famjax train copy_feedback train.steps=1000
               model.feedback.shared_kv=false name=copy_transformer
           famjax eval runs/copy_feedback --lengths 40,60
 Cost:     4 minutes for 1,000 steps on one core of a shared machine
-Expected: 100% of 40 digits, also for the Transformer; 60 digits at chance (docs/feedback.md)
+Expected: 100% for 40 digits, also for the Transformer; 60 digits at chance (docs/feedback.md)
 
 The paper tests on 400 digits. The span of 128 here is too short for that: 400 digits need
 model.feedback.span=1024 and an accelerator (`copy_paper`).

@@ -1,9 +1,9 @@
-"""Copy at the size of the other toy tasks (Feedback Transformer v3 4.1.1; it gives no sizes).
+"""Copy at the size of the other toy tasks (Feedback Transformer v3 4.1.1, which gives no sizes).
 
 Command:  famjax train copy_paper
           famjax train copy_paper model.stack=transformer name=copy_paper_transformer
 Cost:     needs an accelerator; not run here
-Expected: 76.2% of digits, 23.6% of sequences at 400 (paper; its Transformer 59.1%, 6.2%)
+Expected: 76.2% of digits, 23.6% of sequences of 400 (paper; its Transformer 59.1%, 6.2%)
 """
 
 from famjax import Config, load_config, replace_values

@@ -1,4 +1,4 @@
-"""Count up to 50 A's, sized for 2 cores (Feedback Transformer v3 4.1.1, Table 1).
+"""Counting of up to 50 A's, sized for 2 cores (Feedback Transformer v3 4.1.1, Table 1).
 
 Command:  famjax train counting_feedback train.steps=1000
           famjax train counting_feedback train.steps=1000 model.stack=transformer \

@@ -1,4 +1,4 @@
-"""Counting at the size of the other toy tasks (Feedback Transformer v3 4.1.1; it gives no sizes).
+"""Counting at the size of the other toy tasks (Feedback Transformer v3 4.1.1 gives no sizes).
 
 Command:  famjax train counting_paper
           famjax train counting_paper model.stack=transformer name=counting_paper_transformer

@@ -7,15 +7,16 @@ paper's weights, vocabulary and instruction data are not public, so do not expec
 below. Without init, and with model.lora.rank=0 data.tokenizer=FILE, this shape trains from
 scratch.
 
-From the paper: 32 layers of width 4096, 32 heads,
-feed-forward multiplier 4; blocks of 1024, 3 memory segments, 64 FAM tokens; RSP 0.8, RPO;
-Adafactor at a constant 3e-3; 50k steps of 128 rows packed to 8.5k tokens, 256 of them repeated at
-the end with weight 0.1; LoRA of rank 64.
-Ours, where the paper says nothing: rows of 9216 tokens, 9 blocks, the fewest that hold 8.5k, the
-prompt and the repetition; SwiGLU, as in PaLM, which gives 8.6B parameters without the embedding
-table; RMSNorm; gradients clipped at norm 1; bfloat16.
+From the paper: 32 layers of width 4096, 32 heads, feed-forward multiplier 4; blocks of 1024 tokens,
+3 memory segments, 64 FAM tokens; RSP 0.8, RPO; Adafactor at a constant rate of 3e-3; 50k steps of
+128 rows packed to 8.5k tokens, of which 256 are repeated at the end with weight 0.1; LoRA of rank
+64.
+Chosen here, where the paper says nothing: rows of 9216 tokens, which are 9 blocks, the fewest that
+hold 8.5k tokens, the prompt and the repetition; SwiGLU, as in PaLM, which gives 8.6B parameters
+without the embedding table; RMSNorm; gradients clipped at norm 1; bfloat16.
 
-Nothing is held out of the instructions, as in the paper. Next-token accuracy, as for its PG-19:
+As in the paper, none of the instructions is held out. Next-token accuracy, as the paper has it for
+PG-19:
 famjax eval runs/fam_8b --tasks text:'pg19/test/*.txt'
 
 Cost: the paper used 64 TPUv5 cores and reports no time; not measured by us.

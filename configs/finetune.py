@@ -1,4 +1,4 @@
-"""TransformerFAM 3.1: a pretrained model finetuned with LoRA, and its memory with it.
+"""TransformerFAM 3.1: finetuning of a pretrained model and its new memory with LoRA.
 
     famjax convert HF_FOLDER models/mine --to fam model.block_len=1024 model.fam_len=64
     famjax train finetune init=models/mine data.files='conversations/*.jsonl' name=mine
@@ -8,11 +8,11 @@ files, or .jsonl with {"messages": [...]}, {"prompt": ..., "response": ...} or {
 line; in conversations only the answers are learned.
 
 From the paper: adapters of rank 64; Adafactor at a constant rate (3e-3 for 8B, 1e-4 for 1B);
-rows packed to 8.5k tokens, 256 of them repeated at the end with weight 0.1; RSP 0.8, RPO.
-Ours: 4 rows of 9216 tokens, 1,000 steps, for one GPU, and gradients clipped at norm 1. For long
-documents set data.layout=lanes train.rsp=0 data.repeat_len=0: the memory is then carried from step
-to step and nothing is cut. Adafactor scales an update by the size of the matrix, and adapters start
-at 0: for few steps use optimizer.name=adamw.
+rows packed to 8.5k tokens, of which 256 are repeated at the end with weight 0.1; RSP 0.8, RPO.
+Chosen here: 4 rows of 9216 tokens and 1,000 steps, for one GPU; gradients clipped at norm 1. For
+long documents set data.layout=lanes train.rsp=0 data.repeat_len=0: the memory is then carried from
+step to step, and nothing is cut. Adafactor scales an update by the magnitude of the weights, and
+adapters start at 0: for few steps use optimizer.name=adamw.
 
 Cost: depends on your model, not measured; `make demo-finetune` takes eight minutes on two cores.
 Expected: depends on your model and text; this config was not measured. The paper's figures

@@ -4,11 +4,13 @@ Command:  famjax tokenizer train train.de train.en --vocab-size 4000 --out joint
           famjax train iwslt14
           famjax average runs/iwslt14 --last 5 --out runs/iwslt14_average
           famjax eval runs/iwslt14_average --tasks translate:test.de=test.en --beam 5 --tokenized
-Cost:     about 15 minutes on two cores, by its tokens beside those of multi30k; not run here
-Expected: not measured; so few pairs give a BLEU far below the paper's
+Cost:     about 15 minutes on two cores, estimated from multi30k by the number of tokens; not run
+          here
+Expected: not measured; with so few pairs, BLEU is far below the paper's
 
 The files are those of fairseq's preparation, lower case and tokenized by Moses, hence --tokenized.
-docs/seq2seq.md splits one pair of files into train and test. At the paper's size: `iwslt14_paper`.
+docs/seq2seq.md shows how to split one pair of files into train and test. `iwslt14_paper` has the
+paper's size.
 """
 
 from famjax import Config, load_config, replace_values

@@ -11,8 +11,8 @@ Expected: tokenized BLEU (compounds not split) by decoder depth in Figure 7 of t
           checkpoints averaged
 
 The files are those of fairseq's preparation, lower case and tokenized by Moses, hence --tokenized.
-The paper has no number of steps and no batch; 4,096 tokens of targets a step and 50,000 steps are
-fairseq's for this set. Departures of the model: `_seq2seq_paper`.
+The paper gives neither the number of steps nor the batch size; 50,000 steps of 4,096 target tokens
+are fairseq's for this data set. For departures of the model see `_seq2seq_paper`.
 """
 
 from famjax import Config, load_config, replace_values

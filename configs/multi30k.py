@@ -5,10 +5,10 @@ Command:  famjax tokenizer train train.de train.en --vocab-size 4000 --out joint
           famjax average runs/multi30k --last 5 --out runs/multi30k_average
           famjax eval runs/multi30k_average --tasks translate:test.de=test.en --beam 5
 Cost:     32 minutes on two slow cores, all commands (docs/seq2seq.md)
-Expected: BLEU 39.0 on test 2016, beam 5; 37.9 greedily (seed 0)
+Expected: BLEU 39.0 on test 2016 with beam 5; 37.9 with greedy decoding (seed 0)
 
-The files are those of the Multi30k data set, one caption on each line; data.source and data.target
-name others.
+The files are those of the Multi30k data set, one caption on each line. Set data.source and
+data.target for other files.
 """
 
 from famjax.config.schema import (

@@ -7,9 +7,9 @@ Command:  make demo (trains the tokenizer, this config, and BSWA M1 and M2)
           famjax train passkey data.tokenizer=runs/demo/tokenizer.model \
               model.stack=autocompressor model.fam_len=4 name=passkey_autocompressor
 Cost:     5 minutes on two idle cores; with rmt 1.8 times as much, with autocompressor 3.8
-Expected: all keys at every length to 262,144 tokens, the key anywhere in 4,096 and questions
-          anywhere, after training on at most 4,096: docs/results.md. The rivals of Figure 8, rmt
-          and autocompressor (docs/memory.md), were not trained that long
+Expected: all keys at every length up to 262,144 tokens, with the key anywhere in the first 4,096
+          and questions anywhere, after training on at most 4,096 tokens: docs/results.md. The rival
+          models of Figure 8, rmt and autocompressor (docs/memory.md), were not trained that long
 """
 
 from famjax.config.schema import (
@@ -28,23 +28,26 @@ def config() -> Config:
         model=ModelConfig(
             layers=2,
             width=64,
-            # the index of a digit in the answer is learned sooner than with 2 or 8 (docs/log.md)
+            # with 4 heads the index of a digit in the answer is learned sooner than with 2 or 8
+            # (docs/log.md)
             heads=4,
-            # slow rotations: a token finds a FAM slot by content, at any position in its block
+            # slow rotations, so that a token finds a FAM slot by content from any position in its
+            # block
             rope_base=1e5,
             mlp_width=128,
             mlp="gelu",
             tied=False,
             mixer="fam",
             block_len=32,
-            # an answer that a block's end cuts continues from the digits before it (docs/log.md)
+            # one segment, so that an answer that crosses a block's end continues from the digits
+            # before it (docs/log.md)
             memory_segments=1,
             fam_len=16,
-            # the paper's sum forgets, see docs/memory.md
+            # the paper's update, a sum, forgets: see docs/memory.md
             fam_update="gated",
-            # a digit of the key is found by the one before it, anywhere in a block
+            # lets a digit of the key be found by the digit before it, anywhere in a block
             smeared_keys=True,
-            # two layers compile quickly, and unrolled they run a fifth faster on CPU
+            # two layers compile quickly even unrolled, and then run a fifth faster on a CPU
             scan_layers=False,
         ),
         data=DataConfig(
@@ -57,14 +60,15 @@ def config() -> Config:
             passkey=PasskeyConfig(
                 digits=5,
                 min_length=76,
-                # any length, so that questions are anywhere in a block, or cross its end
+                # documents of any length, so that questions are anywhere in a block, or cross its
+                # end
                 multiple=1,
                 start_length=96,
                 max_length=4096,
-                # documents get longer when short ones are known, of which a step has many
+                # documents get longer when the model knows the short ones, of which a step has many
                 threshold=0.95,
                 ask_every=64,
-                # anywhere: a document as long as that has its key anywhere
+                # equal to max_length: the key may be anywhere in a document
                 needle_within=4096,
                 hard_keys=0.5,
                 other_weight=0.02,

@@ -7,8 +7,8 @@ Cost:     10 minutes on one core
 Expected: 99.8% of answers, 95% of whole episodes; the Transformer 29.0%, and 38.8% with
           data.toy.start_steps=0 train.steps=5950 (docs/feedback.md)
 
-The paper trains on 10,000 episodes joined into one stream. Here there are 100,000, which grow from
-25 actions, each with a fresh memory (docs/tasks.md).
+The paper trains on 10,000 episodes joined into one stream. Here there are 100,000 episodes, each
+with a fresh memory; their length grows from 25 actions during training (docs/tasks.md).
 """
 
 from famjax import Config, load_config, replace_values

@@ -1,9 +1,9 @@
-"""Reverse at the size of the other toy tasks (Feedback Transformer v3 4.1.1; it gives no sizes).
+"""Reverse at the size of the other toy tasks (Feedback Transformer v3 4.1.1 gives no sizes).
 
 Command:  famjax train reverse_paper
           famjax train reverse_paper model.stack=transformer name=reverse_paper_transformer
 Cost:     needs an accelerator; not run here
-Expected: 74.8% of digits, 29.2% of sequences at 400 (paper; its Transformer 50.2%, 5.9%)
+Expected: 74.8% of digits, 29.2% of sequences of 400 (paper; its Transformer 50.2%, 5.9%)
 """
 
 from famjax import Config, load_config, replace_values

@@ -1,4 +1,4 @@
-"""A small Transformer that becomes an RNN (T2R 2.2), with half of its teacher's steps.
+"""A small Transformer that becomes an RNN (T2R 2.2), in half of its teacher's steps.
 
     famjax convert runs/t2r_teacher models/t2r_student --to t2r --feature-size 32
     famjax train t2r_finetune init=models/t2r_student data.files='books/*.txt' data.holdout=0
@@ -6,8 +6,8 @@
     famjax analyze runs/t2r_finetune --teacher runs/t2r_teacher --tasks text:HELD --length 256
 
 Shape, tokenizer and weights come from `init`. `--keep-every 4` in the first command keeps the
-top layer's attention (T2R 75%). The learning rate is the teacher's, in the paper half of it;
-the two were not compared at equal steps.
+attention of the top layer (T2R 75%). The learning rate is the teacher's; in the paper it is half of
+that. The two rates were not compared at equal steps.
 
 Cost: 4 minutes on one core.
 Expected: 2.76 bits per byte of held-out novels; the teacher 2.27, with its top layer kept 2.55

@@ -1,10 +1,10 @@
-"""WikiText-103 of "Finetuning Pretrained Transformers into RNNs": a pretrained Transformer becomes
-an RNN, at the paper's size (3.2.1, A.1.1, Table 4).
+"""A pretrained Transformer becomes an RNN on WikiText-103, at the size of "Finetuning Pretrained
+Transformers into RNNs" (3.2.1, A.1.1, Table 4).
 
 Command:  famjax convert runs/t2r_lm_paper models/t2r_paper --to t2r --feature-size 32   # first
           famjax train t2r_finetune_paper init=models/t2r_paper
           famjax eval runs/t2r_finetune_paper --tasks text:wiki.test.tokens --window 512 --score 256
-          every fourth layer from the top kept (T2R 75%): --keep-every 4 in the first command
+          to keep every fourth layer from the top (T2R 75%): --keep-every 4 in the first command
           RFA: model.linear.map=rfa at the end of the first command
           ELU: model.linear.map=elu instead of --feature-size 32
 Cost:     8 accelerators (the paper: 95 to 104 GPU hours); not run here
@@ -12,11 +12,11 @@ Expected: perplexity of the test set (paper, Table 1; in brackets the validation
           --tasks text:wiki.valid.tokens; nothing is held out of the training text):
           T2R 19.6 (19.0), T2R 75% 18.5 (17.9), RFA 21.6 (20.8), ELU 22.2 (21.5)
 
-Shape, tokenizer and weights come from `init`; the dropouts are the teacher's (`t2r_lm_paper`), on
-attention weights in the layers that keep their attention.
+Shape, tokenizer and weights come from `init`. Dropout is the teacher's (`t2r_lm_paper`); dropout of
+attention weights applies to the layers that keep their attention.
 
-Learning rate: Table 4's 0.5 to 5e-5; the text ends at 5e-6. 8K warm-up steps and a period of
-135K are 1K more than the 142K steps of the run; here the cosine ends with the run.
+Learning rate: from 0.5 to 5e-5, as in Table 4; in the paper's text it ends at 5e-6. 8K warm-up
+steps and a period of 135K are 1K more than the run's 142K steps; here the cosine ends with the run.
 """
 
 from famjax import Config, load_config, replace_values

@@ -1,5 +1,5 @@
-"""WikiText-103 of "Finetuning Pretrained Transformers into RNNs", from scratch, at the paper's size
-(3.2.1, A.1.1, Table 3): the Transformer that is the teacher, and T2R, ELU and RFA.
+"""WikiText-103 from scratch at the size of "Finetuning Pretrained Transformers into RNNs" (3.2.1,
+A.1.1, Table 3): the Transformer that becomes the teacher, and T2R, ELU and RFA.
 
 Command:  famjax tokenizer train wiki.train.tokens --kind words --out wikitext103.txt   # first
           famjax train t2r_lm_paper
@@ -13,14 +13,16 @@ Expected: perplexity of the test set (paper, Table 1; in brackets the validation
           --tasks text:wiki.valid.tokens; nothing is held out of the training text):
           Transformer 18.5 (17.9), T2R 20.8 (20.1), RFA 21.3 (20.4), ELU 22.8 (22.0)
 
-Learning rate: Table 3's 1 to 1e-4; the text ends at 1e-5. 16K warm-up steps and a period of
-270K are the 286K steps of the run: one cycle of the paper's schedule, a cosine.
+Learning rate: from 1 to 1e-4, as in Table 3; in the paper's text it ends at 1e-5. 16K warm-up steps
+and a period of 270K are the run's 286K steps: one cycle of the paper's schedule, a cosine.
 
-Depth: the text's 32 layers. fairseq's transformer_lm_wiki103, which Table 3 names, has 16
-(model.layers=16; 247M parameters, as Baevski & Auli count theirs). The dropouts that the table
-leaves out are from it: 0.1 on attention weights and hidden units and 0.2 before the softmax.
+Depth: 32 layers, as in the paper's text. fairseq's transformer_lm_wiki103, which Table 3 names, has
+16 (model.layers=16; 247M parameters, as Baevski & Auli count theirs). The dropout rates that the
+table leaves out are from there: 0.1 on attention weights and hidden units, and 0.2 before the
+softmax.
 
-Unlike fairseq's: positions are learned, not sinusoids; there is a norm after the last layer.
+Unlike in fairseq's model, positions are learned, not sinusoids, and there is a norm after the last
+layer.
 """
 
 from famjax import Config, load_config, replace_values

@@ -1,25 +1,25 @@
-"""T2R of a trained translation model (T2R 3.2.2, A.1.2, Tables 2 and 6): linear attention, both
-causal (4 features) and to the encoder (32).
+"""T2R of a trained translation model (T2R 3.2.2, A.1.2, Tables 2 and 6), with linear attention for
+both causal attention (4 features) and attention to the encoder (32 features).
 
 Command:  famjax train t2r_mt_paper init=runs/wmt14_ende_paper_average model.mixer=linear \
               model.linear.features=4 model.encoder.cross=linear
           famjax average runs/t2r_mt_paper --last 5 --out runs/t2r_mt_paper_average
           famjax eval runs/t2r_mt_paper_average --tasks translate:test.en=test.de --beam 5 \
               --length-penalty 0.6
-          # without a teacher (Table 5), with another average and evaluation
+          # without a teacher (Table 5); average and evaluate it in the same way
           famjax train t2r_mt_paper optimizer.learning_rate=3e-4 train.steps=30000 \
               name=t2r_mt_scratch_paper
 Cost:     needs accelerators; not run here
 Expected: tokenized BLEU 28.7 on WMT14 English-German, 27.5 without a teacher; the teacher 28.9
           (Table 2)
 
-The model of this file is the one without a teacher; with `init` it is the teacher's, but for what
-the command replaces. With the teacher's hyperparameters but the rate, 2e-4, and 20,000 steps
-(3.2.2, Table 6). The paper averages checkpoints of the last five epochs; here it is the last five
-that are kept. Its positions are at the embedding; the teacher's here are rotations, which linear
-layers keep, so that their maps cannot be merged into the projections. The teachers of other
-languages, with the commands that make them recurrent: `wmt14_enfr_paper` (60,000 steps without a
-teacher) and `wmt17_zhen_paper`.
+The model of this config is the one without a teacher; with `init` it is the teacher's, apart from
+what the command replaces. The hyperparameters are the teacher's, except for the learning rate of
+2e-4 and 20,000 steps (3.2.2, Table 6). The paper averages the checkpoints of the last five epochs;
+here the last five checkpoints are averaged. The paper's positions are added to the embedding; here
+the teacher's are rotations, which linear layers keep, so that their feature maps cannot be merged
+into the projections. The teachers for other languages, with the commands that make them recurrent,
+are `wmt14_enfr_paper` (60,000 steps without a teacher) and `wmt17_zhen_paper`.
 """
 
 from famjax import Config, load_config, replace_values

@@ -1,11 +1,11 @@
-"""A small Transformer on bytes, to be made an RNN (T2R 2.2): `t2r_finetune` continues from it.
+"""A small Transformer on bytes that `t2r_finetune` turns into an RNN (T2R 2.2).
 
     famjax train t2r_teacher data.files='books/*.txt' data.holdout=0
     famjax eval runs/t2r_teacher --tasks text:HELD --window 256 --score 128
 
 Full attention over rows of 256 bytes. Queries and keys are rotated: with learned positions, as in
-the paper, so few steps teach it no more than pairs of bytes. With rotation, feature maps cannot be
-folded into projections (Equation 8); `t2r_lm_paper` has no rotation.
+the paper, the model learns no more than pairs of bytes in so few steps. With rotation, feature maps
+cannot be folded into projections (Equation 8); `t2r_lm_paper` has no rotation.
 
 Cost: 14 minutes on one core.
 Expected: 2.27 bits per byte of held-out novels (docs/t2r.md).

@@ -1,4 +1,4 @@
-"""TransformerBSWA on text: `text_fam` without feedback memory, its baseline (2.1).
+"""TransformerBSWA on text: the baseline of `text_fam`, without feedback memory (2.1).
 
     famjax train text_bswa                                   # Python's standard library
     famjax train text_bswa data.files='books/*.txt' name=books_bswa
@@ -9,8 +9,8 @@ Reads bytes in lanes: each of the 4 rows follows one document from beginning to 
 is carried from step to step. A block of 64 sees itself and the block before.
 
 Cost: third command: 18 minutes on one core.
-Expected: third command: 1.706 bits per byte of three books; TRAIN is 33 others, sp2048.model
-a SentencePiece vocabulary of 2,048 (docs/log.md). Compare with `text_fam`.
+Expected: third command: 1.706 bits per byte of three books, where TRAIN is 33 other books and
+sp2048.model has a SentencePiece vocabulary of 2,048 (docs/log.md). Compare with `text_fam`.
 """
 
 from famjax import Config, load_config, replace_values

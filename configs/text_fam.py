@@ -9,9 +9,9 @@ Reads bytes in lanes: each of the 4 rows follows one document from beginning to 
 is carried from step to step. A block of 64 sees itself, the block before, and 16 FAM tokens.
 
 Cost: third command: 18 minutes on one core.
-Expected: third command: 1.760 bits per byte of three books; TRAIN is 33 others, sp2048.model
-a SentencePiece vocabulary of 2,048. `text_bswa`, the same model without FAM, reaches 1.706 in the
-same time (docs/log.md).
+Expected: third command: 1.760 bits per byte of three books, where TRAIN is 33 other books and
+sp2048.model has a SentencePiece vocabulary of 2,048. `text_bswa`, the same model without FAM,
+reaches 1.706 in the same time (docs/log.md).
 """
 
 from famjax.config.schema import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
@@ -30,7 +30,7 @@ def config() -> Config:
             block_len=64,
             memory_segments=1,
             fam_len=16,
-            # four small layers: unrolled they run faster on CPU, and compile in seconds
+            # four small layers run faster unrolled on a CPU, and still compile in seconds
             scan_layers=False,
         ),
         data=DataConfig(layout="lanes", batch=4, length=1024),

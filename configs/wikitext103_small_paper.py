@@ -15,9 +15,10 @@ Expected: last run, finetuned: perplexity of the test set 22.4 (v1 Table 4; its 
 Trains on the whole file, as the paper does; nothing is held out. Validate with
 --tasks text:wiki.valid.tokens.
 
-Adaptive input and softmax as in the authors' earlier code (facebookresearch/adaptive-span):
-clusters from 20,000, 40,000 and 200,000, each a quarter as wide, tied. The papers name no clusters;
-with these the model sizes are theirs: docs/papers.md.
+Adaptive input and softmax are tied, as in the authors' earlier code
+(facebookresearch/adaptive-span), with clusters from 20,000, 40,000 and 200,000, each a quarter as
+wide as the one before. The papers name no clusters; with these the model sizes are theirs:
+docs/papers.md.
 """
 
 from famjax import Config, load_config, replace_values

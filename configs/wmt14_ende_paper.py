@@ -5,12 +5,12 @@ Feedback Transformer v3 4.2.1 and Table 8, T2R A.1.2 and Table 5.
 Command:  famjax tokenizer train train.en train.de --vocab-size 32000 --out joint.model
           famjax train wmt14_ende_paper
           famjax average runs/wmt14_ende_paper --last 10 --out runs/wmt14_ende_paper_average
-          # the length penalty with the best BLEU of newstest2013 (FT3); T2R has 0.6
+          # find the length penalty with the best BLEU on newstest2013 (FT3); T2R has 0.6
           famjax eval runs/wmt14_ende_paper_average --tasks translate:val.en=val.de --beam 5 --tune
           famjax eval runs/wmt14_ende_paper_average --tasks translate:test.en=test.de --beam 5 \
               --length-penalty 0.6
-          # the Feedback Transformer's decoder, also with model.layers=1, 2 and 4 (Figure 4), and
-          # with 12 layers of the encoder and 2 of the decoder, BLEU 29.0:
+          # the Feedback Transformer's decoder; also with model.layers=1, 2 and 4 (Figure 4), and
+          # with 12 encoder layers and 2 decoder layers, BLEU 29.0:
           # model.encoder.layers=12 model.layers=2 model.dropout.layer=0.1
           famjax train wmt14_ende_paper model.stack=feedback model.feedback.span=512 \
               model.feedback.shared_kv=false optimizer.learning_rate=1e-3 \
@@ -20,8 +20,9 @@ Expected: tokenized BLEU (compounds split) 29.5 with the Feedback Transformer's 
           one layer of it; of a Transformer 29.3 (Ott et al., 2018), with one layer 27.3 (Table 2,
           Figure 4)
 
-460,000 tokens of targets a step (T2R A.1.2). The Feedback Transformer's paper has the rate 1e-3 and
-no number of steps; those of T2R's Table 5 are taken. Departures of the model: `_seq2seq_paper`.
+A step has 460,000 target tokens (T2R A.1.2). The Feedback Transformer's paper gives a learning rate
+of 1e-3 and no number of steps; the steps are those of T2R's Table 5. For departures of the model
+see `_seq2seq_paper`.
 """
 
 from famjax import Config, load_config, replace_values

@@ -5,7 +5,7 @@ Command:  famjax tokenizer train train.en train.fr --vocab-size 32000 --out join
           famjax average runs/wmt14_enfr_paper --last 5 --out runs/wmt14_enfr_paper_average
           famjax eval runs/wmt14_enfr_paper_average --tasks translate:test.en=test.fr --beam 5 \
               --length-penalty 0.6
-          # the same, made a recurrent network
+          # turn it into a recurrent network
           famjax train t2r_mt_paper init=runs/wmt14_enfr_paper_average model.mixer=linear \
               model.linear.features=4 model.encoder.cross=linear data.target=train.fr \
               train.steps=40000 name=t2r_enfr_paper
@@ -13,9 +13,10 @@ Command:  famjax tokenizer train train.en train.fr --vocab-size 32000 --out join
           famjax eval runs/t2r_enfr_paper_average --tasks translate:test.en=test.fr --beam 5 \
               --length-penalty 0.6
 Cost:     needs accelerators; not run here
-Expected: tokenized BLEU (compounds not split) 42.2, and 42.1 of the recurrent network (Table 2)
+Expected: tokenized BLEU (compounds not split) 42.2, and 42.1 for the recurrent network (Table 2)
 
-The paper has joint BPE and no size of the vocabulary. Departures of the model: `_seq2seq_paper`.
+The paper uses joint BPE, and does not give the size of the vocabulary. For departures of the model
+see `_seq2seq_paper`.
 """
 
 from famjax import Config, load_config, replace_values

@@ -1,4 +1,4 @@
-"""Transformers with feedback memory: train with carried state, stream for ever, generate from it.
+"""Transformers with feedback memory: train, stream and generate with a carried state.
 
     import famjax
 
@@ -10,7 +10,7 @@
 
     print("".join(famjax.Generator(run).generate("Once upon a time")))
 
-Every name here is imported when it is first used, so that `import famjax` costs nothing.
+The names of this package are imported when they are first used, so `import famjax` is fast.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ __all__ = [
     "replace_values",
 ]
 
-# name -> module and its name there. Training is `fit`, since `famjax.train` is a package.
+# name -> (module, name in the module). Training is named `fit`, since `famjax.train` is a package.
 _HOMES = {
     "Config": ("famjax.config.schema", "Config"),
     "Generator": ("famjax.eval.generate", "Generator"),

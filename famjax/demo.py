@@ -1,12 +1,12 @@
 """The demo: feedback memory against windows on passkey retrieval (TransformerFAM Figure 3).
 
 `make demo` trains FAM with one memory segment, and BSWA of equal size with one and two; evaluates
-all of them at lengths far beyond training; prints the table and plots the figure; and asks the
-saved FAM model for a key that it read 100,000 tokens ago.
+all of them at lengths far beyond training; prints a table and plots the figure; and asks the saved
+FAM model for a key that it read 100,000 tokens ago.
 
 `make demo-full` trains FAM and the delta memory with five seeds each, and BSWA with 0 to 12 memory
-segments, and goes to ten million tokens. Windows read only their receptive field of a document,
-with the same answers.
+segments, and evaluates them on up to ten million tokens. Of a document, windows read only what is
+in their receptive field; the answers are the same.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from famjax.train.recipe import train_and_time
 from famjax.train.run import Run, open_run
 
 _VOCABULARY = 600
-# of the second process, in the demo's folder
+# log file of the second process, in the demo's folder
 LOG = "other_process.log"
 
 
@@ -51,11 +51,11 @@ class DemoModel:
     """A model that is trained and evaluated.
 
     Attributes:
-      name: of its folder, and in the table.
+      name: name of its folder, and in the table.
       mixer: fam, delta or bswa.
-      segments: memory segments.
-      seed: of the training.
-      steps: of the training; None is the config's, and half of that for BSWA.
+      segments: number of memory segments.
+      seed: seed of the training.
+      steps: steps of the training; None is the config's number, and half of that for BSWA.
     """
 
     name: str
@@ -82,15 +82,15 @@ class Demo:
     """Settings of a demo.
 
     Attributes:
-      folder: of its runs.
-      models: the first is trained on all cores; then two processes, each on half of the cores,
-        evaluate it, and train and evaluate the others.
-      lengths: tokens of the evaluated documents.
+      folder: folder of its runs.
+      models: the models. The first one is trained on all cores; then two processes, each on half of
+        the cores, evaluate it, and train and evaluate the others.
+      lengths: lengths of the evaluated documents, in tokens.
       examples: maximum number of documents of one length.
-      tokens: maximum number of tokens of one length, over all its documents.
-      batch: documents that are read together.
-      remembered: tokens of the document after which the saved model is asked.
-      overrides: of the config.
+      tokens: maximum number of tokens over all documents of one length.
+      batch: number of documents that are read together.
+      remembered: length of the document after which the saved model is asked, in tokens.
+      overrides: overrides of the config.
     """
 
     folder: Path
@@ -122,13 +122,13 @@ FULL_DEMO = Demo(
     ),
     (*(2**k for k in range(7, 21)), 10 * 2**20),
     examples=100,
-    # twenty documents of ten million tokens for each seed, a hundred over all
+    # twenty documents of ten million tokens for each seed, a hundred over all seeds
     tokens=200 * 2**20,
     batch=20,
 )
 
 
-# what table and figure show
+# printed below the table: what table and figure show
 CAVEAT = (
     "The key is anywhere in the first 4,096 tokens. Documents are up to 31 tokens shorter than "
     "that, so that questions are anywhere in a block of 32 or cross its end. Other seeds: "
@@ -182,12 +182,12 @@ def demonstrate(demo: Demo) -> int:
 
 
 def prepare(demo: Demo) -> int:
-    """Do what uses all cores; return the exit status."""
+    """Do the part that uses all cores; return the exit status."""
     return run_guarded(lambda: train_first_model(demo))
 
 
 def train_first_model(demo: Demo) -> int:
-    """Train the first model on all cores: a CPU's are devices, each with a part of the rows."""
+    """Train the first model on all cores. On a CPU, each is a device with a part of the rows."""
     model = demo.models[0]
     config = make_config(demo, model)
     runtime.share_cores(config.data.batch)
@@ -197,7 +197,7 @@ def train_first_model(demo: Demo) -> int:
 
 
 def make_tokenizer(demo: Demo) -> Path:
-    """Train the SentencePiece model of the demo, once."""
+    """Train the SentencePiece model of the demo, unless it is there; return its file."""
     path = demo.folder / "tokenizer.model"
     if not path.exists():
         text = demo.folder / "tokenizer.txt"
@@ -221,9 +221,9 @@ def make_config(demo: Demo, model: DemoModel) -> Config:
 
 
 def baseline_overrides(segments: int) -> list[str]:
-    """Return the overrides of a BSWA baseline to FAM's config.
+    """Return the overrides that make FAM's config that of a BSWA baseline.
 
-    A window has no memory beyond its receptive field: it cannot answer later questions or learn
+    A window has no memory beyond its receptive field: it cannot answer later questions, or learn
     from longer documents. A quarter of the tokens per step is enough for it.
     """
     shape = load_config("passkey")
@@ -269,7 +269,7 @@ def measure(demo: Demo, model: DemoModel, quiet: bool) -> None:
 
 
 def read_result(folder: Path) -> dict[str, Any]:
-    """Return what a model's measurement wrote into its folder."""
+    """Return the result that `measure` wrote into a model's folder."""
     return dict(read_json(folder / "result.json", RUN_AGAIN))
 
 
@@ -303,7 +303,7 @@ def ask(demo: Demo, console: Console) -> dict[str, Any]:
 
 
 def by_table(results: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Yield the results of each table: all of them, or if those are many each kind's."""
+    """Yield the results for each table: all in one, or if there are many, one table per kind."""
     if len(results) <= 8:
         yield list(results)
         return
@@ -312,7 +312,7 @@ def by_table(results: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]
 
 
 def kind_of(name: str) -> str:
-    """Return FAM, DELTA or M, from a model's name."""
+    """Return the kind of a model from its name: FAM, DELTA or M."""
     return name.partition("-")[0].rstrip("0123456789")
 
 
@@ -335,7 +335,7 @@ def table(demo: Demo, results: Sequence[dict[str, Any]]) -> Table:
 
 
 def draw(demo: Demo, results: Sequence[dict[str, Any]]) -> Path:
-    """Plot accuracy against length, the paper's Figure 3."""
+    """Plot accuracy against length, as in the paper's Figure 3; return the file."""
     figure, axes = new_figure(size=(8, 4.5))
     for result in results:
         kind = kind_of(result["name"])

@@ -1,12 +1,13 @@
 """The finetuning demo: a pretrained model is converted to one with memory, and learns to use it.
 
 `make demo-finetune` pretrains a tiny Llama on Python's standard library; exports it as a Hugging
-Face folder; converts that to a window with a memory written by the delta rule, and to the window
-alone (BSWA); finetunes both with the same LoRA on passkey retrieval, with a row of text in each
-batch; evaluates them before and after at lengths beyond training; and exports the first, with
-adapters merged, with streaming PyTorch code. `make demo-finetune-full` adds two seeds of it, FAM
-with three, and the paper's sum. `make demo-finetune-large` does it with a Llama of a million
-parameters that is pretrained for an hour on the standard library, and on books if there are some:
+Face folder; converts that to a window with a delta-rule memory, and to the window alone (BSWA);
+finetunes both with the same LoRA on passkey retrieval, with a row of text in each batch; evaluates
+them before and after, at lengths beyond training; and exports the first one, with its adapters
+merged, with streaming PyTorch code. `make demo-finetune-full` adds two more seeds of the delta-rule
+memory, FAM with three seeds, and FAM with the paper's sum. `make demo-finetune-large` uses a Llama
+of a million parameters that is pretrained for an hour on the standard library, and optionally on
+books:
 
     python -m famjax.demo_finetune --large --books TRAINING:HELD_OUT
 """
@@ -57,12 +58,12 @@ from famjax.train.recipe import claim_folder, train_and_time
 from famjax.train.run import Run, open_run
 
 _LIBRARY = Path(sysconfig.get_paths()["stdlib"])
-# of a batch of the finetuning, one of them text
+# number of rows of a finetuning batch, one of them text
 _ROWS = 4
 
 
 def _packages(*names: str) -> str:
-    """Return packages of Python's standard library as `data.files`."""
+    """Return packages of Python's standard library, in the form of `data.files`."""
     return ",".join(str(_LIBRARY / name) for name in names)
 
 
@@ -71,10 +72,11 @@ class Base:
     """A pretrained model.
 
     Attributes:
-      texts: that it is trained on, as is a row of each batch of the finetuning; as `data.files`.
-      held_out: names and `data.files` of the texts that measure its language.
-      vocabulary: SentencePiece tokens.
-      overrides: of its config.
+      texts: texts for the pretraining, and for one row of each finetuning batch, in the form of
+        `data.files`.
+      held_out: pairs of a name and files, texts on which its bits per byte are measured.
+      vocabulary: number of SentencePiece tokens.
+      overrides: overrides of its config.
     """
 
     texts: str
@@ -93,11 +95,11 @@ class TunedModel:
     """A model that is converted and finetuned.
 
     Attributes:
-      name: of its folder, and in the table.
-      to: of `famjax convert --to`.
-      settings: of the converted model.
-      finetuning: overrides of its finetuning.
-      seed: of the finetuning.
+      name: name of its folder, and in the table.
+      to: value of `famjax convert --to`.
+      settings: overrides for the converted model.
+      finetuning: overrides for its finetuning.
+      seed: seed of the finetuning.
     """
 
     name: str
@@ -108,12 +110,12 @@ class TunedModel:
 
     @property
     def converted(self) -> str:
-        """The folder's name of the converted model, which seeds share."""
+        """Name of the folder of the converted model, which seeds share."""
         return "-".join(["converted", self.to, *self.settings]).replace("model.", "")
 
 
-# A block holds the shortest document: the models first learn to find the key within a block, then
-# to keep it. All attend to one previous block in each layer, and differ in their memory.
+# A block holds the shortest document, so the models first learn to find the key within a block,
+# then to keep it. All attend to one previous block in each layer, and differ only in their memory.
 _WINDOW = ("model.memory_segments=1",)
 _BSWA = TunedModel("BSWA", "bswa", _WINDOW)
 # a memory that pays for writing leaves out filler, and keeps a key whatever the length
@@ -131,15 +133,16 @@ class FinetuneDemo:
     """Settings of a finetuning demo.
 
     Attributes:
-      folder: of its output.
-      examples: most documents of one length; of long ones fewer, see `count_documents`.
+      folder: folder of its output.
+      examples: maximum number of documents of one length; there are fewer long ones, see
+        `count_documents`.
       base: the model that is pretrained.
-      blocks: in the documents that are evaluated.
-      block: tokens of a block.
-      row: blocks of a row that a memory is trained on.
-      tokens: of all documents of one length, beyond which there are fewer documents.
-      models: the first is trained on all cores; then two processes, each on half of the cores,
-        evaluate it, and train and evaluate the others.
+      blocks: lengths of the evaluated documents, in blocks.
+      block: number of tokens of a block.
+      row: number of blocks of a row that a memory is trained on.
+      tokens: number of tokens over all documents of one length to which long documents are limited.
+      models: the converted models. The first one is trained on all cores; then two processes, each
+        on half of the cores, evaluate it, and train and evaluate the others.
       pretraining, finetuning: overrides of the two configs.
     """
 
@@ -157,12 +160,13 @@ class FinetuneDemo:
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Tokens of the evaluated documents."""
+        """Lengths of the evaluated documents, in tokens."""
         return tuple(self.block * n for n in self.blocks)
 
 
 _FEWEST_DOCUMENTS = 8
-# an untrained memory finds nothing: "before" is measured up to so many blocks
+# maximum number of blocks of documents that are evaluated before finetuning: an untrained memory
+# finds nothing in longer ones
 _BLOCKS_BEFORE = 16
 DEMO = FinetuneDemo(Path("runs/demo-finetune"), examples=16)
 FULL_DEMO = FinetuneDemo(
@@ -177,10 +181,10 @@ FULL_DEMO = FinetuneDemo(
 
 
 def make_large_demo(books: str | None) -> FinetuneDemo:
-    """Return the demo with a larger base, trained on code and, if there are some, on books.
+    """Return the demo with a larger base, trained on code and optionally on books.
 
     Args:
-      books: TRAINING:HELD_OUT, each as `data.files`.
+      books: TRAINING:HELD_OUT, each in the form of `data.files`; None or "" is no books.
     """
     folder = Path("runs/demo-finetune-large")
     code = standard_library(folder / "library")
@@ -198,7 +202,8 @@ def make_large_demo(books: str | None) -> FinetuneDemo:
         vocabulary=1024,
         overrides=(
             *(f"model.{setting}" for setting in shape),
-            # parts, so that each batch has as many texts as rows: whole books are forgotten again
+            # in parts, so that each batch has as many texts as rows: with whole books, the model
+            # forgets earlier ones
             *("data.length=512", "data.part_bytes=2048"),
             *("train.steps=2400", "train.checkpoint_every=100"),
         ),
@@ -261,7 +266,7 @@ def demonstrate(demo: FinetuneDemo) -> int:
 
 
 def prepare(demo: FinetuneDemo) -> int:
-    """Do what uses all cores; return the exit status."""
+    """Do the part that uses all cores; return the exit status."""
     return run_guarded(lambda: train_first_model(demo))
 
 
@@ -272,7 +277,7 @@ def train_first_model(demo: FinetuneDemo) -> int:
     runtime.setup()
     console.print("Pretraining a tiny Llama.")
     pretrain(demo)
-    # here, so that the two processes that tune do not both do it
+    # measure it here, so that the two processes that tune do not both do it
     measure_base(demo)
     convert_models(demo, console)
     names = ", ".join(model.name for model in demo.models)
@@ -339,7 +344,7 @@ def convert_models(demo: FinetuneDemo, console: Console) -> None:
 
 
 def make_config(demo: FinetuneDemo, model: TunedModel) -> Config:
-    """Return the finetuning config: that of `make demo`, with adapters."""
+    """Return the finetuning config: the one of `make demo`, with adapters."""
     tokenizer = load_tokenizer(str(demo.folder / "tokenizer.model"))
     shortest = Passkey(tokenizer, PasskeyConfig().digits).shortest
     row = demo.row * demo.block
@@ -353,17 +358,19 @@ def make_config(demo: FinetuneDemo, model: TunedModel) -> Config:
         f"data.passkey.ask_every={2 * demo.block}",
         f"data.passkey.min_length={shortest}",
         f"data.passkey.start_length={max(shortest, demo.block)}",
-        # a pretrained model has no smeared keys, with which one anywhere is learned (docs/log.md)
+        # the key comes first: finding it anywhere is learned with smeared keys (docs/log.md), which
+        # a pretrained model does not have
         "data.passkey.needle_within=0",
-        # hard keys are right in three of four cases when all others are
+        # when all other keys are right, three of four hard ones are
         "data.passkey.threshold=0.7",
-        # a pretrained model can predict text already; it should learn the answers, and a row of
-        # text in each batch keeps what it knows
+        # a pretrained model already predicts text: it should learn the answers, while a row of text
+        # in each batch keeps what it knows
         "data.passkey.other_weight=0.002",
         f"data.batch={_ROWS}",
         "data.text_rows=1",
         "data.text_weight=0.2",
-        # a text in every step: of whole books it would read few, and forget the others
+        # parts of texts, for another text in every step: of whole books it would read few, and
+        # forget the others
         f"data.part_bytes={4 * row}",
         f"data.files={demo.base.texts}",
         "optimizer.schedule=wsd",
@@ -371,8 +378,8 @@ def make_config(demo: FinetuneDemo, model: TunedModel) -> Config:
         "train.steps=700",
     ]
     if model.to == "bswa":
-        # It has no memory beyond its receptive field: no intermediate questions or longer
-        # documents. In half of the steps it learns nothing.
+        # It has no memory beyond its receptive field, so there are no intermediate questions or
+        # longer documents. With half of the steps it learns nothing.
         seen = make_base_config(demo).model.layers + 1
         overrides += [
             f"data.length={(seen + 2) * demo.block}",
@@ -408,7 +415,7 @@ def tune(demo: FinetuneDemo, model: TunedModel, quiet: bool) -> None:
 
 
 def measure_before(demo: FinetuneDemo, model: TunedModel, evaluation: str) -> dict[str, Any]:
-    """Measure a converted model before it is finetuned, once for all seeds."""
+    """Measure a converted model before it is finetuned, only once for all seeds."""
     file = demo.folder / model.converted / "before.json"
     if file.exists():
         saved = read_json(file, RUN_AGAIN)
@@ -437,7 +444,7 @@ def measure_text(demo: FinetuneDemo, run: Run, window: int | None = None) -> dic
 
 
 def measure_base(demo: FinetuneDemo) -> dict[str, float]:
-    """Return bits per byte with the base's own attention, in windows of what it was trained on."""
+    """Return the base's bits per byte with its own attention, in windows of its training length."""
     folder = demo.folder / "pretrained"
     file, texts = folder / "text.json", repr(demo.base.held_out)
     if file.exists():
@@ -460,7 +467,7 @@ def _count(tree: Any) -> int:
 
 
 def table(demo: FinetuneDemo, results: Sequence[dict[str, Any]]) -> Table:
-    """Return the table of keys retrieved after finetuning by length, and of what it changed."""
+    """Return the table of the keys retrieved after finetuning, and of what finetuning changed."""
     headings = ("tokens", *(result["name"] for result in results))
     out = Table("Whole keys retrieved after finetuning, by tokens", headings, words=(0,))
     for i, length in enumerate(demo.lengths):
@@ -481,7 +488,7 @@ def table(demo: FinetuneDemo, results: Sequence[dict[str, Any]]) -> Table:
 
 
 def draw(demo: FinetuneDemo, results: Sequence[dict[str, Any]]) -> Path:
-    """Plot accuracy against length, dotted before finetuning."""
+    """Plot accuracy against length, dotted before finetuning; return the file."""
     figure, axes = new_figure(size=(8, 4.5))
     for number, result in enumerate(results):
         for when, style in (("before", ":"), ("after", "-")):

@@ -1,11 +1,11 @@
 """Memories against block sliding window attention on text, at equal steps and at equal time.
 
 `make demo-text` trains a window without any memory on the long modules of Python's standard
-library; gives it a FAM, a delta-rule memory (in both layers, or in the upper one) or neither, with
-a memory segment and without, and trains each of them for as many steps more; evaluates them on
-modules that were held out, and prints bits per byte of three seeds with paired intervals. The
-models of a seed share the first training, since a memory is of use only to a model that predicts
-from its block already. Other texts:
+library; gives it a FAM, a delta-rule memory (in both layers, or in the upper one) or neither, each
+with a memory segment and without; trains all of these models further for the same number of steps;
+evaluates them on held-out modules; and prints bits per byte of three seeds, with paired intervals.
+The models of a seed share the first training, since a memory is only of use to a model that has
+learned to predict from its own block. For other texts:
 
     python -m famjax.demo_text --data books=TRAIN_FOLDER:HELD_OUT_FOLDER
 """
@@ -42,7 +42,7 @@ from famjax.processes.half_cores import run_in_halves
 from famjax.train.recipe import claim_folder, train_and_time
 
 _VOCABULARY = 1024
-# the mixers with a memory that outlives the window, in all layers or in the upper one
+# mixers with a memory that lasts longer than the window, in all layers or in the upper one
 _MEMORIES = ("fam", "delta", "bswa,delta")
 
 
@@ -51,12 +51,12 @@ class TextModel:
     """A model that is trained and evaluated.
 
     Attributes:
-      mixer: of the model, such as fam.
-      segments: memory segments.
-      seed: of the training.
-      time_of: its training takes the time of that mixer's; "" is the demo's steps.
-      steps: of the training; 0 is the demo's.
-      pretrained: continues the training of the seed's base, else it is a base.
+      mixer: the model's mixer, such as fam.
+      segments: number of memory segments.
+      seed: seed of the training.
+      time_of: mixer whose training takes the same time as this one; "" trains for the demo's steps.
+      steps: steps of the training; 0 is the demo's number.
+      pretrained: whether it continues the training of the seed's base; if not, it is a base.
     """
 
     mixer: str
@@ -73,7 +73,7 @@ class TextModel:
 
     @property
     def kind(self) -> str:
-        """All models of a kind differ in the seed only."""
+        """Name of the kind of model; models of the same kind differ only in the seed."""
         if not self.pretrained:
             return "base"
         name = f"{self.mixer.upper()} M{self.segments}"
@@ -90,12 +90,12 @@ class TextDemo:
     """Settings of a comparison on texts of one kind.
 
     Attributes:
-      folder: of its output.
+      folder: folder of its output.
       texts: the documents.
       seeds: number of trainings of each model.
-      base_steps: of the training that the models of a seed share.
-      steps: of the training of each model from there.
-      overrides: of the config.
+      base_steps: steps of the training that the models of a seed share.
+      steps: steps of the further training of each model.
+      overrides: overrides of the configs.
     """
 
     folder: Path
@@ -138,7 +138,7 @@ def _read_arguments(arguments: argparse.Namespace) -> TextDemo:
 
 
 def demonstrate(demo: TextDemo) -> int:
-    """Train, evaluate, print; all output is in the demo's folder."""
+    """Train, evaluate, and print; all output is in the demo's folder."""
     console = Console(highlight=False)
     begin = time.perf_counter()
     demo.folder.mkdir(parents=True, exist_ok=True)
@@ -187,7 +187,7 @@ def make_config(demo: TextDemo, model: TextModel) -> Config:
     """Return the training config of a model."""
     fam = ["model.fam_update=gated", "model.fam_len=8"] if model.mixer == "fam" else []
     if model.pretrained:
-        # of another seed, for another order of the documents
+        # another seed, for another order of the documents
         training = [f"init={demo.folder / model.base.folder}", f"seed={1000 + model.seed}"]
         training += [f"train.steps={model.steps or demo.steps}", "optimizer.warmup_steps=20"]
     else:
@@ -200,7 +200,7 @@ def make_config(demo: TextDemo, model: TextModel) -> Config:
             f"model.mixer={model.mixer}",
             *training,
             f"model.memory_segments={model.segments}",
-            # without them, models of this size do not even copy from their own window
+            # without smeared keys, models of this size do not even copy from their own window
             "model.smeared_keys=true",
             "model.layers=2",
             "model.mlp_width=512",
@@ -208,7 +208,7 @@ def make_config(demo: TextDemo, model: TextModel) -> Config:
             f"data.files={demo.texts.training}",
             f"data.tokenizer={demo.folder / 'tokenizer.model'}",
             "data.holdout=0",
-            # many documents in a step: with few the memory becomes a fingerprint of them
+            # many documents in a step: with few, the memory becomes a fingerprint of them
             "data.batch=8",
             "data.length=512",
             "train.log_every=20",
@@ -219,15 +219,15 @@ def make_config(demo: TextDemo, model: TextModel) -> Config:
 
 
 def pretrain(demo: TextDemo, base: TextModel, quiet: bool) -> None:
-    """Train the model that all models of its seed continue."""
+    """Train the base, which all models of its seed continue."""
     train_and_time(make_config(demo, base), demo.folder / base.folder, quiet)
 
 
 def measure(demo: TextDemo, model: TextModel, quiet: bool) -> None:
-    """Train a model, evaluate it on the documents that were held out, and write the results."""
+    """Train a model, evaluate it on the held-out documents, and write the results."""
     folder = demo.folder / model.folder
     config = make_config(demo, model)
-    if model.pretrained:  # its recipe has the base's folder only
+    if model.pretrained:  # the recipe names only the base's folder, not how the base was trained
         claim_folder(folder, repr(make_config(demo, model.base)), "base.txt")
     claim_folder(folder, repr(config))
     file = folder / "result.json"
@@ -242,13 +242,13 @@ def measure(demo: TextDemo, model: TextModel, quiet: bool) -> None:
 def _step_seconds(folder: Path) -> float:
     """Return the median time of a training step."""
     rows = [parse_json(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    # the first step of all compiles, and has none
+    # the very first step compiles, and has no step_seconds
     times = [row["step_seconds"] for row in rows if "step_seconds" in row]
     return float(np.median(times)) if times else float("nan")
 
 
 def steps_in_equal_time(demo: TextDemo, model: TextModel) -> int:
-    """Return the steps that BSWA takes in the time of the model's; equal for all seeds."""
+    """Return the number of BSWA's steps that take the model's time; the same for all seeds."""
     own, window = (
         np.median(
             [
@@ -264,7 +264,10 @@ def steps_in_equal_time(demo: TextDemo, model: TextModel) -> int:
 
 
 def _by_kind(demo: TextDemo, models: Sequence[TextModel]) -> list[dict[str, Any]]:
-    """Return the results of all seeds of each kind of model, memories against windows."""
+    """Return for each kind of model its results over all seeds.
+
+    Those of memories also have the differences to windows.
+    """
     kinds: dict[str, list[TextModel]] = {}
     for model in sorted(models, key=lambda m: (m.segments, m.mixer, m.time_of)):
         kinds.setdefault(model.kind, []).append(model)
@@ -287,7 +290,7 @@ def _by_kind(demo: TextDemo, models: Sequence[TextModel]) -> list[dict[str, Any]
 
 
 def _nats(row: dict[str, Any]) -> np.ndarray:
-    """Return the nats of each document, averaged over seeds, [documents]."""
+    """Return the loss of each document in nats, averaged over seeds, [documents]."""
     seeds = [[document["nats"] for document in seed["by_document"]] for seed in row["seeds"]]
     return np.array(seeds).mean(0)
 
@@ -327,13 +330,13 @@ def table(demo: TextDemo, results: Sequence[dict[str, Any]]) -> Table:
 
 
 def draw(demo: TextDemo, results: Sequence[dict[str, Any]]) -> Path:
-    """Plot the loss by the position in the document."""
+    """Plot the loss by the position in the document; return the file."""
     figure, axes = new_figure(size=(8, 4.5))
     for row in results:
         ends = [bucket["to"] + 1 for bucket in row["seeds"][0]["by_position"]]
         nats = np.mean([[b["loss"] for b in seed["by_position"]] for seed in row["seeds"]], 0)
         if row["time_of"]:
-            continue  # as many lines as can be told apart
+            continue  # no more lines than can be distinguished
         style = {"fam": "--", "delta": "-", "bswa,delta": "-.", "bswa": ":"}[row["mixer"]]
         color = f"C{row['segments']}"
         axes.plot(ends, nats, style, marker="o", markersize=3, color=color, label=row["kind"])

@@ -14,12 +14,13 @@ from famjax.config.schema import OptimizerConfig
 from famjax.core.types import Array, Params, PyTree
 from famjax.parallel.sharding import path_name
 
-# of memory gates and of the delta rule's rates: decayed towards 0 they open, and a memory forgets
+# biases of memory gates and of the delta rule's rates: if they decayed towards 0, the gates would
+# open, and the memory would forget
 _NOT_DECAYED = re.compile(r"/(memory_gate/bias|rate_bias)$")
 
 
 def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Return the learning rate by step, for a run of `steps`.
+    """Return the learning rate as a function of the step, for a run of `steps` steps.
 
     The rate rises linearly from 0 over the first `warmup_steps`. Then "constant" keeps it, "cosine"
     decays it to the fraction `final_fraction` at the end of the run, and "wsd" keeps it and decays
@@ -36,7 +37,7 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     elif config.schedule == "inverse_sqrt":
         fall = _inverse_sqrt_schedule(rate, warmup)
     else:
-        # the decay is at most what the warmup leaves
+        # the decay has at most the steps that the warm-up leaves
         decay = max(min(round(config.decay_fraction * steps), steps - warmup), 1)
         hold = max(steps - warmup - decay, 0)
         fall = optax.join_schedules(
@@ -46,8 +47,8 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 
 
 def _inverse_sqrt_schedule(rate: float, warmup: int) -> optax.Schedule:
-    """Return the rate by step after the `warmup` steps."""
-    # optax asks for steps before them, too
+    """Return the learning rate as a function of the number of steps after the warm-up."""
+    # optax also calls it with the negative numbers of steps before the end of the warm-up
     return lambda step: rate * jnp.sqrt(warmup / (warmup + jnp.maximum(step, 0)))
 
 
@@ -55,9 +56,11 @@ class OptimizerSpec(NamedTuple):
     """An optimizer.
 
     Attributes:
-      make: config and learning rate by step -> the transformation, without clipping.
-      moments: arrays of a parameter's size that it keeps; a factored one does not count.
-      unused: keys that have no effect with it.
+      make: function from the config and the learning rate schedule to the transformation, without
+        clipping.
+      moments: number of arrays of a parameter's size that the optimizer keeps; a factored moment
+        does not count.
+      unused: config keys that have no effect with this optimizer.
     """
 
     make: Callable[[OptimizerConfig, optax.Schedule], optax.GradientTransformation]
@@ -68,9 +71,9 @@ class OptimizerSpec(NamedTuple):
 def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     """Return gradient clipping, the optimizer and its schedule as one transformation.
 
-    Weight decay applies to every trained parameter, with norm scales, biases and embeddings, as
-    PyTorch's optimizers do for a model's `parameters()`. The biases of a memory's gates are
-    excepted: they are timescales.
+    Weight decay applies to every trained parameter, including norm scales, biases and embeddings,
+    as with PyTorch's optimizers for a model's `parameters()`. The biases of a memory's gates are
+    excepted, since they are timescales.
     """
     optimizer = OPTIMIZERS[config.name].make(config, make_schedule(config, steps))
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()
@@ -86,9 +89,9 @@ def _adamw(config: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientT
 
 
 def _nag(config: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
-    """SGD with Nesterov momentum, as in fairseq (T2R, Tables 3 and 4).
+    """Return SGD with Nesterov momentum, as in fairseq (T2R, Tables 3 and 4).
 
-    Fairseq's buffer is this one's trace times the rate.
+    Fairseq's momentum buffer is optax's trace times the learning rate.
     """
     return optax.chain(
         _add_decayed_weights(config.weight_decay),
@@ -97,7 +100,7 @@ def _nag(config: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientTra
 
 
 def _adafactor(config: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
-    """Adafactor (Shazeer & Stern, 2018) with momentum and a second-moment decay of at most beta2.
+    """Return Adafactor (Shazeer & Stern, 2018) with momentum and second-moment decay up to beta2.
 
     TransformerFAM 3.1 uses beta1 0.9 and beta2 0.99. With a constant decay and no bias correction
     the first steps would be ten times too large, so the decay rises as 1 - t^-0.8 up to beta2.
@@ -121,9 +124,10 @@ def _adafactor(config: OptimizerConfig, schedule: optax.Schedule) -> optax.Gradi
 
 
 def _add_decayed_weights(rate: float) -> optax.GradientTransformation:
-    """`optax.add_decayed_weights`, of all parameters but those that `_NOT_DECAYED` names.
+    """Return `optax.add_decayed_weights` for all parameters except those in `_NOT_DECAYED`.
 
-    A mask of optax would change the state's structure, and with it the checkpoints.
+    The mask of `optax.add_decayed_weights` would change the structure of the optimizer state, and
+    so of checkpoints.
     """
 
     def add(updates: PyTree, params: Params | None) -> PyTree:
@@ -138,8 +142,8 @@ def _add_decayed_weights(rate: float) -> optax.GradientTransformation:
 def _per_layer(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
     """Apply a transformation that uses statistics of whole arrays to each layer separately.
 
-    The stack keeps equal layers in one array [repeats ...]. Without the `vmap`, a parameter's scale
-    would be that of all layers together, and Adafactor could factor over the layers.
+    The stack keeps equal layers in one array [repeats ...]. Without the `vmap`, all layers together
+    would have one parameter scale, and Adafactor could factor over the layers.
     """
 
     def init(params: Params) -> PyTree:

@@ -23,7 +23,7 @@ from famjax.data.text_rows import TextRows
 from famjax.tasks import TASKS
 from famjax.tokenizers.tokenizer import Tokenizer
 
-# batches prepared while the device computes
+# number of batches that are prepared while the device computes
 _PREFETCH = 2
 
 
@@ -58,7 +58,7 @@ def make_batches(
     """Return the iterator over batches of `source`, in the layout of `config.data`.
 
     Args:
-      local_rows: indices of the rows that this process generates; None is all.
+      local_rows: indices of the rows that this process generates; None means all rows.
     """
     data = config.data
     pairs, source = source, ReassignedSource(source)
@@ -110,15 +110,16 @@ def _make_packed_rows(
 
 
 def halve_lanes(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of `Batches` with which half as many lanes of twice the length continue."""
+    """Return the state of `Batches` from which half as many lanes of twice the length continue."""
     return {**state, "batches": halve_batch(state["batches"])}
 
 
 class Batches(grain.DatasetIterator[Batch[np.ndarray]]):
     """Iterator over batches that a thread prefetches.
 
-    The state is that after the last batch returned, without the prefetched ones, together with the
-    current state of the source, so that updates of a curriculum since that batch are not lost.
+    The iterator's state is the state after the last batch that was returned, not after prefetched
+    ones. It includes the current state of the source, so that updates of a curriculum since that
+    batch are not lost.
     """
 
     def __init__(self, ahead: grain.DatasetIterator[Batch[np.ndarray]], source: ReassignedSource):
@@ -137,13 +138,13 @@ class Batches(grain.DatasetIterator[Batch[np.ndarray]]):
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        # Stops the thread, so that no key is made from a state that is half restored.
+        # This stops the thread first, so that it makes no key from a half restored state.
         self._parent.set_state(state["batches"])
         self._source.set_state(state["source"])
         self._source.set_assignments(state)
 
     def release(self) -> None:
-        """Stop the thread and drop the reference to it."""
+        """Stop the prefetching thread and drop the reference to it."""
         self.close()
         self._parents = ()
 
@@ -151,7 +152,7 @@ class Batches(grain.DatasetIterator[Batch[np.ndarray]]):
 def _release_at_exit(reference: weakref.ref[Batches]) -> None:
     """Release an iterator that is still alive at interpreter exit.
 
-    Otherwise grain closes it after modules are torn down, which prints a traceback.
+    Otherwise grain would close it after modules are torn down, and that prints a traceback.
     """
     if (batches := reference()) is not None:
         batches.release()

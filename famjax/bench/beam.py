@@ -1,7 +1,8 @@
-"""Beam search against greedy decoding, and against transformers' on an equal model.
+"""Beam search compared with greedy decoding, and with transformers' beam search on an equal model.
 
-Greedy decoding of as many rows as there are hypotheses is the floor: the same steps of the model,
-without choosing among beams and without copying their states. Nothing ends before its last token.
+The floor is greedy decoding with as many rows as there are hypotheses: it takes the same steps of
+the model, without choosing among beams or copying their states. There are no stop tokens, so no
+hypothesis ends early.
 """
 
 from __future__ import annotations
@@ -32,20 +33,21 @@ from famjax.models.language_model import LanguageModel
 PEERS = ("torch", "transformers")
 BEAMS = 5
 MIXERS = ("full", "bswa", "fam")
-# aims: tokens/s over those of greedy decoding of as many rows; over transformers'
+# aims: tokens/s relative to greedy decoding with as many rows, and relative to transformers
 GREEDY_AIM, PEER_AIM = 0.7, 2.0
-# tokens of a prompt
+# number of tokens of a prompt
 PROMPT = 64
 
 
 class BeamCost(NamedTuple):
-    """Decoding so many tokens after a prompt, with one mixer.
+    """The cost of beam search after a prompt, with one mixer.
 
     Attributes:
-      mixer: of all layers.
-      hypotheses: of all rows.
-      equal: greedy decoding of as many rows, and beam search; the ratio is the share of its speed.
-      single: greedy decoding of one hypothesis a row, and beam search.
+      mixer: mixer of all layers.
+      hypotheses: number of hypotheses of all rows.
+      equal: times of greedy decoding with as many rows as hypotheses, and of beam search; the ratio
+        is beam search's share of the speed of greedy decoding.
+      single: times of greedy decoding with one hypothesis per row, and of beam search.
     """
 
     mixer: str
@@ -55,11 +57,11 @@ class BeamCost(NamedTuple):
 
 
 class BeamPeer(NamedTuple):
-    """Reading a prompt and beam search, of transformers and of famjax.
+    """Reading a prompt and beam search, in transformers and in famjax.
 
     Attributes:
-      time: theirs against ours; its ratio is our speedup.
-      same: share of the hypotheses that are the same.
+      time: times of transformers, and of famjax; the ratio is the speedup of famjax.
+      same: share of the hypotheses that are the same in both.
     """
 
     time: Pair
@@ -69,7 +71,7 @@ class BeamPeer(NamedTuple):
 def measure_costs(
     model: ModelConfig, batch: int, tokens: int, repetitions: int
 ) -> Iterator[BeamCost]:
-    """Measure each of `MIXERS`, all programs of one interleaved."""
+    """Measure each of `MIXERS`; the programs of one mixer run interleaved."""
     for mixer in MIXERS:
         config = replace(model, mixer=mixer, capacity=PROMPT + tokens)
         made = LanguageModel(config, rngs=nnx.Rngs(0))
@@ -102,7 +104,7 @@ def _search(stream: Streamer, vocab_size: int, tokens: int) -> Hypotheses:
 def _greedy_runner(
     model: LanguageModel, stream: Streamer, copies: int, tokens: int
 ) -> Callable[[], Any]:
-    """Return a function that writes tokens after a stream, in `copies` rows for each of its own."""
+    """Return a function that decodes greedily after a stream, with each row in `copies` copies."""
     graph, params = nnx.split(model)
 
     def write(params: Params, state: State, logits: jax.Array) -> jax.Array:
@@ -124,7 +126,7 @@ def has_peers() -> bool:
 
 
 def measure_peer(model: ModelConfig, batch: int, tokens: int, repetitions: int) -> BeamPeer:
-    """Measure a Llama of the model's shape, with the same weights in both."""
+    """Measure a Llama of the model's shape in both packages, with the same weights."""
     net = _peer_model(llama_config(model), tokens)
     with tempfile.TemporaryDirectory() as folder:
         net.save_pretrained(folder)
@@ -154,7 +156,7 @@ def _peer_model(model: ModelConfig, tokens: int) -> Any:
 
 
 def _peer_runner(net: Any, batch: int, tokens: int) -> Callable[[], np.ndarray]:
-    """Return a function that returns the tokens it wrote, [b*n t]."""
+    """Return a function that runs transformers' beam search, and returns the tokens, [b*n t]."""
     import torch
 
     prompts = torch.tensor(_prompts(batch, net.config.vocab_size).astype(np.int64))

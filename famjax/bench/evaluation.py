@@ -1,6 +1,7 @@
-"""The throughput of streaming evaluations, beside that of the model's bare forward pass.
+"""The throughput of streaming evaluations, compared with the model's bare forward pass.
 
-The floor of the ratio is 1: the same calls on tokens that are there already, with nothing counted.
+The floor of the ratio is 1: the bare pass makes the same calls on tokens that already exist, and
+counts nothing.
 """
 
 from __future__ import annotations
@@ -26,17 +27,18 @@ from famjax.models.language_model import LanguageModel
 from famjax.tokenizers.load import load_tokenizer
 from famjax.train.run import Run
 
-# documents generated while they are read, whose filler is noise
+# a task whose documents are generated while they are read, with noise as the filler
 _TASK = "niah_single_1"
 
 
 class Comparison(NamedTuple):
-    """An evaluation against the bare forward pass.
+    """An evaluation compared with the bare forward pass.
 
     Attributes:
-      name: of the evaluation.
-      tokens: that each of both reads.
-      time: of the bare pass, and of the evaluation; the ratio is the share of its throughput.
+      name: name of the evaluation.
+      tokens: number of tokens that each of the two reads.
+      time: times of the bare pass, and of the evaluation; the ratio is the evaluation's share of
+        the bare pass's throughput.
     """
 
     name: str
@@ -45,7 +47,7 @@ class Comparison(NamedTuple):
 
 
 def compare(model: ModelConfig, batch: int, length: int, repetitions: int) -> list[Comparison]:
-    """Measure reading documents for questions, and the loss of texts with and without memory."""
+    """Measure the reading of documents for questions, and text loss with and without memory."""
     run = _make_run(model)
     return [
         _compare_reading(run, batch, length, repetitions),

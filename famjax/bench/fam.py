@@ -23,16 +23,16 @@ from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel
 from famjax.train.flops import fam_floor
 
-# block and FAM length; f / w from 1/64 to 1/8
+# block lengths and FAM lengths; f / w is from 1/64 to 1/8
 SIZES = ((64, 8), (128, 8), (128, 16), (256, 16), (512, 8))
 GENERATED = 256
 CHUNK = 2048
-# the paper's 26k, 34k, 66k, 130k, 258k and a million, as whole chunks plus generated tokens
+# the paper's 26k, 34k, 66k, 130k, 258k and a million tokens, as whole chunks plus generated tokens
 LENGTHS = tuple(k * CHUNK + GENERATED for k in (12, 16, 32, 63, 126, 488))
 
 
 class FamCost(NamedTuple):
-    """FAM against BSWA at one size. `floor` is 1 + f / w."""
+    """The times of FAM, and of BSWA, at one size. `floor` is 1 + f / w."""
 
     block_len: int
     fam_len: int
@@ -42,7 +42,10 @@ class FamCost(NamedTuple):
 
 
 class LongDocument(NamedTuple):
-    """One length: seconds and peak bytes of both; 256 of the tokens are generated (D.4)."""
+    """Seconds and peak bytes of FAM and BSWA for one document.
+
+    `tokens` is its length; the last 256 of them are generated (D.4).
+    """
 
     tokens: int
     fam_seconds: float
@@ -88,7 +91,7 @@ def _streaming(model: ModelConfig, batch: int, length: int) -> Callable[[], Any]
 
 
 class _GreedyReader:
-    """A random model that reads and generates, with parameters as arguments of the program."""
+    """A random model that reads, and generates greedily; its parameters are program arguments."""
 
     def __init__(self, model: ModelConfig, batch: int):
         module = LanguageModel(model, rngs=nnx.Rngs(0))
@@ -122,7 +125,7 @@ class _GreedyReader:
 def measure_long_documents(
     model: ModelConfig, note: Callable[[str], None]
 ) -> Iterator[LongDocument]:
-    """Read documents of increasing length and generate 256 tokens after each."""
+    """Read documents of increasing length, and generate 256 tokens after each."""
     readers = {name: _GreedyReader(replace(model, mixer=name), 1) for name in ("fam", "bswa")}
     for reader in readers.values():  # compile
         jax.block_until_ready(reader.step(reader.read(np.zeros((1, CHUNK), np.int32))))

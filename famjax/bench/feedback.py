@@ -1,12 +1,12 @@
 """The Feedback Transformer: cost in training, gain in generation (arXiv 2002.09402, Table 5).
 
-Measured interleaved: the Feedback Transformer, a Transformer with the same components, and a
-Transformer of equal size on the residual stack (`swa`), the fastest one here.
+Three models are measured interleaved: the Feedback Transformer, a Transformer with the same
+components, and a Transformer of equal size on the residual stack (`swa`), the fastest one here.
 
-The floor of training is the ratio of matrix FLOPs, from `famjax.train.flops`. It is not reachable:
-a matrix product of the Transformer has batch * length rows, but the token scan has only `batch`
-rows in the two products that cannot be deferred (forward, input gradient); only the weight gradient
-has more. The slowdown by small products is measured too (`measure_rows_floor`).
+The floor of the training ratio is the ratio of matrix FLOPs, from `famjax.train.flops`. It is not
+reachable: a matrix product of the Transformer has batch * length rows, but the token scan has only
+`batch` rows in the two products that cannot be deferred (forward, input gradient); only the weight
+gradient has more. The slowdown by small products is measured, too (`measure_rows_floor`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ TRAINING_AIM, MEMORY_AIM, GENERATION_AIM = 1.8, 1.0, 3.7
 SWEEPS = (2, 4)
 SPANS = (512, 2048, 8192)
 BATCHES = (1, 16)
-# generated per call
+# number of tokens generated per call
 TOKENS = 8
 
 
@@ -50,9 +50,10 @@ class TrainingStep(NamedTuple):
     """A training step of one model.
 
     Attributes:
-      transformer, swa: its time against theirs.
-      temporary_bytes: XLA's temporaries of a step.
-      floor: its matrix FLOPs over the Transformer's.
+      name: name of the model.
+      transformer, swa: times of the model, and of the Transformer or `swa`.
+      temporary_bytes: XLA's temporary bytes of a step.
+      floor: ratio of the model's matrix FLOPs to the Transformer's.
       sweep_change: relative change of the memory in the last sweep; None without sweeps.
     """
 
@@ -65,14 +66,17 @@ class TrainingStep(NamedTuple):
 
 
 class Generation(NamedTuple):
-    """One-token steps of one model after `span` tokens.
+    """One-token steps of a Feedback Transformer after `span` tokens, compared with a Transformer.
 
     Attributes:
-      equal: "batch" or "bytes", in which it equals the Transformer.
-      batch, state_bytes, tokens_per_second: of feedback.
-      other_*: of the Transformer.
-      time: of equal tokens per lane, feedback's against the Transformer's.
-      ratio: feedback's tokens/s of all lanes over the Transformer's.
+      name: name of the model.
+      span: number of tokens before.
+      equal: what is equal in both: "batch", the number of lanes, or "bytes", the size of the state.
+      batch, state_bytes, tokens_per_second: values of the Feedback Transformer.
+      other_*: values of the Transformer.
+      time: times of the Feedback Transformer and of the Transformer, for equally many tokens per
+        lane.
+      ratio: ratio of the tokens/s of all lanes, the Feedback Transformer's to the Transformer's.
     """
 
     name: str
@@ -92,7 +96,7 @@ class Generation(NamedTuple):
 
 
 def bench_models(model: ModelConfig) -> dict[str, ModelConfig]:
-    """Return the measured models by name; all of the same width, depth and span."""
+    """Return the measured models by name; all have the same width, depth and span."""
     c = replace(model.feedback, sweeps=0, tolerance=math.inf)
 
     def feedback(**changes: Any) -> ModelConfig:
@@ -173,7 +177,11 @@ def _data(program: TrainProgram, model: ModelConfig, batch: int, length: int) ->
 
 @contextmanager
 def plain_autodiff(really: bool = True) -> Iterator[None]:
-    """Use JAX's autodiff of `lax.scan`, without the custom VJP, for functions traced within."""
+    """Make functions traced within use JAX's autodiff of `lax.scan`, without the custom VJP.
+
+    Args:
+      really: False changes nothing.
+    """
     ours: Any = solve.token_scan
     if really:
         solve.token_scan = _plain_token_scan  # type: ignore[assignment]
@@ -191,7 +199,7 @@ def _plain_token_scan(token: Any, block: int, *arguments: Any) -> Any:
 def compare_gradients(model: ModelConfig, batch: int, length: int) -> float:
     """Return the largest difference of gradients from plain autodiff's, relative to their range.
 
-    The maximum over all weights, each relative to the range of its gradient.
+    It is the maximum over all weights, each relative to the range of its own gradient.
     """
     module = LanguageModel(replace(model, stack="feedback"), rngs=nnx.Rngs(0))
     graph, params = nnx.split(module)
@@ -211,10 +219,10 @@ def compare_gradients(model: ModelConfig, batch: int, length: int) -> float:
 
 
 def measure_rows_floor(model: ModelConfig, batch: int, length: int, repetitions: int) -> Pair:
-    """Time a layer's matrix products as in the token scan against all tokens in parallel.
+    """Time the matrix products of a layer, as in the token scan, and for all tokens in parallel.
 
-    Scan: forward and input gradient with `batch` rows per token, weight gradient with
-    batch * BLOCK rows. Parallel: all three with batch * length rows.
+    In the scan, forward and input gradient have `batch` rows per token, and the weight gradient has
+    batch * BLOCK rows. In parallel, all three have batch * length rows.
     """
     hidden = resolve_model(model).mlp_width
     kernel = jnp.ones((model.width, hidden), model.dtype)
@@ -262,7 +270,8 @@ def measure_generation(
 ) -> Iterator[Generation]:
     """Measure one-token steps after `SPANS` tokens, for `BATCHES`.
 
-    With the state bytes of the Transformer, feedback has `layers` times as many lanes.
+    If its state may have as many bytes as the Transformer's, the Feedback Transformer has `layers`
+    times as many lanes.
     """
     for span in SPANS:
         for batch in BATCHES:
@@ -314,8 +323,7 @@ def _measure_generation_step(
 
 
 def _generator(model: ModelConfig, batch: int) -> tuple[Callable[[], Any], int]:
-    """Return a function that generates `TOKENS` greedy tokens after a full memory, and its state's
-    bytes."""
+    """Return a function that writes `TOKENS` tokens after a full memory, and the state's bytes."""
     module = LanguageModel(model, rngs=nnx.Rngs(0))
     graph, params = nnx.split(module)
     state = jax.block_until_ready(
@@ -336,7 +344,7 @@ def _generator(model: ModelConfig, batch: int) -> tuple[Callable[[], Any], int]:
 
 
 def _full_state(init_state: Callable[[int], FeedbackState], batch: int) -> FeedbackState:
-    """Return a state of lanes after `span` tokens, with random entries."""
+    """Return the state of all lanes after `span` tokens, with random entries."""
     state = init_state(batch)
     slots = tuple(jax.random.normal(jax.random.key(0), a.shape, a.dtype) for a in state.slots)
     return FeedbackState(slots, state.place, jnp.full_like(state.filled, slots[0].shape[-2]))

@@ -1,6 +1,7 @@
 """Comparison with `feedback-transformer-pytorch` at equal sizes and mathematics.
 
-It runs one token at a time (`seq_len=1`) and eagerly, as its users do. Remaining differences:
+That package runs one token at a time (`seq_len=1`), and eagerly, as its users run it. Remaining
+differences of the package:
 
     positions    T5's bucketed bias per head; here learned vectors added to the keys, which is one
                  more product
@@ -37,10 +38,11 @@ AIM = 5.0
 
 
 class FeedbackPeer(NamedTuple):
-    """Forward and backward of the mean loss, of the other package against famjax.
+    """Forward and backward pass of the mean loss, in the other package and in famjax.
 
     Attributes:
-      time: theirs against ours; its ratio is our speedup.
+      width: width of the models.
+      time: times of the package, and of famjax; the ratio is the speedup of famjax.
       apart: largest difference of logits with the same weights, relative to their range.
     """
 
@@ -57,7 +59,7 @@ def is_installed() -> bool:
 def measure_peers(
     model: ModelConfig, batch: int, length: int, repetitions: int
 ) -> Iterator[FeedbackPeer]:
-    """Measure both at each of `WIDTHS`; the model gives layers, heads, span and vocabulary."""
+    """Measure both packages at each of `WIDTHS`; all other sizes are those of `model`."""
     for width in WIDTHS:
         peer = match_peer(replace(model, width=width))
         tokens = _tokens(peer, batch, length)
@@ -74,7 +76,7 @@ def match_peer(model: ModelConfig) -> ModelConfig:
     feedback = replace(
         model.feedback, shared_kv=True, composition="all", positions="learned", sweeps=0
     )
-    # its hidden width and norm's epsilon are fixed
+    # the package's feed-forward width and norm epsilon are fixed
     return replace(
         model,
         stack="feedback",
@@ -147,13 +149,13 @@ def _famjax_step(model: ModelConfig, tokens: np.ndarray) -> Callable[[], Any]:
 
 
 def check_peer(model: ModelConfig, batch: int, length: int) -> float:
-    """Compare logits of both with the same weights in float32, with the differences removed.
+    """Compare the logits of both with the same weights in float32, without their differences.
 
-    Positions and biases are zero, their memory is normed before its keys and values, their gelu is
-    the tanh approximation.
+    Positions and biases are zero; in the package, the memory is normed before its keys and values,
+    and gelu is the tanh approximation.
 
     Returns:
-      The largest difference relative to the logits' range.
+      The largest difference, relative to the logits' range.
     """
     import torch
 
@@ -171,7 +173,7 @@ def check_peer(model: ModelConfig, batch: int, length: int) -> float:
 
 
 def _evaluate_peer(net: Any, tokens: Any) -> Any:
-    """Return their logits, with the memory normed and the gelu approximated."""
+    """Return the package's logits, with the memory normed and gelu approximated."""
     import torch
     from torch.nn import functional
 
@@ -192,7 +194,7 @@ def _evaluate_peer(net: Any, tokens: Any) -> Any:
 
 
 def _copy_weights(net: Any, module: LanguageModel) -> None:
-    """Copy our weights into their modules, and zero their other parameters."""
+    """Copy famjax's weights into the package's modules, and zero its other parameters."""
     stack: Any = module.stack
     head: Any = module.head
     layers, keys, width = stack.layers[0], stack.keys, net.token_emb.weight.shape[1]
@@ -206,7 +208,7 @@ def _copy_weights(net: Any, module: LanguageModel) -> None:
     both = [kernel[...].reshape(width, -1) for kernel in (keys.k.kernel, keys.v.kernel)]
     _copy(net.shared_kv_proj.weight, jnp.concatenate(both, 1).T)
     for i, (attend, ff) in enumerate(net.layers):
-        attend = attend.fn.fn  # of SkipIf and of the residual
+        attend = attend.fn.fn  # inside SkipIf, and inside the residual
         ff = ff.fn
         norms += [attend.norm, ff.norm]
         _copy(attend.fn.to_q.weight, layers.qkv.q.kernel[i].reshape(width, -1).T)

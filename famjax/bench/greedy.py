@@ -1,4 +1,4 @@
-"""Greedy decoding of a fixed number of tokens as one program."""
+"""Greedy decoding of a fixed number of tokens in one program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ from famjax.core.types import Params, State
 def make_writer(
     graph: Any, count: int
 ) -> Callable[[Params, State, jax.Array], tuple[jax.Array, State]]:
-    """Return (params, state, token [b 1]) -> (token, state) after `count` more tokens."""
+    """Return a function (params, state, token [b 1]) -> (token, state) that decodes tokens.
+
+    Args:
+      graph: graph of the model.
+      count: number of tokens to decode.
+    """
 
     def write(params: Params, state: State, token: jax.Array) -> tuple[jax.Array, State]:
         model = nnx.merge(graph, params)

@@ -1,12 +1,12 @@
 """Linear attention: training and decoding speed (T2R, arXiv 2103.13076, 3.3, Figures 2 and 3).
 
-Attention alone, forward and backward, on arrays: the chunkwise form used in training, against a
-scan over tokens, masked all pairs, and softmax attention. Its floor is the time of its FLOPs at the
-speed of one large matrix product in the same repetition.
+Attention alone, forward and backward on arrays: the chunkwise form that training uses is compared
+with a scan over tokens, with masked attention over all pairs, and with softmax attention. Its floor
+is the time that its FLOPs take at the speed of one large matrix product in the same repetition.
 
-Decoding: a Transformer with a KV cache of so many tokens, and linear attention with each feature
-map, on models of equal shape. T2R's map is merged into the projections (Equation 8) where possible,
-as `famjax generate` does, and also measured unmerged.
+Decoding: a Transformer with a KV cache of a given length is compared with linear attention with
+each feature map, on models of equal shape. T2R's map is merged into the projections (Equation 8)
+where possible, as `famjax generate` does, and is also measured unmerged.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from famjax.ops.linear_attention import EPS, Sums, chunkwise_attention, recurren
 from famjax.train.flops import linear_attention_flops
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
-# a form is skipped at lengths where a call would take longer, or need more temporary bytes
+# a form is skipped at lengths where a call would take longer, or would need more temporary bytes
 MAX_SECONDS, MAX_BYTES = 20.0, 4e9
-# time budget of one length; repetitions are reduced to it, to two at least
+# time budget of one length; repetitions are reduced to fit in it, but to no fewer than two
 LENGTH_SECONDS = 60.0
 # size of the matrix product that measures peak speed
 PRODUCT = 2048
 # aims: speedup over softmax at a length; ratio to the floor
 SOFTMAX_AIM, AIM_LENGTH, FLOOR_AIM = 10.0, 4096, 2.0
 
-# as `famjax generate` runs it
+# the model with the map merged, as `famjax generate` runs it
 MERGED = "T2R"
 CONTEXTS = (8, 32, 128, 512, 2048, 8192)
-# lanes as in the paper's Figures 2 and 3; tokens of one call
+# number of lanes as in the paper's Figures 2 and 3; number of tokens per call
 LANES, TOKENS = 16, 16
-# aims: tokens/s over the Transformer's after AIM_CONTEXT, over elu's and rfa's, and at the longest
-# over those after AIM_CONTEXT; bytes of state over elu's
+# aims: T2R's tokens/s relative to the Transformer's after AIM_CONTEXT tokens, relative to elu's and
+# rfa's, and after the longest context relative to AIM_CONTEXT; bytes of state relative to elu's
 TRANSFORMER_AIM, AIM_CONTEXT, MAPS_AIM, FLAT_AIM, BYTES_AIM = 4.0, 512, 1.15, 0.9, 0.3
 
 # attention ----------------------------------------------------------------------------------------
@@ -59,13 +59,16 @@ Form = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 
 class Attention(NamedTuple):
-    """One form at one length, forward and backward.
+    """Forward and backward pass of one form of attention at one length.
 
     Attributes:
-      time: against the chunkwise form; its ratio is the slowdown. None if skipped.
-      floor: the chunkwise form's time over its floor; None for the others.
+      name: name of the form.
+      length: number of tokens.
+      time: times of the form, and of the chunkwise form; the ratio is the slowdown. None if the
+        form was skipped.
+      floor: for the chunkwise form, its times and its floor; None for the others.
       apart: largest difference of the result from the chunkwise form's, relative to its range; None
-        for softmax, another function.
+        for softmax, which is another function.
     """
 
     name: str
@@ -76,7 +79,7 @@ class Attention(NamedTuple):
 
 
 def scan(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Equations 4 to 7, one token at a time."""
+    """Compute Equations 4 to 7, one token at a time."""
     resets = jnp.full((len(q), 1), -1)
 
     def token(sums: Sums, xs: Any) -> tuple[Sums, jax.Array]:
@@ -89,7 +92,7 @@ def scan(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
 
 
 def all_pairs(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Equation 3 directly: phi(q_i) phi(k_j) for all j <= i, normalized by their sum."""
+    """Compute Equation 3 directly: phi(q_i) phi(k_j) for all j <= i, normalized by their sum."""
     a = jnp.einsum("bihk,bjhk->bhij", q, k)
     a = jnp.where(_causal_mask(len(q[0])), a, 0)
     y = jnp.einsum("bhij,bjhe->bihe", a, v)
@@ -111,7 +114,7 @@ def chunkwise(chunk: int) -> Form:
 
 
 def forms(chunk: int) -> dict[str, tuple[Form, int]]:
-    """Return each form with the exponent of its time in the length."""
+    """Return each form by name, with the exponent of the length in its time."""
     return {
         "chunkwise": (chunkwise(chunk), 1),
         "token scan": (scan, 1),
@@ -123,7 +126,7 @@ def forms(chunk: int) -> dict[str, tuple[Form, int]]:
 def measure_attention(
     model: ModelConfig, batch: int, longest: int, repetitions: int, note: Callable[[str], None]
 ) -> Iterator[Attention]:
-    """Measure all forms interleaved, at each of `LENGTHS` up to `longest`."""
+    """Measure all forms, interleaved, at each of `LENGTHS` up to `longest`."""
     spent: dict[str, float] = {}
     before = 0
     lengths = [n for n in LENGTHS if n <= longest]
@@ -155,7 +158,7 @@ def measure_attention(
 
 
 def _expected_seconds(spent: dict[str, float], before: int, length: int) -> dict[str, float]:
-    """Extrapolate the seconds of each form to a length, and drop the forms to skip there."""
+    """Extrapolate the seconds of each form to a length; leave out forms that are skipped there."""
     powers = {name: power for name, (_, power) in forms(1).items()}
     times = {name: t * (length / before) ** powers[name] for name, t in spent.items()}
     return {name: t for name, t in times.items() if name == "chunkwise" or t <= MAX_SECONDS}
@@ -172,7 +175,7 @@ def _remaining_note(
     if not spent:
         return ""
     each = [sum(_expected_seconds(spent, before, length).values()) for length in lengths]
-    # once to warm up, and once for the result
+    # two more calls: one to warm up, and one for the result
     seconds = sum(
         (_repetitions(repetition_seconds, repetitions) + 2) * repetition_seconds
         for repetition_seconds in each
@@ -181,7 +184,7 @@ def _remaining_note(
 
 
 def random_inputs(model: ModelConfig, batch: int, length: int, width: int) -> Inputs:
-    """Return random features and values as in layers: q and k positive, of `width` elements."""
+    """Return random features and values like a layer's: q and k are positive, [... width]."""
     rng, e = np.random.default_rng(0), resolve_model(model).head_dim
     shapes = [(batch, length, model.heads, n) for n in (width, width, e, e)]
     q, k, v, to_y = (rng.standard_normal(s, np.float32) for s in shapes)
@@ -214,7 +217,7 @@ def _runs(
 
 
 def forward_backward(form: Form) -> Callable[..., Any]:
-    """Return a function of the result and the gradients of q, k and v."""
+    """Return a function that computes a form's result, and the gradients of q, k and v."""
 
     def both(q: jax.Array, k: jax.Array, v: jax.Array, to_y: jax.Array) -> Any:
         y, backward = jax.vjp(form, q, k, v)
@@ -245,8 +248,10 @@ class Decoding(NamedTuple):
     """Greedy decoding of one model after `length` tokens.
 
     Attributes:
-      seconds: of each repetition, `TOKENS` tokens of all lanes; empty if skipped.
-      state_bytes: of the attention state, all lanes.
+      name: name of the model.
+      length: number of tokens before.
+      seconds: seconds of each repetition for `TOKENS` tokens in all lanes; empty if skipped.
+      state_bytes: size of the attention state of all lanes.
     """
 
     name: str
@@ -260,7 +265,12 @@ class Decoding(NamedTuple):
 
 
 def bench_models(model: ModelConfig, length: int) -> dict[str, ModelConfig]:
-    """Return the measured models by name, of the same width and depth; KV cache of `length`."""
+    """Return the measured models by name, all with the same width and depth.
+
+    Args:
+      model: config with the shape.
+      length: size of the Transformer's KV cache in tokens.
+    """
 
     def linear(kind: Any) -> ModelConfig:
         return replace(model, mixer="linear", linear=replace(model.linear, map=kind, rope=False))
@@ -271,14 +281,14 @@ def bench_models(model: ModelConfig, length: int) -> dict[str, ModelConfig]:
 
 
 def merge_obstacle(model: ModelConfig) -> str:
-    """Return why T2R's map cannot be merged at this shape, or ""."""
+    """Return the reason if T2R's map cannot be merged at this shape, else ""."""
     return why_not_foldable(bench_models(model, 1)[MERGED])["causal"]
 
 
 def measure_decoding(
     model: ModelConfig, repetitions: int, note: Callable[[str], None]
 ) -> Iterator[Decoding]:
-    """Measure all models interleaved, the last `TOKENS` tokens of each of `CONTEXTS`."""
+    """Measure all models, interleaved, on the last `TOKENS` tokens of each of `CONTEXTS`."""
     spent, before = 0.0, 1
     # linear attention has one program for all lengths
     decoders: dict[tuple[str, int], _Decoder] = {}
@@ -299,7 +309,7 @@ def measure_decoding(
 
 
 class _Decoder(NamedTuple):
-    """A repeatable run of the `TOKENS` tokens up to a length, and its state's bytes."""
+    """A function that decodes the `TOKENS` tokens up to a length, and the size of its state."""
 
     run: Callable[[int], Any]
     state_bytes: int

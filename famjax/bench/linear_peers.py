@@ -1,8 +1,8 @@
 """Comparison with the causal linear attention of `performer-pytorch` on equal features and values.
 
-It runs eagerly and without its CUDA kernel, as on a CPU: cumulative sums over tokens of phi(k) v^T,
-all materialized, in 128 pieces. It adds 1e-6 to the denominator where ours has a minimum; for
-positive features the mathematics is the same.
+That package runs eagerly and without its CUDA kernel, as on a CPU: it computes cumulative sums over
+tokens of phi(k) v^T, all materialized, in 128 pieces. It adds 1e-6 to the denominator, where famjax
+has a minimum; for positive features the mathematics is the same.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from famjax.core.optional import missing_modules
 
 PEERS = ("torch", "performer_pytorch")
 NAME = "performer-pytorch"
-# longer ones need gigabytes and seconds
+# with longer ones, the package needs gigabytes and seconds
 LENGTHS = (512, 2048)
 
 
 class LinearPeer(NamedTuple):
-    """Forward and backward, of the other package against the chunkwise form.
+    """Forward and backward pass of the other package, and of the chunkwise form.
 
     Attributes:
-      time: theirs against ours; its ratio is our speedup.
-      apart: the largest difference of a result or gradient, relative to its range.
+      length: number of tokens.
+      time: times of the package, and of famjax; the ratio is the speedup of famjax.
+      apart: largest difference of the result or a gradient, relative to its range.
     """
 
     length: int
@@ -57,7 +58,7 @@ def measure_peers(
 
 
 def check_peer(model: ModelConfig, batch: int, length: int) -> float:
-    """Return `Peer.apart`."""
+    """Return `LinearPeer.apart`."""
     arrays = random_inputs(model, batch, length, model.linear.features)
     theirs, ours = _peer_runner(arrays)(), jax.tree.leaves(_famjax_runner(model, arrays)())
     pairs = zip(theirs, (np.asarray(a) for a in ours), strict=True)
@@ -70,11 +71,14 @@ def _famjax_runner(model: ModelConfig, arrays: Inputs) -> Callable[[], Any]:
 
 
 def _peer_runner(arrays: Inputs) -> Callable[[], list[np.ndarray]]:
-    """Return their result and gradients of q, k and v, [b t h ...]."""
+    """Return a function that computes the package's result and gradients of q, k and v.
+
+    All of them are [b t h ...].
+    """
     import torch
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # its imports of what Python and PyTorch moved
+        warnings.simplefilter("ignore")  # it imports names that Python and PyTorch have moved
         from performer_pytorch.performer_pytorch import causal_linear_attention_noncuda
 
     torch.set_num_threads(len(os.sched_getaffinity(0)))

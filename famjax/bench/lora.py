@@ -1,8 +1,9 @@
-"""The savings of adapters: a LoRA training step against one of all weights.
+"""The savings of adapters: a LoRA training step compared with one that trains all weights.
 
-The floor of the ratio is by FLOPs: of the three products of a linear map in training (output, input
-gradient, kernel gradient) frozen weights save the last, also in the head, but not in attention
-scores or the adapters. If installed, PyTorch's peft is measured with the same mathematics.
+The floor of the ratio is that of the FLOPs. A linear map has three products in training: output,
+input gradient and kernel gradient. Frozen weights save the last one, also in the head; attention
+scores and the adapters save nothing. If installed, PyTorch's peft is measured with the same
+mathematics.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ from famjax.train.program import TrainProgram, make_program
 from famjax.train.resolve import resolve
 
 PEERS = ("torch", "transformers", "peft")
-# LoRA targets in transformers' Llama, all linear layers
+# LoRA targets in transformers' Llama: all linear layers
 _MAPS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 
 
 class TrainingFootprint(NamedTuple):
-    """Trained parameters, bytes of the optimizer state, and temporary bytes of a step.
+    """The memory of a training step.
 
-    `step_bytes` are XLA's temporaries; 0 if unknown.
+    Attributes:
+      trained: number of trained parameters.
+      optimizer_bytes: size of the optimizer's state.
+      step_bytes: XLA's temporary bytes of a step; 0 if unknown.
     """
 
     trained: int
@@ -39,7 +43,7 @@ class TrainingFootprint(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """Training adapters against training all weights, in one framework."""
+    """Training adapters compared with training all weights, in one framework."""
 
     name: str
     adapters: TrainingFootprint
@@ -48,21 +52,21 @@ class Comparison(NamedTuple):
 
 
 def compare(model: ModelConfig, rank: int, batch: int, length: int, repetitions: int) -> Comparison:
-    """Measure famjax's own step, with AdamW."""
+    """Measure the training steps of famjax, with AdamW."""
     adapter_config = replace(model, lora=LoraConfig(rank=rank))
     (some, one), (all_, other) = (_famjax_step(m, batch, length) for m in (adapter_config, model))
     return Comparison("famjax", some, all_, time_pair(one, other, repetitions))
 
 
 def flops_floor(model: ModelConfig, rank: int, length: int) -> float:
-    """Return the FLOPs ratio of a step, adapters included."""
-    # with full attention a token attends to half of the document on average
+    """Return the ratio of the FLOPs of a step, including those of the adapters."""
+    # with full attention, a token attends to half of the document on average
     full = forward_flops(resolve_model(replace(model, mixer="full", capacity=length)))
     return (2 * full + 3 * 2 * adapter_parameters(model, rank)) / (3 * full)
 
 
 def adapter_parameters(model: ModelConfig, rank: int) -> int:
-    """Return the parameters of adapters on every map."""
+    """Return the number of parameters of adapters on every linear map."""
     config = Config(model=replace(model, lora=LoraConfig(rank=rank)))
     shapes = jax.eval_shape(_program(config, 1, model.block_len).start)
     return sum(leaf.size for leaf in jax.tree.leaves(shapes.params))
@@ -75,7 +79,7 @@ def llama_config(model: ModelConfig) -> ModelConfig:
 
 
 def transformers_llama(model: ModelConfig, tokens: int, **settings: Any) -> Any:
-    """Return transformers' config of a Llama of this shape, for documents of so many tokens."""
+    """Return transformers' config of a Llama of this shape, for documents of `tokens` tokens."""
     import transformers
 
     model = resolve_model(model)
@@ -132,7 +136,7 @@ def _famjax_step(
 def compare_peft(
     model: ModelConfig, rank: int, batch: int, length: int, repetitions: int
 ) -> Comparison:
-    """Measure the same in PyTorch with transformers and peft, eagerly as its users run it."""
+    """Measure the same in PyTorch with transformers and peft, run eagerly, as users run it."""
     (some, one), (all_, other) = (_peft_step(model, r, batch, length) for r in (rank, 0))
     return Comparison("PyTorch, peft", some, all_, time_pair(one, other, repetitions))
 

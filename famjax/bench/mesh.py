@@ -1,8 +1,8 @@
 """The overhead of sharding: a training step on 2, 4, 8, ... devices along each axis of the mesh.
 
 The batch size is constant (strong scaling). Fake devices share the cores of one machine, so the
-floor is one device's step, and the slowdown is the overhead. On real devices the floor is one
-device's step divided by their number.
+floor is the time of one device, and the slowdown is the overhead. With real devices the floor is
+the time of one device divided by their number.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class MeshTiming(NamedTuple):
     """A training step on a mesh with one axis.
 
     Attributes:
-      axis: of `famjax.config.schema.AXES`; "" on one device.
-      devices: along it.
-      time: of the step, against one device's.
-      tokens_per_second: by the minimum time.
-      sent: bytes that a device sends in a step, by kind of collective.
-      largest: bytes of the largest of each.
-      temporary_bytes: of a device.
+      axis: one of `famjax.config.schema.AXES`; "" for one device.
+      devices: number of devices along the axis.
+      time: times of the step, and of one device's step.
+      tokens_per_second: throughput at the minimum time.
+      sent: bytes that a device sends in a step, for each kind of collective.
+      largest: bytes of the largest collective of each kind.
+      temporary_bytes: temporary bytes of a device.
     """
 
     axis: str
@@ -51,10 +51,10 @@ class _Step(NamedTuple):
 def measure_scaling(
     model: ModelConfig, batch: int, length: int, repetitions: int, report: Callable[[str], None]
 ) -> Iterator[MeshTiming]:
-    """Measure each axis on 2, 4, 8, ... devices against one, interleaved.
+    """Measure each axis on 2, 4, 8, ... devices and on one, interleaved.
 
     Raises:
-      UserError: there is one device, or an axis does not divide its dimension.
+      UserError: there is only one device, or an axis does not divide its dimension.
     """
     steps = {}
     for axis, count in bench_meshes(jax.device_count()):
@@ -76,10 +76,10 @@ def measure_scaling(
 
 
 def bench_meshes(devices: int) -> list[tuple[str, int]]:
-    """Return axes and numbers of devices along them; the first is one device.
+    """Return pairs of an axis and a number of devices along it; the first pair is one device.
 
     Raises:
-      UserError: there is one device.
+      UserError: there is only one device.
     """
     if devices == 1:
         raise UserError(
@@ -95,7 +95,7 @@ def _step(model: ModelConfig, batch: int, length: int, axis: str, count: int) ->
     mesh = sharding.make_mesh(sizes, jax.devices()[:count])
     program, state, rows = prepare_step(model, batch, length, mesh)
     compiled = program.step.lower(state, rows).compile()  # type: ignore[attr-defined]
-    # rates do not affect the bytes sent
+    # rates of 1, since they do not affect the bytes that are sent
     counted = hlo.count_cost(hlo.parse(compiled.as_text()), 1.0, 1.0)
 
     def run() -> Any:

@@ -19,7 +19,7 @@ from famjax.train.state import TrainState
 
 
 class PreparedStep(NamedTuple):
-    """A program and the arguments of its `step`: a state, which is donated, and a batch [b t]."""
+    """A program, and the arguments of its `step`: a state, which is donated, and a batch [b t]."""
 
     program: TrainProgram
     state: TrainState
@@ -29,10 +29,13 @@ class PreparedStep(NamedTuple):
 def prepare_step(
     model: ModelConfig, batch: int, length: int, mesh: Mesh | None = None
 ) -> PreparedStep:
-    """Return the training step of a model on rows without padding, by `Config`'s defaults.
+    """Return the training step of a model on rows without padding, with the defaults of `Config`.
 
     Args:
-      mesh: of all devices, if None.
+      model: the model's config.
+      batch: number of rows.
+      length: number of tokens of a row.
+      mesh: devices to run on; None is a mesh of all devices.
 
     Raises:
       UserError: the mesh does not divide the rows, heads or blocks.

@@ -1,4 +1,4 @@
-"""Interleaved timing of programs, and peak memory."""
+"""Interleaved timing of programs, and measurement of peak memory."""
 
 from __future__ import annotations
 
@@ -19,10 +19,11 @@ class Pair(NamedTuple):
     """Seconds of two programs, measured interleaved.
 
     Attributes:
-      first, second: minimum seconds over the repetitions, the time without disturbance.
+      first, second: minimum seconds of each program over the repetitions: its time without
+        disturbance.
       ratio: first / second.
-      typical: median of the ratios of the repetitions.
-      spread: half of their interquartile range.
+      typical: median over the repetitions of the ratio of both times.
+      spread: half of the interquartile range of these ratios.
     """
 
     first: float
@@ -33,7 +34,7 @@ class Pair(NamedTuple):
 
 
 def time_pair(first: Callable[[], Any], second: Callable[[], Any], repetitions: int) -> Pair:
-    """Time two functions interleaved, after one call each to compile."""
+    """Time two functions interleaved, after one call of each to compile."""
     for run in (first, second):
         jax.block_until_ready(run())
     times = [(time_call(first), time_call(second)) for _ in range(repetitions)]
@@ -41,7 +42,7 @@ def time_pair(first: Callable[[], Any], second: Callable[[], Any], repetitions: 
 
 
 def time_interleaved(runs: Mapping[K, Callable[[], Any]], repetitions: int) -> dict[K, list[float]]:
-    """Time functions interleaved, after one call each; return the seconds of each by name."""
+    """Time functions interleaved, after one call of each; return the seconds of each by name."""
     for run in runs.values():
         jax.block_until_ready(run())
     times: dict[K, list[float]] = {name: [] for name in runs}
@@ -52,7 +53,7 @@ def time_interleaved(runs: Mapping[K, Callable[[], Any]], repetitions: int) -> d
 
 
 def compare_times(first: Sequence[float], second: Sequence[float]) -> Pair:
-    """Compare the seconds of two programs by repetition; needs at least two repetitions."""
+    """Compare the seconds of two programs by repetition, of which there must be at least two."""
     ratios = [a / b for a, b in zip(first, second, strict=True)]
     low, typical, high = statistics.quantiles(ratios, n=4)
     least, other = min(first), min(second)
@@ -66,16 +67,18 @@ def time_call(run: Callable[[], Any]) -> float:
 
 
 def reset_peak_memory() -> None:
-    """Reset the peak of this process's memory, if the system supports it, after a malloc trim."""
-    with contextlib.suppress(OSError, AttributeError):  # another libc than glibc
+    """Return free memory to the system, and reset this process's peak if the system supports it."""
+    with contextlib.suppress(OSError, AttributeError):  # a libc other than glibc
         ctypes.CDLL(None).malloc_trim(0)
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
 
 
 def peak_memory() -> int:
-    """Return the peak bytes of the device since the start of the process (it cannot be reset), or
-    else of the process since `reset_peak_memory`.
+    """Return the peak memory of the device or the process, in bytes.
+
+    If the device reports its peak, this is since the start of the process, as it cannot be reset.
+    Otherwise it is the peak of the process since `reset_peak_memory`.
     """
     stats = jax.devices()[0].memory_stats()
     if stats and "peak_bytes_in_use" in stats:

@@ -31,8 +31,9 @@ _EXAMPLES = 16
 
 @dataclass(frozen=True)
 class Arguments:
-    """Measure the entropy of a run's attention and its distance from a teacher's (T2R 4, A.2), or
-    with --memory what a memory does along a document, or with --attention where it attends to."""
+    """Measure the entropy of a run's attention, and its distance from a teacher's (T2R 4, A.2); or
+    with --memory, how a memory changes along a document; or with --attention, where blocks and
+    their memory attend to."""
 
     run: tyro.conf.Positional[str]
     """Folder of the run, or of a Hugging Face model."""
@@ -116,7 +117,7 @@ def _one_document(arguments: Arguments, option: str) -> tuple[str | None, int, b
 
 
 def _text_files(files: str) -> str | None:
-    """Return what `evaluate_text` takes: None is what training held out."""
+    """Return files as `evaluate_text` takes them, where None is the text that training held out."""
     return None if files in ("", "holdout") else files
 
 
@@ -130,7 +131,12 @@ def _parse_files(tasks: str) -> str:
 
 
 def measure(arguments: Arguments, files: str) -> dict[str, Any]:
-    """Return run, step, teacher, teacher_step (None without one), files, and the measurements."""
+    """Measure the attention of a run.
+
+    Returns:
+      run, step, teacher and teacher_step (None without a teacher), files, and the results of
+      `famjax.eval.attention.analyze`.
+    """
     runtime.setup()
     from famjax.convert.open import open_language_model
     from famjax.eval.attention import analyze
@@ -197,7 +203,7 @@ def _notes(report: dict[str, Any]) -> list[str]:
 
 
 def plot(report: dict[str, Any], path: Path) -> None:
-    """Plot a heat map, layers by heads, of each measure over all queries."""
+    """Plot each measure over all queries as a heat map of layers and heads."""
     shown = [name for name in ("entropy", "distance") if report[name] is not None]
     figure, axes = new_figure(1, len(shown), (5 * len(shown), 4))
     heads = max(len(row["entropy"]["heads"]) for row in report["layers"] if row["entropy"])

@@ -14,7 +14,7 @@ from famjax.cli.tables import Output, Table
 if TYPE_CHECKING:
     from famjax.mixers.mixer import BlockWeights
 
-# heads that are drawn, and layers if none are named
+# number of heads that are drawn, and of layers if none are named
 DRAWN = 8
 
 
@@ -26,16 +26,21 @@ def measure_attention_maps(
     layers: Sequence[int] = (),
     most: int | None = None,
 ) -> dict[str, Any]:
-    """Return run, step, block_len, tokens, and layers, see `famjax.eval.attention_maps`.
-
-    Also receptive_field (tokens, None is unbounded), gradient and stopped_gradient, see
-    `gradient_by_block`. Each layer has layer, mixer, memories, segments, mass, memory_mass, and the
-    weights of the last block: `map`, of its tokens on memories, segments and block, and
-    `memory_map`, of the memory on itself and the block. Arrays are NumPy's.
+    """Measure where blocks and their memory attend to along a document.
 
     Args:
-      layers: that have maps.
-      most: without them, as many layers, the first ones; None is all.
+      name: folder of the run.
+      files, length, passkey: see `famjax.eval.memory_trace.memory_tokens`.
+      layers: numbers of the layers whose maps are returned; if there are none, see `most`.
+      most: number of layers, the first ones, whose maps are returned; None is all.
+
+    Returns:
+      run, step, block_len, tokens (their number), receptive_field (in tokens, None is unbounded),
+      gradient and stopped_gradient (see `gradient_by_block` in `famjax.eval.attention_maps`), and
+      layers: rows of layer, mixer, memories, segments, mass and memory_mass (see `LayerAttention`
+      there), and for some layers the weights of the last block: map, of its tokens on memories,
+      segments and the block, and memory_map, of the memory on itself and the block. Arrays are
+      NumPy's.
     """
     from famjax.convert.open import open_language_model
     from famjax.eval.attention_maps import gradient_by_block, measure_attention
@@ -81,7 +86,7 @@ def _maps(weights: BlockWeights) -> dict[str, np.ndarray | None]:
 
 
 def show_attention(report: dict[str, Any]) -> None:
-    """Print the shares of the weights by layer, and the heads that attend most to the memory."""
+    """Print each layer's shares of the weights, and the head that attends most to the memory."""
     out = Output()
     blocks = report["tokens"] // report["block_len"]
     out.print(
@@ -103,7 +108,10 @@ def show_attention(report: dict[str, Any]) -> None:
 
 
 def _gradient_table(report: dict[str, Any]) -> Table:
-    """Return the table of the gradient of the last block's loss, relative to the block's own."""
+    """Return the table of the gradient of the last block's loss by earlier blocks.
+
+    Gradients are relative to that of the last block itself.
+    """
     field = report["receptive_field"]
     table = Table(
         "gradient of the last block's loss by the tokens of earlier blocks, of its own block's; "
@@ -118,10 +126,11 @@ def _gradient_table(report: dict[str, Any]) -> Table:
 
 
 def plot_attention(report: dict[str, Any], path: Path) -> None:
-    """Plot the last block's maps of layers, memory at the bottom left, as the paper's Figure 12.
+    """Plot the last block's attention maps, with the memory at the bottom left, as in Figure 12.
 
-    Queries are the vertical axis, keys the horizontal one. The first rows are the memory's queries,
-    the first columns its keys; then come the memory segments, and the block itself.
+    Queries are on the vertical axis, keys on the horizontal one. The first rows are the memory's
+    queries, the others the block's. The first columns are the memory's keys, then come those of the
+    memory segments, and those of the block.
     """
     layers = [layer for layer in report["layers"] if "map" in layer]
     heads = min(len(layers[0]["map"]), DRAWN)
@@ -131,7 +140,7 @@ def plot_attention(report: dict[str, Any], path: Path) -> None:
         for head in range(heads):
             axis = grid[i, head]
             image, rows = _join(layer, head)
-            # the root, so that weights on many keys are seen beside those on one
+            # the square root, so that weights spread over many keys are visible beside peaks
             axis.imshow(np.sqrt(image), origin="lower", aspect="auto", cmap="viridis", vmin=0)
             for at in (layer["memories"], layer["memories"] + layer["segments"]):
                 if at:
@@ -154,7 +163,7 @@ def _join(layer: dict[str, Any], head: int) -> tuple[np.ndarray, int]:
     memory = layer["memory_map"][head]
     f, block = len(memory), tokens.shape[0]
     rows = np.zeros((f, tokens.shape[1]))
-    # of the p memories that a block attends to, the memory itself is the last
+    # a block attends to p memories; the newest, which attends to itself, is the last of them
     rows[:, layer["memories"] - f : layer["memories"]] = memory[:, :f]
     rows[:, -block:] = memory[:, f:]
     return np.concatenate([rows, tokens]), f

@@ -1,4 +1,4 @@
-"""`famjax analyze RUN --memory`: what a memory does along a document."""
+"""`famjax analyze RUN --memory`: how a memory changes along a document."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from famjax.tokenizers.tokenizer import Tokenizer
     from famjax.train.run import Run
 
-# blocks or tokens named for what opened the gates
+# number of blocks or tokens that are shown as those that opened the gates most
 _OPENED = 5
-# tokens printed before one that opened the gates
+# number of tokens that are shown before a token that opened the gates
 _CONTEXT = 7
 _MEASURES = ("rms", "turn", "rank", "similarity", "mass")
 
@@ -25,11 +25,17 @@ _MEASURES = ("rms", "turn", "rank", "similarity", "mass")
 def measure_memory(
     name: str, files: str | None, length: int, passkey: bool = False
 ) -> dict[str, Any]:
-    """Return run, step, block_len, tokens, and the measures of `famjax.eval.memory_trace`.
+    """Measure the memory of a run along a document.
 
-    Each is a list over blocks, and in it over layers; `part` says what F consists of; `opened` is
-    the text of the blocks whose gates opened most, or the tokens with the highest rates and the
-    text before them; `reach` is a list over blocks before the last one.
+    Args:
+      name: folder of the run.
+      files, length, passkey: see `famjax.eval.memory_trace.memory_tokens`.
+
+    Returns:
+      run, step, block_len, tokens (their number), and the measures of `famjax.eval.memory_trace`,
+      each a list over blocks, of lists over layers; part, the name of a part of F; opened, the text
+      of the blocks whose gates opened most, or the tokens with the highest rates and the text
+      before them; reach, a list over the blocks before the last one, see `gradient_reach`.
     """
     from famjax.convert.open import open_language_model
     from famjax.eval.memory_trace import gradient_reach, memory_tokens, trace_memory
@@ -53,7 +59,7 @@ def measure_memory(
 
 
 def _opened(run: Run, tokens: np.ndarray, trace: MemoryTrace) -> list[dict[str, Any]]:
-    """Return the blocks, or the tokens and the text before them, that opened the gates most."""
+    """Return the blocks that opened the gates most, or the tokens, with the text before them."""
     w, by_token = run.model.block_len, trace.rates.size > 0
     # the gates of the first block are not used
     opening = trace.rates.reshape(-1) if by_token else trace.gates[1:].mean((1, 2))
@@ -71,12 +77,12 @@ def _opened(run: Run, tokens: np.ndarray, trace: MemoryTrace) -> list[dict[str, 
 
 
 def _name_token(tokenizer: Tokenizer, token: int) -> str:
-    """Return a token's text, or its id for one without text, such as the end of a document."""
+    """Return the text of a token, or its id if it has no text, such as the end of a document."""
     return tokenizer.decode([token]) or f"<{token}>"
 
 
 def show_memory(report: dict[str, Any]) -> None:
-    """Print a table of blocks 1, 2, 4, ..., and what opened the gates most."""
+    """Print a table of blocks 1, 2, 4, ..., and the text that opened the gates most."""
     out = Output()
     out.print(f"{report['run']}, step {report['step']:,}")
     table = Table(
@@ -96,7 +102,7 @@ def show_memory(report: dict[str, Any]) -> None:
     for opened in report.get("opened", []):
         text = " ".join(opened["text"].split())
         where = f"block {opened['block'] + 1:,}"
-        # the token itself apart: it may be a newline or an indent
+        # the token is shown apart, as a literal: it may be a newline or an indent
         shown = f"{text[-60:]} {opened['token']!r}" if "token" in opened else text[:70]
         out.print(f"{where} opened gates by {opened['gates']:.2f}: {shown}")
 

@@ -16,8 +16,8 @@ from famjax.processes import runtime
 @dataclass(frozen=True)
 class Arguments:
     """Average the parameters of a run's last checkpoints, and write a run that eval, generate and
-    export open like any other. It needs a run with train.keep of at least as many. Of adapters
-    it is the mean of A and that of B, each apart: not the mean of their products."""
+    export open like any other. The run needs a train.keep of at least as many checkpoints. For
+    adapters, A and B are averaged separately, which is not the mean of their products."""
 
     run: tyro.conf.Positional[str]
     """Folder of the run."""

@@ -31,19 +31,19 @@ _SMALL_FAM = ModelConfig(
 )
 
 _SMALL_FEEDBACK = ModelConfig(vocab_size=256, layers=4, width=128, heads=4)
-# heads as wide as the paper's (T2R 3.2.1)
+# heads have the same size as the paper's (T2R 3.2.1)
 _SMALL_LINEAR = ModelConfig(
     vocab_size=256, layers=2, width=256, heads=2, head_dim=128, mlp_width=1024
 )
-# short blocks, as hypotheses are short
+# short blocks, because hypotheses are short
 _SMALL_BEAM = replace(_SMALL_FAM, block_len=64, fam_len=8)
 # eight heads, eight rows and eight blocks of a row, for eight devices
 _SMALL_MESH = ModelConfig(
     vocab_size=256, layers=2, width=256, heads=8, mlp_width=1024, block_len=64, fam_len=8
 )
 
-# default rows, tokens of a row and repetitions; feedback's loop over tokens has no large products,
-# and it measures many models
+# default numbers of rows, tokens per row and repetitions. For feedback they are small: its loop
+# over tokens has no large products, and it measures many models
 _SIZES = {
     "fam": (16, 1024, 7),
     "lora": (16, 1024, 7),
@@ -54,7 +54,7 @@ _SIZES = {
     "mesh": (8, 512, 5),
 }
 
-# flags that only some of them read
+# flags that only some of the benches read
 _ONLY = {
     "layers": ("feedback",),
     "width": ("feedback",),
@@ -66,14 +66,14 @@ _ONLY = {
 
 @dataclass(frozen=True)
 class Arguments:
-    """Measure ratios in one process: the cost of feedback memory (fam: against BSWA of equal shape;
-    feedback: training and generation against a Transformer, and against
+    """Measure the ratio of two programs in one process: the cost of feedback memory (fam: against
+    BSWA of equal shape; feedback: training and generation against a Transformer, and against
     feedback-transformer-pytorch if installed); the savings of adapters (lora: against training all
     weights, and against PyTorch's peft if installed); linear attention (linear: alone and in
-    decoding, against softmax attention, and performer-pytorch if installed); evaluation (eval: its
-    throughput, against the bare forward pass); beam search (beam: against greedy decoding, and
-    transformers if installed); the overhead of sharding a model along each mesh
-    axis (mesh: 8 fake devices on a CPU, or all accelerators)."""
+    decoding, against softmax attention, and against performer-pytorch if installed); the throughput
+    of evaluation (eval: against the bare forward pass); beam search (beam: against greedy decoding,
+    and against transformers if installed); the overhead of sharding a model along each mesh axis
+    (mesh: 8 fake devices on a CPU, or all accelerators)."""
 
     name: tyro.conf.Positional[Literal["fam", "lora", "feedback", "linear", "eval", "beam", "mesh"]]
     """what to measure"""
@@ -102,13 +102,13 @@ class Arguments:
 
 
 def run(argv: list[str]) -> int:
-    """Print minimum-time ratios, floor and gap; then time and memory by length."""
+    """Run the bench that is asked for, and print its tables, or one JSON object."""
     arguments = _fill_sizes(parse(Arguments, argv, "famjax bench"))
     runtime.setup()
     model = (
         load_config(arguments.config).model if arguments.config else _small_model(arguments.name)
     )
-    # a config without a vocabulary size has that of its tokenizer, bytes
+    # a config without a vocabulary size takes that of the byte tokenizer
     model = replace(model, vocab_size=model.vocab_size or 258)
     _check_sizes(arguments, model)
     _check_memory(arguments, model)

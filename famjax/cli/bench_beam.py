@@ -1,4 +1,4 @@
-"""`famjax bench beam`: its tables."""
+"""`famjax bench beam`: tables."""
 
 from __future__ import annotations
 

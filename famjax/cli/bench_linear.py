@@ -31,8 +31,11 @@ def run(
     """Measure, print the tables or one JSON object, and plot.
 
     Args:
-      alone: heads, features and chunk of the bench of attention alone.
-      model: of the decoding bench.
+      alone: model config with the heads, features and chunk for the bench of attention alone.
+      model: model config for the bench of decoding.
+      sizes: rows, tokens, repetitions and plot file.
+      as_json: whether to print one JSON object.
+      console, note: outputs for tables, and for progress.
     """
     shortest = bench.LENGTHS[0]
     if sizes.length < shortest:

@@ -1,4 +1,4 @@
-"""`famjax compare RUN RUN ... [--plot FILE] [--segments FILE]`: what `famjax eval` found."""
+"""`famjax compare RUN RUN ... [--plot FILE] [--segments FILE]`: results of `famjax eval`."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ from famjax.core.errors import UserError
 from famjax.core.paths import expanded
 from famjax.eval.intervals import mean_interval, mean_of_ratios, paired_interval
 
-# key of the share of right answers, by `Task.group`
+# for each `Task.group`, the key of the share of right answers
 _SHARES = {"passkey": "key_accuracy", "toy": "episode_accuracy", "long": "score"}
-# what of a label says how documents are read: no part of what is compared
+# the end of a label, which says how documents were read; it may differ between compared results
 _READING = re.compile(r"(?: --window (\d+))?(?: --score \d+)?$")
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """Compare runs on what all of them were evaluated on: tables, and for texts and long documents
-    the difference to the first run with a 95% interval (a paired bootstrap over documents)."""
+    """Compare runs on everything that all of them were evaluated on, in tables. For texts and long
+    documents they have the difference to the first run with a 95% interval (a paired bootstrap over
+    documents)."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
     """Folders of runs that were evaluated, the reference first."""
@@ -54,7 +55,7 @@ def run(argv: list[str]) -> int:
             f"no evaluation is of all runs ({listed}); run famjax eval with equal tasks"
         )
     short = short_names(runs)
-    # how each run read a document follows its name where that is not the same of all
+    # if the runs read documents in different ways, the way follows each run's name
     names = {
         title: [f"{n}{_reading(label, title)}" for n, label in zip(short, labels, strict=True)]
         for title, labels in shared.items()
@@ -83,10 +84,17 @@ def run(argv: list[str]) -> int:
 
 
 def shared_labels(found: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return what all runs were evaluated on: a title, and the label of each run's result.
+    """Return everything that all runs were evaluated on: titles, and the labels of their results.
 
-    Results that were read in the same way are compared, and where not all of them are, that of each
-    run that was read in the longest windows: full attention in windows beside a run that streams.
+    Results with equal labels are compared, since they were read in the same way. Otherwise, for
+    each run the result with the longest windows is taken: a run with full attention in windows is
+    compared with a run that streams whole documents.
+
+    Args:
+      found: results of each run by label, see `famjax.cli.report.read_results`.
+
+    Returns:
+      for each title, the label of each run's result.
     """
     shared = {label: [label] * len(found) for label in found[0] if all(label in f for f in found)}
     for title in dict.fromkeys(_READING.sub("", label) for label in found[0]):
@@ -99,7 +107,7 @@ def shared_labels(found: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
 
 
 def _window(label: str) -> float:
-    """Return the tokens of the windows of a result; of whole documents they are unlimited."""
+    """Return the window of a result in tokens; infinity if documents were read whole."""
     match = _READING.search(label)
     return float(match[1]) if match and match[1] else np.inf
 
@@ -111,7 +119,7 @@ def _reading(label: str, title: str) -> str:
 def _tables(
     title: str, group: str, names: Sequence[str], results: Sequence[Any], runs: Sequence[Path]
 ) -> list[Table]:
-    """Return the tables of a result of each run."""
+    """Return the tables that compare one result of each run."""
     if group == "text":
         return [text_table(title, names, results), position_table(names, results)]
     if group in _SHARES:
@@ -124,7 +132,7 @@ def _tables(
 
 
 def short_names(runs: Sequence[Path]) -> list[str]:
-    """Return the last parts of paths that tell them apart."""
+    """Return the shortest ends of paths that distinguish all of them."""
     for size in range(1, 1 + max(len(run.parts) for run in runs)):
         names = ["/".join(run.parts[-size:]) for run in runs]
         if len(set(names)) == len(names):
@@ -163,7 +171,7 @@ def _difference(
 
 
 def position_table(names: Sequence[str], results: Sequence[dict[str, Any]]) -> Table:
-    """Return the table of the loss by position, empty where a result does not go so far."""
+    """Return the table of the loss by position; cells are empty where a result has no position."""
     table = Table("loss by position", ("tokens before", *names))
     every = [{(r["from"], r["to"]): r["loss"] for r in result["by_position"]} for result in results]
     for first, last in sorted({span for losses in every for span in losses}):
@@ -198,10 +206,10 @@ def share_table(
 
 
 def _paired_keys(row: dict[str, Any] | None, other: dict[str, Any] | None) -> str:
-    """Return the difference of the keys found in the same documents, and its interval."""
+    """Return the difference of the shares of keys found in the same documents, and its interval."""
     if row is None or other is None:
         return ""
-    # results from before they were kept have none
+    # results of versions that did not keep a hash of the documents have none
     versions = {each.get("documents") for each in (row, other)}
     if len(versions) > 1 or None in versions or row["examples"] != other["examples"]:
         return "other documents"
@@ -213,7 +221,7 @@ def _paired_keys(row: dict[str, Any] | None, other: dict[str, Any] | None) -> st
 def questions_table(
     label: str, names: Sequence[str], results: Sequence[dict[str, Any]], runs: Sequence[Path]
 ) -> Table:
-    """Return the table of the scores of questions in files, and of the paired differences."""
+    """Return the table of the scores on questions in files, and of their paired differences."""
     against = f"against {names[0]}, 95%"
     columns = ("run", "metric", "score", against, "gained against", "tokens/s")
     table = Table(label, columns, words=(0, 1, 4))
@@ -235,9 +243,10 @@ def translation_table(
 ) -> Table:
     """Return the table of BLEU and chrF, or of ROUGE, and of the paired differences of outputs.
 
-    BLEU is of a corpus; an output's own score is chrF, or ROUGE-L of whole summaries.
+    The differences are of chrF, or of ROUGE-L of whole summaries, since BLEU is only defined for a
+    corpus.
     """
-    # results of earlier versions lack it
+    # results of earlier versions lack rouge_lsum
     summary = "rouge_lsum" if all("rouge_lsum" in result for result in results) else "rouge_l"
     kinds = {"bleu": "BLEU", "chrf": "chrF"} if "bleu" in results[0] else {summary: "ROUGE-L"}
     against = f"{list(kinds.values())[-1]} of each against {names[0]}, 95%"
@@ -257,7 +266,7 @@ def translation_table(
 
 
 def harness_table(label: str, names: Sequence[str], results: Sequence[dict[str, Any]]) -> Table:
-    """Return the table of the harness's metrics, and of the differences by example."""
+    """Return the table of the harness's metrics, and of their paired differences over examples."""
     differences = [f"{name} against {names[0]}, 95%" for name in names[1:]]
     table = Table(label, ("task", "metric", *names, *differences), words=(0, 1))
     every = [{_metric(row): row for row in result["rows"]} for result in results]
@@ -273,10 +282,10 @@ def _metric(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _paired_examples(row: dict[str, Any] | None, other: dict[str, Any]) -> str:
-    """Return the mean difference of a metric of the same examples, and its interval."""
+    """Return the mean difference of a metric over the same examples, and its interval."""
     if row is None or not row["by_example"]:
         return ""
-    # results from before 2026-11-26 have no hash
+    # results from before 2026-11-26 have no hash of the examples
     documents = {each["documents"] for each in (row, other) if "documents" in each}
     if len(documents) > 1 or len(row["by_example"]) != len(other["by_example"]):
         return "other examples"
@@ -292,9 +301,13 @@ def _rows(result: Any) -> list[dict[str, Any]]:
 def _scores(
     run: Path, result: Any, length: int
 ) -> dict[tuple[str, int], dict[tuple[Any, ...], float]]:
-    """Return the scores of a length, by data set and document, and by what tells a question."""
+    """Return the scores at a length, by document (data set and number), then by question.
+
+    A question is identified by its text and references.
+    """
     scores: dict[tuple[str, int], dict[tuple[Any, ...], float]] = {}
-    # the tokens of a document in a file are a tokenizer's; a generated one is as long as they tell
+    # also by tokens and depth if documents are generated; those from files have other numbers of
+    # tokens with another tokenizer
     named = ("prompt", "references", *(("tokens", "depth") if length else ()))
     for example in read_examples(run, result):
         if example["length"] == length:
@@ -307,9 +320,9 @@ def _scores(
 def _paired(
     scores: dict[tuple[str, int], dict[Any, float]], other: dict[tuple[str, int], dict[Any, float]]
 ) -> str:
-    """Return the difference of the scores, if the same questions were asked, and its interval.
+    """Return the difference of the scores and its interval, if the same questions were asked.
 
-    Of a collection it is the mean over its data sets.
+    For a collection it is the mean over its data sets.
     """
     asked = [{n: set(each[n]) for n in each} for each in (scores, other)]
     if not scores or asked[0] != asked[1]:

@@ -1,4 +1,4 @@
-"""All scores of runs by their memory segments, as TransformerFAM's Figure 4."""
+"""Plot of all scores of runs by their memory segments, like TransformerFAM's Figure 4."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from famjax.cli.figures import new_figure, save_figure
 from famjax.core.errors import UserError
 
-# key of the score, the higher the better, by `Task.group`; rows of results are averaged
+# for each `Task.group`, the key of a score that is better if higher; rows of results are averaged
 _SCORES = {
     "text": "accuracy",
     "passkey": "key_accuracy",
@@ -21,14 +21,14 @@ _SCORES = {
 }
 
 
-# mixers of which `model.memory_segments` is a setting
+# mixers that have the setting `model.memory_segments`
 _WITH_SEGMENTS = {"bswa", "bswa_sg", "fam", "fm", "delta"}
 
 
 def normalized_scores(
     found: Sequence[dict[str, Any]], shared: Sequence[str]
 ) -> dict[str, np.ndarray]:
-    """Return the scores of every task, [runs], each divided by the best run's.
+    """Return for every task the scores of the runs divided by the best run's, [runs].
 
     Args:
       found: results of each run by label, see `famjax.cli.report.read_results`.
@@ -45,7 +45,7 @@ def normalized_scores(
 
 
 def _scores(group: str, results: Sequence[Any]) -> np.ndarray:
-    """Return a score for each run, a mean over the lengths that all of them have."""
+    """Return a score for each run, the mean over the lengths that all runs have."""
     name = _SCORES[group]
     if all(isinstance(result, dict) and name in result for result in results):
         return np.array([float(result[name]) for result in results])
@@ -60,12 +60,18 @@ def _scores(group: str, results: Sequence[Any]) -> np.ndarray:
 def draw_segments(
     found: Sequence[dict[str, Any]], shared: Sequence[str], runs: Sequence[Path], path: Path
 ) -> Path:
-    """Plot the normalized scores by the number of memory segments, a line for each mixer.
+    """Plot the normalized scores by the number of memory segments, with a line for each mixer.
 
-    That of mixers without memory segments, such as full attention, is level.
+    Mixers without memory segments, such as full attention, have a horizontal line.
+
+    Args:
+      found: results of each run by label, see `famjax.cli.report.read_results`.
+      shared: labels of tasks that all runs have.
+      runs: folders of the runs.
+      path: file to write.
 
     Raises:
-      UserError: a folder is no run, or there is no score above 0.
+      UserError: a folder is not a run, or there is no score above 0.
     """
     from famjax.config.derived import mixer_pattern
     from famjax.config.resolved import resolve_model
@@ -87,7 +93,7 @@ def draw_segments(
     figure, axes = new_figure(size=(7, 4.5))
     every = np.array(list(normalized.values()))
     for i, (mixer, places) in enumerate(mixers.items()):
-        # runs of equal segments, such as seeds, are averaged
+        # runs with the same number of segments, such as seeds, are averaged
         segments = sorted({m for m, _ in places if m is not None})
         if not segments:
             level = every[:, [number for _, number in places]].mean()

@@ -1,4 +1,4 @@
-"""`famjax train --help CONFIG`: what a config is, and the values that it sets."""
+"""`famjax train --help CONFIG`: the description of a config, and the values that it sets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from famjax.config.keys import values
 from famjax.config.schema import Config
 from famjax.experiment.load import available_configs, read_config
 
-# "Command:  ", and the indent of the lines that belong to it
+# a label such as "Command: ", and the indent of the lines that belong to it
 _LABEL = re.compile(r"[A-Z]\w+: ")
 _INDENT = 4
 
@@ -26,8 +26,8 @@ def config_lines(name: str, width: int) -> list[str]:
     """Return a config's docstring and the values that differ from the defaults.
 
     Args:
-      name: as `load_config` takes it; what is no Python file has no docstring.
-      width: of the lines.
+      name: a name as `load_config` takes it. Only a Python file has a docstring.
+      width: width of the lines.
 
     Raises:
       UserError: the file cannot be read, or is not a config.
@@ -54,14 +54,14 @@ def _text(value: object) -> str:
 
 
 def _reflow(text: str, width: int) -> list[str]:
-    """Return a docstring in lines of a width; commands, each of them, on lines of their own."""
+    """Return a docstring reflowed to lines of a width, with each command on lines of its own."""
     if all(len(line) <= width for line in text.splitlines()):
         return text.splitlines()
     lines: list[str] = []
     for line in _logical_lines(text):
         indent = " " * min(len(line) - len(line.lstrip()), _INDENT)
         if line.lstrip().startswith("famjax "):
-            # a string joins the lines after a backslash, their indent in between
+            # in the string a backslash has joined lines, which leaves indents within the command
             shell, _, note = line.strip().partition("   #")
             if note:
                 lines += wrap(f"#{note}", width, f"{indent}# ", indent)
@@ -74,7 +74,7 @@ def _reflow(text: str, width: int) -> list[str]:
 
 
 def _logical_lines(text: str) -> Iterator[str]:
-    """Yield a line for each paragraph, each command, and what follows each label."""
+    """Yield each paragraph, each command, and the text after each label as one line."""
     pending, commands = "", False
     for line in text.splitlines():
         label = _LABEL.match(line)

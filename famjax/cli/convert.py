@@ -21,10 +21,10 @@ from famjax.processes import runtime
 class Arguments:
     """Convert a pretrained Hugging Face folder, or a famjax run, to a model with another attention.
 
-    Every weight is kept. New parameters: the FAM's prompt is initialized with rows of the
-    embedding, the feature maps of t2r at random. Give sizes of the new attention as overrides,
-    model.block_len=512, model.fam_len=64, model.memory_segments=2, model.linear.map=elu, after the
-    flags.
+    Every weight is kept. New parameters are the FAM's prompt, which is initialized with rows of the
+    embedding, and the feature maps of t2r, which are initialized at random. Give sizes of the new
+    attention as overrides after the flags: model.block_len=512, model.fam_len=64,
+    model.memory_segments=2, model.linear.map=elu.
     """
 
     source: tyro.conf.Positional[str]
@@ -66,7 +66,7 @@ def run(argv: list[str]) -> int:
     off = " train.rpo=false" if _prevents_rpo(config) else ""
     command = f"finetune init={target}{off} data.files=..."
     if config.model.encoder.layers:
-        # that config is for texts
+        # the config finetune is for texts
         command = f"multi30k init={target} data.source=... data.target=..."
     print(f"wrote {target}; next: famjax train {command}")
     return 0

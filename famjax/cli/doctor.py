@@ -118,7 +118,7 @@ def _host_memory() -> dict[str, int | None]:
         word: page * os.sysconf(name) if name in os.sysconf_names else None
         for word, name in known.items()
     }
-    try:  # on Linux only this includes reclaimable file cache
+    try:  # on Linux, only MemAvailable includes the reclaimable file cache
         with open("/proc/meminfo", encoding="ascii") as lines:
             table = dict(line.split(":", 1) for line in lines)
         memory["available"] = int(table["MemAvailable"].split()[0]) * 1024

@@ -118,7 +118,11 @@ def run(argv: list[str]) -> int:
 def evaluate(
     arguments: Arguments, tasks: list[tuple[str, str]], lengths: list[int] | None
 ) -> dict[str, Any]:
-    """Return all results: run, step, memory, and of each `Task.group` a list, or passkey's rows."""
+    """Evaluate a run on all tasks, and save each result in the run's folder.
+
+    Returns:
+      run, step, memory, and for each `Task.group` the list of its results; for passkey its rows.
+    """
     runtime.setup()
     from famjax.convert.open import open_model
     from famjax.eval.examples import weights_digest
@@ -159,13 +163,13 @@ def evaluate(
         else:
             report.setdefault(task.group, []).append(result)
         if folder:
-            # of each task, so that a mistake in a later one loses nothing
+            # after each task, so that an error in a later one loses nothing
             save_result(folder, opened.step, weights, task.group, request.task, result)
     return {**report, "memory": memory_report()}
 
 
 def _parts(task: Task, files: str) -> list[str]:
-    """Return what of a task has a result of its own."""
+    """Return the parts of a task's files that have a result of their own."""
     named = [part for part in files.split(",") if part] if task.has_parts else []
     return named or [files]
 
@@ -202,7 +206,7 @@ def _request(
     )
 
 
-# that only some tasks take
+# options that only some tasks take
 _OPTIONS = (
     *("lengths", "questions", "facts", "ablate", "window", "score", "words"),
     *("shots", "chat", "skip_broken", "beam", "length_penalty", "no_repeat_ngram"),
@@ -211,7 +215,7 @@ _OPTIONS = (
 
 
 def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
-    """Raise a `UserError` if an option is given that none of the tasks takes, or two that clash."""
+    """Raise a `UserError` if an option is given that no task takes, or if two options clash."""
     for option in _OPTIONS:
         value = getattr(arguments, option)
         if not _is_given(value) or any(option in task.options for task in tasks):
@@ -256,7 +260,7 @@ def ignored_options(arguments: Arguments, tasks: list[str]) -> Iterator[str]:
 
 
 def _is_given(value: Any) -> bool:
-    # 0 is given, and equals False
+    # compared by identity, since 0 == False, and 0 is a given value
     return not (value is None or value is False or value == "")
 
 
@@ -269,12 +273,12 @@ def _as_flag(option: str, value: Any) -> str:
 
 
 def plot(report: dict[str, Any], folder: Path) -> list[Path]:
-    """Plot the results and return the files."""
+    """Plot the results to files in a folder, and return the files."""
     return [save_figure(figure, folder / f"{name}.png") for name, figure in figures(report)]
 
 
 def figures(report: dict[str, Any]) -> Iterator[tuple[str, Figure]]:
-    """Yield a figure of each result, and its name."""
+    """Yield the name and the figure of each result that can be drawn."""
     if "passkey" in report:
         yield "passkey", _plot_passkey(report["passkey"])
     for toy in report["toy"]:

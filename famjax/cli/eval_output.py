@@ -9,7 +9,7 @@ from famjax.cli.tables import Output, Table
 from famjax.core.units import byte_size
 from famjax.eval.subsets import LENGTHS
 
-# of the report: what has a table of its own here, and what is not a task's
+# keys of the report: groups that have a table of their own here, and keys that are not of a task
 _KNOWN = {
     *("run", "step", "memory", "passkey", "toy", "text", "long", "questions", "lm_eval"),
     "translate",
@@ -18,7 +18,7 @@ _NEGATIVE = (
     "gained by memory is negative where the memory makes predictions worse than a reset at every "
     "block: usual early in training, and for texts unlike the training data, or longer"
 )
-# what a run is compared with, by ablation
+# for each ablation, a description of what the run is compared with
 ABLATED = {
     "reset": "a reset at every block",
     "memory": "the memory at its initial value",
@@ -55,7 +55,12 @@ def show(report: dict[str, Any]) -> None:
 
 
 def result_tables(group: str, result: Any) -> list[Table | str]:
-    """Return the tables of a result of a `Task.group`, and the lines that explain them."""
+    """Return the tables of a result, and lines that explain them.
+
+    Args:
+      group: the `Task.group` of the result.
+      result: what the task's evaluation returned.
+    """
     if group == "passkey":
         ablations = [
             ablation_table("passkey", result, name, "key_accuracy")
@@ -89,7 +94,7 @@ def result_tables(group: str, result: Any) -> list[Table | str]:
     return [rows_table(group, result["rows"])]
 
 
-# results of earlier versions lack some
+# scores of translations by key; results of earlier versions lack some
 _BLEU = {
     "bleu": "BLEU",
     "chrf": "chrF",
@@ -129,7 +134,7 @@ def translation_table(result: dict[str, Any]) -> Table:
 
 
 def translation_notes(result: dict[str, Any]) -> list[str]:
-    """Return the scores of other length penalties, and sacrebleu's signatures."""
+    """Return lines on other length penalties, unusual pairs, and sacrebleu's signatures."""
     signatures: dict[str, str] = result.get("signatures", {})
     notes = [f"{name}: {signature}" for name, signature in signatures.items()]
     counts = {side: result.get(f"empty_{side}s") for side in ("source", "target")}
@@ -149,7 +154,7 @@ def translation_notes(result: dict[str, Any]) -> list[str]:
 
 
 def questions_table(result: dict[str, Any]) -> Table:
-    """Return the table of the scores of a set of questions."""
+    """Return the table of the scores on a question set."""
     table = Table(
         f"{result['task']}:{result['files']} ({result['source']})",
         ("documents", "longest", "questions", "metric", "score", "95%", "cut"),
@@ -176,7 +181,7 @@ def questions_table(result: dict[str, Any]) -> Table:
 
 
 def subset_tables(result: dict[str, Any]) -> list[Table]:
-    """Return the tables of the data sets of a collection; none of another set."""
+    """Return the tables of a collection's data sets; none for a question set without them."""
     subsets = result.get("subsets", [])
     tables = [subsets_table(subsets)] if len(subsets) > 1 else []
     if any(row.get("by_words") for row in subsets):
@@ -185,7 +190,7 @@ def subset_tables(result: dict[str, Any]) -> list[Table]:
 
 
 def subsets_table(subsets: list[dict[str, Any]]) -> Table:
-    """Return the table of the data sets of a collection, whose mean is the score."""
+    """Return the table of a collection's data sets; the mean of their scores is its score."""
     columns = ("data set", "documents", "questions", "metric", "score", "cut")
     table = Table("by data set, whose mean is the score", columns, words=(0, 3))
     for row in subsets:
@@ -201,7 +206,7 @@ def subsets_table(subsets: list[dict[str, Any]]) -> Table:
 
 
 def words_table(subsets: list[dict[str, Any]]) -> Table:
-    """Return the table of the scores of data sets by the words of the document."""
+    """Return the table of the scores on data sets by the number of words of the document."""
     table = Table("by words of the document (LongBench-E)", ("data set", *LENGTHS), words=(0,))
     for row in subsets:
         scores = (row["by_words"].get(length) for length in LENGTHS)
@@ -217,7 +222,7 @@ def words_table(subsets: list[dict[str, Any]]) -> Table:
 
 
 def questions_note(result: dict[str, Any]) -> str:
-    """Return the lines that say how a set of questions was read."""
+    """Return lines on how the documents of a question set were read."""
     lines = [
         f"read in {result['lanes']} lanes by {result['chunk']:,} tokens ({result['padding']:.1%} "
         f"padding), {result['tokens_per_second']:,.0f} tokens/s, {result['answer_seconds']:.2f} "
@@ -270,7 +275,7 @@ def harness_table(results: list[dict[str, Any]]) -> Table:
 
 
 def rows_table(title: str, rows: list[dict[str, Any]]) -> Table:
-    """Return the table of a task without one of its own: a column for each value of its rows."""
+    """Return the table of a task that has no special one: a column for each value of its rows."""
     table = Table(title, tuple(name.replace("_", " ") for name in rows[0]))
     for row in rows:
         table.add_row(
@@ -299,9 +304,9 @@ def passkey_table(rows: list[dict[str, Any]]) -> Table:
 
 
 def reading_table(rows: list[dict[str, Any]]) -> Table:
-    """Return the table of what reading took, by length: updates and state are of one document.
+    """Return the table of time and memory of reading, by length.
 
-    Rows from before 2026-11-26 have not all of it.
+    Updates and state are those of one document. Rows from before 2026-11-26 lack some values.
     """
     columns = ("tokens", "updates", "state", "seconds", "tokens/s", "s/answer", "peak memory")
     table = Table("reading", columns)
@@ -339,7 +344,7 @@ def toy_table(toy: dict[str, Any]) -> Table:
 
 
 def depth_labels(count: int) -> list[str]:
-    """Return the names of equal parts of a document."""
+    """Return the labels of `count` equal parts of a document, such as "0-20%"."""
     return [f"{100 * i // count}-{100 * (i + 1) // count}%" for i in range(count)]
 
 
@@ -363,7 +368,14 @@ def long_table(long: dict[str, Any]) -> Table:
 
 
 def ablation_table(task: str, rows: list[dict[str, Any]], name: str, score: str = "score") -> Table:
-    """Return the table of what a part of the memory is worth, in a score of the rows."""
+    """Return the table of how much a run gains against an ablation.
+
+    Args:
+      task: name of the task.
+      rows: results of the lengths.
+      name: name of the ablation.
+      score: key of the run's own score in the rows.
+    """
     table = Table(
         f"{task}: gained against {ABLATED[name]}",
         ("tokens", "updates", "score without", "score with", "gained", "95%"),
@@ -384,7 +396,7 @@ def ablation_table(task: str, rows: list[dict[str, Any]], name: str, score: str 
 
 
 def _effective(lengths: dict[str, int | None]) -> str:
-    """Return the line of effective lengths."""
+    """Return a line with the effective lengths."""
     shown = {rule: "none" if n is None else f"{n:,} tokens" for rule, n in lengths.items()}
     return (
         f"effective length: {shown['ruler']} (RULER: scores of 85.6% and more), {shown['nolima']} "
@@ -420,7 +432,7 @@ def text_table(text: dict[str, Any]) -> Table:
 
 
 def ends_of(interval: Sequence[float | None]) -> str:
-    """Return the ends of an interval in bits per byte; "" is none, of one document."""
+    """Return the ends of an interval in bits per byte; "" if it has none, for one document."""
     low, high = interval
     return "" if low is None or high is None else f"{low:+.4f} to {high:+.4f}"
 

@@ -16,10 +16,10 @@ REPORT = "report.json"
 
 
 def eval_folder(run: str) -> Path | None:
-    """Return the folder of a run's results; None, and a line that says so, if it is read-only.
+    """Return the folder of a run's results; print a line and return None if it is read-only.
 
     Raises:
-      UserError: it is not a folder.
+      UserError: a file is in its place.
     """
     folder = expanded(run) / "eval"
     if folder.exists() and not folder.is_dir():
@@ -35,10 +35,10 @@ def eval_folder(run: str) -> Path | None:
 
 
 def read_report(folder: Path, name: str = REPORT) -> dict[str, Any]:
-    """Return step, weights and results of a run's report.json, which may not be there.
+    """Return step, weights and results in a run's report.json; no results if there is no file.
 
     Raises:
-      UserError: it is damaged.
+      UserError: the file is damaged.
     """
     file = folder / name
     saved = read_json(file, RUN_AGAIN) if file.exists() else {"results": {}}
@@ -55,11 +55,17 @@ def save_result(
 ) -> None:
     """Add a result to the report.json of a run, which `famjax report` reads.
 
-    It has the newest result of every task, files and settings, all of them of the same weights.
-    The report of other weights is kept beside it, under its step.
+    The file has the newest result for each combination of task, files and settings, all for the
+    same weights. A report for other weights is kept beside it, with the step in its name.
 
     Args:
-      weights: what tells them from others of the same step, of a model's folder; else None.
+      folder: folder of the results.
+      step: step of the weights.
+      weights: for a model's folder, a hash that distinguishes its weights from others of the same
+        step; None for a run.
+      group: the `Task.group` of the result.
+      name: name of the task.
+      result: what the task's evaluation returned.
     """
     folder.mkdir(exist_ok=True)
     with lock_folder(folder):
@@ -72,7 +78,7 @@ def save_result(
                 f"they are kept in {kept}",
                 file=sys.stderr,
             )
-            # those of an earlier evaluation of these weights, if there was one
+            # continue the report of an earlier evaluation of these weights, if there is one
             saved = read_report(folder, _kept_name(step, weights))
         label = result_label(group, name, result)
         before = saved["results"].get(label)
@@ -87,9 +93,9 @@ def _kept_name(step: int, weights: str | None) -> str:
 
 
 def _with_other_lengths(group: str, result: Any, before: Any) -> Any:
-    """Return a result with the rows of those lengths that only an earlier one has.
+    """Return a result, with the rows of an earlier result for lengths that only that one has.
 
-    Examples of other settings are other examples, whose rows are left out.
+    If the settings of the earlier one differ, so do its examples, and its rows are left out.
     """
     if group in ("passkey", "toy", "long") and _settings(result) == _settings(before):
         rows = {row["length"]: row for found in (before, result) for row in _rows(found)}
@@ -105,10 +111,10 @@ def _with_other_lengths(group: str, result: Any, before: Any) -> Any:
 
 
 def _settings(result: Any) -> Any:
-    """Return what tells the examples of a result from other ones, whatever their lengths."""
+    """Return a value that identifies the examples of a result, apart from their lengths."""
     if isinstance(result, dict) and "settings" in result:
         return result["settings"]
-    # of passkeys the documents are known by row, of toy tasks the episodes by their number
+    # passkey rows have a hash of their documents; episodes of toy tasks are known by their number
     return sorted({(row.get("documents", ""), row["examples"]) for row in _rows(result)})
 
 
@@ -118,12 +124,12 @@ def _rows(result: Any) -> list[dict[str, Any]]:
 
 
 def result_label(group: str, name: str, result: Any) -> str:
-    """Return what tells a result from the others of a run, as options."""
+    """Return a label that distinguishes a result from others of the same run, with its options."""
     if group == "passkey":
         return name
     parts = [name, *[f":{files}" for files in [result.get("files")] if files]]
     named = ["facts", "shots", "chat", "window"]
-    # of other tasks it is the score of the answers
+    # in results of other tasks, score is that of the answers
     if group == "text" and result.get("score") != result.get("window"):
         named.append("score")
     parts += [f" --{key} {result[key]}" for key in named if result.get(key)]
@@ -131,10 +137,10 @@ def result_label(group: str, name: str, result: Any) -> str:
 
 
 def _search_label(result: Any) -> list[str]:
-    """Return what of a search tells it from others of the same pairs, as options."""
+    """Return the options that distinguish a search from others on the same pairs."""
     if "beam" not in result:
         return []
-    if "penalties" in result:  # the best of which is a result, and differs between runs
+    if "penalties" in result:  # not the best penalty, which differs between runs
         penalty = " --tune"
     else:
         penalty = f" --length-penalty {result['length_penalty']:g}" if result["beam"] > 1 else ""

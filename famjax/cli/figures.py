@@ -22,7 +22,7 @@ def new_figure(
 
 
 def save_figure(figure: Figure, path: Path) -> Path:
-    """Write a figure, and its folder where there is none.
+    """Write a figure to a file, and return the file. A missing folder is created.
 
     Raises:
       UserError: the file cannot be written.

@@ -16,7 +16,7 @@ from famjax.core.errors import UserError
 from famjax.core.paths import expanded
 from famjax.processes import runtime
 
-# of a prompt, which is held in memory
+# maximum size of a prompt, which is held in memory
 _PROMPT_BYTES = 64 << 20
 _MAX_TOKENS = 256
 # options that models with an encoder lack
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Arguments:
-    """Generate text with a run: from a prompt, after a document, or from a saved memory of one."""
+    """Generate text with a run: from a prompt, after a document, or from its saved memory."""
 
     run: tyro.conf.Positional[str]
     """Folder of the run, or of a Hugging Face model."""
@@ -78,7 +78,7 @@ def run(argv: list[str]) -> int:
     from famjax.tokenizers.words import WordTokenizer
 
     a = arguments
-    # before --read, which may take an hour
+    # check before --read, which may take an hour
     most = _MAX_TOKENS if a.max_tokens is None else a.max_tokens
     check_sampling(most, a.temperature, a.top_k, a.top_p, a.stop, a.seed)
     opened = open_model(arguments.run)
@@ -96,7 +96,7 @@ def run(argv: list[str]) -> int:
         return _translate(arguments, opened, prompt)
     if arguments.small_cache:
         opened = opened.with_small_cache()
-    # state files belong to the run as it is, without folded maps
+    # fold only for the generator: state files belong to the run as it is, without folded maps
     generator = Generator(opened.with_folded_maps())
     state = _load_memory(arguments, opened, generator)
     if prompt is not None:
@@ -105,7 +105,11 @@ def run(argv: list[str]) -> int:
 
 
 def _decode_prompt(prompt: str) -> str:
-    """Return the prompt, or standard input for "-", if it is UTF-8."""
+    """Return the prompt, or standard input for "-".
+
+    Raises:
+      UserError: it is not UTF-8, or too large.
+    """
     data = sys.stdin.buffer.read(_PROMPT_BYTES + 1) if prompt == "-" else os.fsencode(prompt)
     if len(data) > _PROMPT_BYTES:
         raise UserError(
@@ -167,7 +171,7 @@ def _check_writable(path: Path, document: Path) -> None:
 
 
 def _load_memory(arguments: Arguments, opened: Run, generator: Generator) -> StreamState | None:
-    """Return the initial memory; save it if --state-out is given."""
+    """Return the memory to start from, or None; save it if --state-out is given."""
     from famjax.eval.state_file import load_state, save_state
 
     if arguments.state_in is not None:
@@ -184,7 +188,7 @@ def _load_memory(arguments: Arguments, opened: Run, generator: Generator) -> Str
 
 
 def _translate(arguments: Arguments, opened: Run, prompt: str | None) -> int:
-    """Write the target of a source."""
+    """Print the target of the prompt, for a model with an encoder."""
     import jax
 
     from famjax.eval.progress import TokenProgress
@@ -241,7 +245,8 @@ def _write(
         texts = generator.generate(
             prompt, most, a.temperature, a.top_k, a.top_p, a.stop, a.seed, state, a.chat
         )
-        # the second token compiles the last program; after it no spinner interrupts the text
+        # the second token compiles the last program; take both before any text is printed, so that
+        # no spinner interrupts it
         first = list(itertools.islice(texts, 2))
     for text in itertools.chain(first, texts):
         print(text, end="", flush=True)

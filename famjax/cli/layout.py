@@ -1,4 +1,4 @@
-"""Wraps text to the width of the terminal."""
+"""Layout of text, wrapped to the width of the terminal."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping
 
-# columns of a help text, and without a terminal
+# maximum and minimum columns of a help text, and its columns without a terminal
 _MAX_WIDTH, _MIN_WIDTH, _PIPE_WIDTH = 100, 20, 80
-# least width of a two-column list, and greatest width of its names
+# minimum width of a two-column list, and maximum width of its names
 _TWO_COLUMN_WIDTH, _MAX_NAME_WIDTH = 76, 36
 
 
 def terminal_width(stream: object) -> int | None:
-    """Return COLUMNS if set, else the columns of a terminal, or None if `stream` is none."""
+    """Return COLUMNS if set, else the columns of the terminal, or None if `stream` is not one."""
     columns = os.environ.get("COLUMNS", "")
     if columns.isdecimal() and int(columns):
         return int(columns)
@@ -29,10 +29,12 @@ def terminal_width(stream: object) -> int | None:
 
 
 def wrap(text: str, width: int | None, indent: str = "", first: str = "") -> list[str]:
-    """Return text in lines broken between words only.
+    """Return text in lines that are broken only between words.
 
     Args:
-      indent: of all lines but the first.
+      text: the text.
+      width: maximum width of a line; None is unlimited.
+      indent: indent of all lines but the first.
       first: indent of the first line.
     """
     if width is None:
@@ -70,13 +72,13 @@ def format_entries(entries: Mapping[str, str], width: int) -> list[str]:
 
 
 def usage(line: str, width: int) -> list[str]:
-    """Return a usage line wrapped outside of brackets only."""
+    """Return a usage line in lines that are broken only outside of brackets."""
     whole = re.sub(r"\[.*?\]+", lambda match: match[0].replace(" ", "\0"), line)
     return [part.replace("\0", " ") for part in wrap(whole, width, "    ")]
 
 
 def command(line: str, width: int) -> list[str]:
-    """Return a command wrapped with shell continuations."""
+    """Return a command in lines with shell continuations, a backslash at the end."""
     if len(line) <= width:
         return [line]
     *first, last = wrap(line, width - 2, "    ")

@@ -46,8 +46,8 @@ VERBS = {
     "doctor": "show versions, devices, memory and missing packages",
 }
 
-# single-process verbs, and variables that multi-process launchers set; without them JAX need not be
-# asked for the process count
+# verbs that run in a single process, and variables that multi-process launchers set; if none is
+# set, JAX need not be asked for the process count
 _SINGLE_PROCESS_VERBS = ("eval", "analyze", "generate", "average", "convert", "export")
 _MULTIPROCESS_VARIABLES = (
     "SLURM_NTASKS",
@@ -56,7 +56,7 @@ _MULTIPROCESS_VARIABLES = (
     "MEGASCALE_NUM_SLICES",
 )
 
-# characters of an error line
+# maximum number of characters of an error line
 _MAX_LINE = 1800
 
 T = TypeVar("T")
@@ -68,11 +68,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def script() -> None:
-    """Run as a program: exit with `main`'s status."""
+    """Run `main` as a program, and exit with its status."""
     # feedback's loop runs on several devices in parallel, and one malloc arena would serialize them
     use_huge_pages(keep=sys.argv[1:2] == ["bench"] and "feedback" not in sys.argv)
-    # a traced program is a million objects that live on; searching them for garbage again and again
-    # takes an eighth of the time until the first step
+    # collect garbage less often: a traced program is a million objects that stay alive, and
+    # searching them again and again takes an eighth of the time until the first step
     gc.set_threshold(200_000, 20, 100)
     status = main()
     if status == EXIT_SIGNAL + signal.SIGINT:
@@ -115,7 +115,7 @@ def _catch_errors(call: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return _fail("stopped by Ctrl-C", EXIT_SIGNAL + signal.SIGINT)
     except SystemExit as stop:
-        # rich exits this way if a pipe is closed
+        # rich raises SystemExit if a pipe is closed
         if isinstance(stop.__context__, BrokenPipeError):
             raise stop.__context__ from None
         raise
@@ -185,7 +185,7 @@ def _dispatch(argv: list[str]) -> int:
         check_single_process(verb)
     try:
         return importlib.import_module(f"famjax.cli.{verb}").run(rest)
-    except SystemExit as stop:  # tyro leaves this way after --help
+    except SystemExit as stop:  # tyro raises it after --help
         if stop.code not in (None, 0):
             raise
         return 0
@@ -217,12 +217,15 @@ def parse(arguments: type[T], argv: Sequence[str], prog: str) -> T:
     """Parse `argv` with tyro into `arguments`, a flat dataclass of a verb's flags.
 
     Args:
-      arguments: its docstring is the verb's help; the docstring below each field is that flag's.
-      prog: the command before `argv`, "famjax eval".
+      arguments: the dataclass. Its docstring is the help of the verb, and the docstring below each
+        field that of the flag.
+      argv: the arguments after `prog`.
+      prog: the command before `argv`, such as "famjax eval".
 
     Raises:
-      UserError: an unknown, missing or ill-typed flag, in one line.
-      SystemExit: with status 0, after printing the help.
+      UserError: a flag is unknown, missing or has a value of the wrong type; the message is one
+        line.
+      SystemExit: the help was printed; the status is 0.
     """
     import tyro  # takes 60 ms, which `famjax --help` avoids
 
@@ -254,7 +257,7 @@ def _check_options(arguments: Any, argv: Sequence[str], prog: str) -> None:
 
 
 def _unbox(text: str) -> str:
-    """Return the text in tyro's error box: between title and next rule, in UTF-8 or ASCII."""
+    """Return the text in tyro's error box: between its title and the next rule, UTF-8 or ASCII."""
     lines = [line.strip(" │") for line in text.splitlines()]
     rules = [i for i, line in enumerate(lines) if re.match(r"[╭╰]|[─-]{3,}$", line)]
     said = lines[rules[0] + 1 : rules[1]] if len(rules) > 1 else lines
@@ -263,7 +266,7 @@ def _unbox(text: str) -> str:
 
 
 def _number_expected(line: str) -> str:
-    """Return in plain words what tyro says of a flag whose value is not a number, or nothing."""
+    """Return a plain message if tyro complains that the value of a flag is not a number, or ""."""
     flag = re.search(r"Error parsing (--[\w-]+)", line)
     value = re.search(r"(base 10|string to float): (?:'(.*?)'|\"(.*?)\")(?= |$)", line)
     if not flag or not value:

@@ -1,4 +1,4 @@
-"""Suggested commands after training, which work for the run's task and data."""
+"""Suggestions of commands to run after training, which work for the run's task and data."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ def next_commands(config: Config, source: Any, folder: Path) -> str:
     """Return the commands, separated by commas.
 
     Args:
-      config: of the run, with its vocabulary's size.
-      source: of its training data.
-      folder: of the run.
+      config: the run's config, with the size of its vocabulary.
+      source: source of the training data.
+      folder: folder of the run.
     """
     run = shlex.quote(str(folder))
     options = eval_options(config, source)
@@ -35,7 +35,7 @@ def next_commands(config: Config, source: Any, folder: Path) -> str:
 
 
 def eval_options(config: Config, source: Any) -> str | None:
-    """Return `Task.eval_options` of a run's own task."""
+    """Return the result of `Task.eval_options` for a run's own task."""
     return TASKS[config.data.task].eval_options(config, source, _capacity(config))
 
 

@@ -104,7 +104,7 @@ def _print_shardings(report: dict[str, Any], topology: Topology, as_json: bool) 
 
 
 def parse_arguments(argv: list[str]) -> Arguments:
-    """Separate the flags from the config and its overrides."""
+    """Parse flags, the config and its overrides."""
     flags: dict[str, str] = {}
     rest, tokens = [], iter(argv)
     for token in tokens:

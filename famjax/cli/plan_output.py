@@ -10,7 +10,7 @@ from famjax.plan.chips import Topology
 from famjax.plan.plan import Plan
 from famjax.plan.search import SearchResult, format_overrides
 
-# of time
+# units of time
 _UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns"))
 
 ARRAYS = {
@@ -223,7 +223,7 @@ def format_count(count: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return seconds in a suitable unit, never "0.000"."""
+    """Return seconds in a unit that does not round them to 0."""
     if not seconds:
         return "0 s"
     scale, unit = next(
@@ -234,5 +234,5 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_percent(part: float) -> str:
-    """Return a fraction as a percentage, small ones with two digits."""
+    """Return a fraction as a percentage; below 10% with two significant digits."""
     return f"{part:.0%}" if part >= 0.0995 else f"{100 * part:.2g}%"

@@ -1,4 +1,4 @@
-"""The output file of `--plot`."""
+"""Check of the output file of `--plot`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from famjax.core.errors import UserError
 
 
 def plot_file(name: str) -> Path:
-    """Return the file of `--plot`; raises a `UserError` before anything is measured."""
+    """Return the file of `--plot`, checked before anything is measured.
+
+    Raises:
+      UserError: the file cannot be written.
+    """
     path = Path(name)
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise UserError(f"--plot {name}: must end in .png, .svg or .pdf")

@@ -1,4 +1,4 @@
-"""`famjax report RUN ... [--out FILE]`: one page with what `famjax eval` found."""
+"""`famjax report RUN ... [--out FILE]`: one page with the results of `famjax eval`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from famjax.eval.examples import check_lines, digest, read_lines
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# examples of a task that are shown; the file has all of them
+# maximum number of examples of a task that are shown; the examples file has all of them
 _EXAMPLES = 500
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem }
@@ -42,8 +42,8 @@ dd { white-space: pre-wrap }
 
 @dataclass(frozen=True)
 class Arguments:
-    """Write one page, which needs no network, with the results of `famjax eval`: tables, plots, and
-    for documents with questions every question with the answer."""
+    """Write the results of `famjax eval` to one page, which needs no network: tables, plots, and
+    for documents with questions every question with its answer."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
     """Folders of runs that were evaluated."""
@@ -66,10 +66,10 @@ def run(argv: list[str]) -> int:
 
 
 def read_results(run: Path) -> dict[str, Any]:
-    """Return the results of a run's evaluations, a group and a result for each label.
+    """Return the results of a run's evaluations: for each label a dict of group and result.
 
     Raises:
-      UserError: there are none.
+      UserError: the run has no results.
     """
     if not run.is_dir():
         raise UserError(f"{run}: there is no such folder{nearest_path(str(run))}")
@@ -80,9 +80,9 @@ def read_results(run: Path) -> dict[str, Any]:
 
 
 def read_examples(run: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the examples of a result (`famjax.eval.examples.Example`).
+    """Return the examples of a result, with the fields of `famjax.eval.examples.Example`.
 
-    There are none if the file is gone, or is of another evaluation.
+    The list is empty if the examples file is gone, or belongs to another evaluation.
     """
     file = run / "eval" / result["examples"]
     if not file.exists():
@@ -91,9 +91,9 @@ def read_examples(run: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
     if digest(settings) != result["settings"]:
         return []
     check_lines(file, lines)
-    # questions of files have no length that was asked for
+    # examples of questions in files have length 0: no length was asked for
     lengths = {row.get("length", 0) for row in result["rows"]}
-    # the file may have more documents, of another call
+    # the file may have more documents, from another call
     most = result.get("documents", math.inf)
     return [
         line
@@ -103,7 +103,7 @@ def read_examples(run: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def check_file(path: Path, option: str) -> None:
-    """Raise a `UserError` if a file of output is a folder, or in no folder."""
+    """Raise a `UserError` if an output file is a folder, or its folder does not exist."""
     if path.is_dir():
         raise UserError(f"{option} {path}: is a folder; give a file in it")
     if not path.parent.is_dir():
@@ -137,7 +137,7 @@ def _section(run: Path) -> str:
 
 
 def _block(part: Any) -> str:
-    """Return a table, or a line of text."""
+    """Return a table or a line of text as HTML."""
     if isinstance(part, str):
         return f"<p>{html.escape(part)}</p>"
     return f"<pre>{html.escape(chr(10).join(part.lines(None)))}</pre>"
@@ -152,8 +152,10 @@ def _image(name: str, figure: Figure) -> str:
 
 
 def sample_examples(examples: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Return the first examples of each length and data set, as many of each if there are so many,
-    in their order."""
+    """Return at most `most` examples in their order: the first ones of each length and data set.
+
+    Each length and data set has the same number of them, unless it has fewer examples.
+    """
     groups: dict[tuple[int, str], list[int]] = {}
     for i, example in enumerate(examples):
         groups.setdefault((example["length"], example.get("subset", "")), []).append(i)

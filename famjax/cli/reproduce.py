@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Arguments:
-    """Run experiments of the papers: train and evaluate what is not done yet, print a table beside
-    the paper's figures, and say of each ordering that the paper claims whether it holds.
+    """Run experiments of the papers: train and evaluate what is not done yet, print the scores
+    beside the paper's, and say whether each ordering that the paper claims holds.
 
     famjax reproduce list shows all tables and figures of the three papers."""
 
@@ -100,7 +100,10 @@ def run(argv: list[str]) -> int:
 
 
 def _prepared(experiments: Sequence[Experiment], root: Path, progress: Output) -> list[Experiment]:
-    """Make the data of experiments; leave out, and name, those of several that lack some."""
+    """Make the data of experiments, and return the experiments.
+
+    Of several experiments, those whose data is missing are named, and left out.
+    """
     from famjax.reproduce.runner import prepare
 
     ready = []
@@ -153,7 +156,7 @@ def _check(arguments: Arguments) -> None:
 def _jobs(arguments: Arguments) -> int:
     if arguments.jobs is not None:
         return arguments.jobs
-    # asking JAX would take the accelerator from the processes that train
+    # look for device files: asking JAX would take the accelerator from the processes that train
     devices = ("/dev/nvidia0", "/dev/accel0", "/dev/vfio/0", "/dev/kfd")
     if os.environ.get("JAX_PLATFORMS") != "cpu" and any(map(os.path.exists, devices)):
         return 1

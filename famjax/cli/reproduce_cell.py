@@ -1,9 +1,9 @@
-"""A process of `famjax reproduce`: one training and its measurement.
+"""A process of `famjax reproduce`, which runs one training and its measurement.
 
     python -m famjax.cli.reproduce_cell CELL CORES
 
-CELL is a JSON object with the fields of `famjax.reproduce.cell.Cell`, CORES a list such as "0,1",
-or "" for all.
+CELL is a JSON object with the fields of `famjax.reproduce.cell.Cell`. CORES is a list such as
+"0,1", or "" for all cores.
 """
 
 from __future__ import annotations

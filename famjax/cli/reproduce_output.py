@@ -1,4 +1,4 @@
-"""What `famjax reproduce` prints and writes: tables, verdicts, figures, pages."""
+"""Output of `famjax reproduce`: tables, verdicts, figures, pages."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from famjax.reproduce.runner import format_time, make_cells, read_result
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# of scores that a table in a terminal shows
+# maximum number of scores that a table in a terminal shows
 _SHOWN = 4
-# columns of a page
+# columns that only the table of a page has
 _COSTS = ("parameters", "tokens")
-# ratio of x from which an axis is logarithmic
+# an axis is logarithmic if the largest x is at least so many times the smallest
 _FAR_APART = 100
 
 
 @dataclass(frozen=True)
 class Results:
-    """What the trainings of an experiment came to.
+    """The results of an experiment's trainings.
 
     Attributes:
-      experiment: of which.
-      by_variant: results by variant and seed, of those that are done.
-      trainings: how many were asked for.
-      options: of `famjax reproduce`, that made them others than the experiment's own.
+      experiment: the experiment.
+      by_variant: results of the finished trainings, by variant and seed.
+      trainings: number of trainings that were asked for.
+      options: options of `famjax reproduce` with which they differ from the experiment's own.
     """
 
     experiment: Experiment
@@ -53,11 +53,11 @@ class Results:
         return [result for seeds in self.by_variant.values() for result in seeds.values()]
 
     def baselines(self) -> dict[str, dict[str, float]]:
-        """Return what predicts without a model, as the first result has it."""
+        """Return the scores of the trivial baselines, from the first result."""
         return next((result["baselines"] for result in self.each()), {})
 
     def judge(self, ordering: Ordering) -> Judgement | None:
-        """Judge an ordering by the seeds that its models have; None if there are none."""
+        """Judge an ordering by the seeds that all of its models have; None if there are none."""
         score = self.experiment.score(ordering.score)
         names = (ordering.better, ordering.worse, *ordering.wider_than)
         found = [self.by_variant.get(name, {}) for name in names]
@@ -73,10 +73,10 @@ class Results:
 
 
 def collect(experiment: Experiment, cells: Sequence[Cell], mixed: bool) -> Results:
-    """Return the results of cells.
+    """Return the results of an experiment's cells.
 
     Raises:
-      UserError: they are of several versions of the code, unless `mixed`.
+      UserError: results are of several versions of the code, and `mixed` is not set.
     """
     own = [cell for cell in cells if cell.experiment == experiment.id and cell.variant]
     found: dict[str, dict[int, dict[str, Any]]] = {}
@@ -123,7 +123,7 @@ def _shown_scores(results: Results) -> Sequence[Score]:
 
 
 def _format(score: Score, values: Sequence[float]) -> str:
-    """Return "12.3% ± 1.2", with half of the 95% interval over seeds."""
+    """Return a mean and half of its 95% interval over seeds, such as "12.3% ± 1.2"."""
     if not values:
         return "-"
     mean, half = mean_and_interval(values)
@@ -133,7 +133,7 @@ def _format(score: Score, values: Sequence[float]) -> str:
 
 
 def _paper(variant: Variant) -> str:
-    """Return the paper's figures, "XLSum 15.9%"."""
+    """Return the paper's numbers as text, such as "XLSum 15.9%"."""
     return ", ".join(
         f"{name} {100 * value:.1f}%" if 0 <= value <= 1 else f"{name} {value:g}"
         for name, value in variant.paper.items()
@@ -141,7 +141,7 @@ def _paper(variant: Variant) -> str:
 
 
 def _rows(results: Results, scores: Sequence[Score], with_costs: bool = False) -> list[list[str]]:
-    """Return the rows of the table of scores, with parameters and tokens if asked."""
+    """Return the rows of the table of scores; `with_costs` adds parameters and tokens."""
     rows, has_paper = [], _is_of_a_paper(results.experiment)
     for variant in results.experiment.variants:
         values = [results.values(variant.name, score.name) for score in scores]
@@ -158,7 +158,7 @@ def _rows(results: Results, scores: Sequence[Score], with_costs: bool = False) -
 
 
 def _paper_column(results: Results) -> list[str]:
-    """Return the heading of the paper's figures, if the experiment is of a paper."""
+    """Return the heading of the column with the paper's numbers, if the experiment has a paper."""
     return ["the paper"] if _is_of_a_paper(results.experiment) else []
 
 
@@ -167,7 +167,7 @@ def _is_of_a_paper(experiment: Experiment) -> bool:
 
 
 def _costs(results: Results, variant: Variant) -> list[str]:
-    """Return parameters, and tokens of training with those of what it continues."""
+    """Return the numbers of parameters, and of training tokens including those of the base."""
     result = next(iter(results.by_variant.get(variant.name, {}).values()), None)
     if result is None:
         return ["-"] * len(_COSTS)
@@ -176,7 +176,7 @@ def _costs(results: Results, variant: Variant) -> list[str]:
 
 
 def score_table(results: Results) -> Table:
-    """Return the table of scores: mean over seeds, half of a 95% interval, the paper's."""
+    """Return the table of scores: means over seeds, half of 95% intervals, the paper's numbers."""
     scores = _shown_scores(results)
     columns = ("model", "seeds", *(score.name for score in scores), *_paper_column(results))
     title = f"{results.experiment.source}: {results.experiment.title}"
@@ -217,7 +217,7 @@ def _verdict(results: Results, ordering: Ordering) -> list[str]:
 
 
 def ordering_table(results: Results) -> Table:
-    """Return the table of what the paper claims, and whether it holds here."""
+    """Return the table of the paper's claims, and whether each holds here."""
     columns = _claim_columns(results.experiment)
     table = Table("", columns, words=(0, 1, 2, 3))
     for ordering in results.experiment.orderings:
@@ -226,10 +226,10 @@ def ordering_table(results: Results) -> Table:
 
 
 def plot(results: Results) -> Figure:
-    """Plot what the paper plots, with the intervals over seeds.
+    """Plot what the paper plots, with intervals over seeds.
 
-    The first score by the variants' x, or a line for each variant over the points of its measure,
-    or bars.
+    With an axis, this is a line for each variant over the points of the measure, if it has points,
+    or else the first score over the variants' x. Without an axis, it is bars of the first score.
     """
     experiment = results.experiment
     score = experiment.scores[0]
@@ -259,7 +259,7 @@ def plot(results: Results) -> Figure:
 
 
 def _draw_points(axes: Any, results: Results) -> None:
-    """Draw a line for each variant, over the points of its measure."""
+    """Draw a line for each variant over the points of the measure."""
     experiment = results.experiment
     points = experiment.measure.points
     unit = experiment.score(next(iter(points))).unit
@@ -278,7 +278,7 @@ def _draw_points(axes: Any, results: Results) -> None:
 
 
 def _draw_lines(axes: Any, variants: Sequence[Variant], points: Sequence[np.ndarray]) -> None:
-    """Draw a line for each `line` of the variants; those without x are level."""
+    """Draw a line for each `line` of the variants, and a horizontal one for those without x."""
     lines = list(dict.fromkeys(variant.line for variant in variants if variant.x is not None))
     for line in lines:
         own = [
@@ -332,7 +332,7 @@ def make_page(results: Results, figure: str) -> str:
 
 
 def _versions(each: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the versions of the code that made results, and of that which made their bases."""
+    """Return the versions of the code that made the results and their bases."""
     codes = {result.get(key) for result in each for key in ("code", "base_code")}
     return sorted(code for code in codes if code)
 
@@ -343,7 +343,7 @@ def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def write_index(root: Path, pages: Path) -> None:
-    """Write the page that links the others."""
+    """Write the page with links to the pages of the experiments."""
     lines = ["# Reproduced", "", "What `famjax reproduce` made here, a page for each.", ""]
     for experiment in EXPERIMENTS.values():
         if (pages / f"{experiment.id}.md").exists():
@@ -367,7 +367,7 @@ def list_table(root: Path, pages: Path) -> list[Table]:
 
 
 def _state(experiment: Experiment, root: Path, pages: Path) -> str:
-    """Return what of an experiment is done, or what it would cost."""
+    """Return how much of an experiment is done, or the time that it would take."""
     cells = make_cells(experiment, root, 3, (), "here", ())
     cells = [cell for cell in cells if cell.variant]
     done = sum(read_result(cell, experiment) is not None for cell in cells)

@@ -13,23 +13,23 @@ from collections.abc import Sequence
 from famjax.cli.layout import terminal_width, wrap
 
 _GAP = "  "
-# least width of a wrapped column of words
+# minimum width of a wrapped column of words
 _MIN_WIDTH = 12
 
 
 class Table:
-    """Cells under headings, printed by `Output`.
+    """A table of text cells under headings, printed by `Output`.
 
     Args:
-      title: wrapped after commas only, if its phrases fit; "" for none.
-      columns: headings; all "" for no heading row.
+      title: title, wrapped only after commas and the like, if its phrases fit; "" for none.
+      columns: headings; if all are "", there is no heading row.
       words: indices of text columns, aligned left, whose cells may be wrapped. All other columns
         are aligned right and never wrapped.
     """
 
     def __init__(self, title: str, columns: Sequence[str], words: Sequence[int] = ()):
         self._title, self._columns, self._words = title, tuple(columns), frozenset(words)
-        # None is a rule
+        # None is a horizontal rule
         self._rows: list[list[str] | None] = []
 
     def add_row(self, *cells: str) -> None:
@@ -60,7 +60,7 @@ class Table:
         return [max(len(line) for cell in stack for line in cell.split("\n")) for stack in stacks]
 
     def _short_headings(self) -> list[str]:
-        """Return headings wrapped to the width of the cells below, or of their longest word."""
+        """Return headings wrapped to the width of the cells below, or to their own longest word."""
         headings = []
         for i, heading in enumerate(self._columns):
             cells = max((len(row[i]) for row in self._cells()), default=0)
@@ -109,7 +109,7 @@ class Table:
         return lines
 
     def _records(self, width: int) -> list[str]:
-        """Return a line "name: value" for each cell, below the row's first."""
+        """Return a line "name: value" for each cell; all but a row's first line are indented."""
         lines = []
         for row in self._cells():
             if not any(self._columns):
@@ -122,7 +122,7 @@ class Table:
 
 
 class Output:
-    """Prints lines and tables to standard output, or to standard error; tables are set apart."""
+    """Prints lines and tables to standard output or error, with blank lines around tables."""
 
     def __init__(self, stderr: bool = False):
         self._stderr, self._after_table = stderr, False
@@ -153,7 +153,7 @@ def _phrases(title: str) -> list[str]:
 
 
 def _fill(phrases: list[str], width: int | None) -> list[str]:
-    """Return phrases wrapped to lines; a phrase wider than a line is broken between words."""
+    """Return phrases joined to lines; a phrase wider than a line is broken between words."""
     lines: list[str] = []
     for phrase in map(str.strip, phrases):
         if lines and (width is None or len(lines[-1]) + 1 + len(phrase) <= width):

@@ -1,4 +1,4 @@
-"""`famjax train --help [WORD]`: an overview, a group of keys, a key, a config, or all of it."""
+"""`famjax train --help [WORD]`: help on a group of keys, a key, a config, all, or an overview."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from famjax.core.errors import UserError, nearest
 from famjax.experiment.load import available_configs
 
 FLAGS = ("--help", "-h")
-# keys of no section
+# name of the group of keys that are in no section
 _TOP = "run"
-# families of configs; the first matching pattern counts
+# families of configs, by the first matching pattern
 _FAMILIES = (
     ("start here", r"^(text_|passkey|finetune)"),
     ("TransformerFAM, paper sizes", r"^fam_"),
@@ -38,8 +38,8 @@ def help_text(argv: Sequence[str], width: int | None = None) -> str:
     """Return the help of the group, key or config after the flag, or the overview.
 
     Args:
-      argv: the arguments, with one of `FLAGS`.
-      width: of the lines; default the terminal's, at most 100.
+      argv: the arguments, including one of `FLAGS`.
+      width: width of the lines; None is the terminal's, at most 100.
 
     Raises:
       UserError: there is no such group, key or config.
@@ -131,7 +131,10 @@ def _title(path: Path) -> str:
 
 
 def _sections(cls: type = Config, name: str = "") -> dict[str, type]:
-    """Return the sections of the schema in order, "model.feedback"; the top level is `_TOP`."""
+    """Return the sections of the schema in order, by names such as "model.feedback".
+
+    The top level has the name `_TOP`.
+    """
     sections = {name or _TOP: cls}
     for field, kind in get_type_hints(cls).items():
         if dataclasses.is_dataclass(kind):
@@ -174,7 +177,7 @@ def _describe_keys() -> dict[str, str]:
 
 
 def _comments(cls: Any, prefix: str = "") -> dict[str, str]:
-    """Return the comment above each field of the schema by key."""
+    """Return the comment above each field of the schema, by key."""
     comments: dict[str, str] = {}
     pending: list[str] = []
     for line in map(str.strip, inspect.getsource(cls).splitlines()):

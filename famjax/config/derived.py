@@ -1,4 +1,4 @@
-"""What follows from a model's config: the mixer of each layer, the clusters."""
+"""Properties that follow from a config, such as the mixer of each layer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ AnyModelConfig = TypeVar("AnyModelConfig", bound=ModelConfig)
 
 
 def mixer_pattern(model: ModelConfig) -> tuple[str, ...]:
-    """Return the mixers of `model.mixer`, the pattern that the residual stack repeats.
+    """Return the mixers in `model.mixer`, the pattern that the layers of the residual stack repeat.
 
-    Empty for all other stacks.
+    The result is empty for all other stacks.
     """
     return tuple(model.mixer.split(",")) if model.stack == "residual" else ()
 
@@ -25,7 +25,7 @@ def layer_mixers(model: ModelConfig) -> tuple[str, ...]:
 
 
 def has_writes(config: Config) -> bool:
-    """Whether a memory has gates or rates, of which `train.write_loss` takes the mean."""
+    """Return whether a memory has gates or rates, whose mean is the loss of `train.write_loss`."""
     model = config.model
     pattern = mixer_pattern(model)
     return "delta" in pattern or ("fam" in pattern and model.fam_update == "gated")
@@ -42,38 +42,39 @@ def has_blocks(model: ModelConfig) -> bool:
 
 
 def kept_segments(model: ModelConfig) -> int:
-    """Return how many segments' memories a segmented stack keeps."""
+    """Return the number of segments whose memories a segmented stack keeps."""
     return -(-model.capacity // max(model.block_len, 1)) if model.stack == "autocompressor" else 1
 
 
 def segment_transformer(model: AnyModelConfig) -> AnyModelConfig:
     """Return the config of the Transformer in a segmented stack.
 
-    Its cache holds the memories, a segment, and the tokens that write its memory.
+    The Transformer's KV cache holds the memories of earlier segments, one segment, and the tokens
+    that write the segment's memory.
     """
     capacity = (kept_segments(model) + 1) * model.fam_len + model.block_len
     return replace(model, stack="residual", mixer="full", capacity=capacity)
 
 
 def cutoffs(model: ModelConfig) -> tuple[int, ...]:
-    """Return the first word of each cluster after the first; () means one cluster."""
+    """Return the index of the first word of each cluster after the first; () for one cluster."""
     text = model.adaptive.cutoffs
     return tuple(int(part) for part in text.split(",")) if text else ()
 
 
 def has_linear_cross(model: ModelConfig) -> bool:
-    """Whether layers attend to an encoder's output by linear attention."""
+    """Return whether layers attend to an encoder's output with linear attention."""
     return model.encoder.layers > 0 and model.encoder.cross == "linear"
 
 
 def reads_whole_rows(config: Config) -> bool:
-    """Whether each row of a batch is read in one call that starts without a memory."""
+    """Return whether each row of a batch is processed in one call that starts without a memory."""
     train = config.train
     return config.data.layout != "lanes" and train.rsp == 0 and train.bptt_segments == 1
 
 
 def holds_out_text(config: Config) -> bool:
-    """Whether the run reads text, and keeps some of it for evaluation."""
+    """Return whether the run trains on text and holds out some of it for evaluation."""
     data = config.data
     reads_text = data.task == "text" or data.text_rows > 0
     return reads_text and not (data.seqio or data.tfds) and data.holdout > 0

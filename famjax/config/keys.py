@@ -1,4 +1,4 @@
-"""Config keys: each field's dotted path, such as "data.passkey.digits", its type and its value."""
+"""Config keys: the dotted paths of fields, such as "data.passkey.digits", with types and values."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def values(config: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def replace_values(config: Config, new: Mapping[str, Any]) -> Config:
-    """Return a config with other values for some keys, `dataclasses.replace` by their full paths.
+    """Return a config with new values for some keys, like `dataclasses.replace` with full paths.
 
         replace_values(load_config("text_fam"), {"name": "deep", "model.layers": 8})
 
     Raises:
-      UserError: an unknown key, or a value of the wrong type.
+      UserError: a key is unknown, or a value has the wrong type.
     """
     kinds = keys()
     for key, value in new.items():
@@ -97,7 +97,7 @@ def unknown_key_message(key: str, known: Collection[str]) -> str:
 
 
 def check_types(config: Config) -> Iterator[str]:
-    """Yield an error line for each value that is not of its key's type."""
+    """Yield an error line for each value that does not have its key's type."""
     current = values(config)
     for key, kind in keys().items():
         if key not in current:

@@ -1,12 +1,13 @@
-"""Resolved configs: every 0, or -1 of a mesh axis, that follows from something else is filled in.
+"""Resolved configs: every 0, or -1 of a mesh axis, that stands for another value is replaced by it.
 
-The one place that knows what a model's 0 stands for. Models, layers and the arithmetic over their
-sizes take a `ResolvedModelConfig` and read plain fields; a program takes a `ResolvedConfig`, which
-`famjax.train.resolve.resolve` makes. Both are configs, so whatever takes a config takes them too,
-and `dataclasses.replace` keeps their type: change a size before it is resolved, not after.
+Only this module knows what a 0 in a model's config stands for. Models, layers and the arithmetic
+over their sizes take a `ResolvedModelConfig` and read plain fields; a program takes a
+`ResolvedConfig`, which `famjax.train.resolve.resolve` makes. Both are subclasses of the configs, so
+whatever takes a config takes them too. `dataclasses.replace` keeps their type and does not resolve
+again: change a size before it is resolved, not after.
 
 A 0 that switches something off is a value and stays: `lora.rank`, `logit_cap`, `local_rope_base`
-(local layers rotate as all others), `clip_norm`, `holdout`.
+(swa layers rotate as all others), `clip_norm`, `holdout`.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from famjax.config.schema import Config, ModelConfig
 
 @dataclass(frozen=True)
 class ResolvedModelConfig(ModelConfig):
-    """A model config from `resolve_model`; its vocabulary may still be the tokenizer's, 0."""
+    """A model config from `resolve_model`; `vocab_size` may still be 0, for the tokenizer's."""
 
 
 @dataclass(frozen=True)
 class ResolvedConfig(Config):
-    """A config from `resolve`: with vocabulary, sizes of all mesh axes, and steps of a toy task."""
+    """A config from `resolve`, with vocabulary size, all mesh axes, and steps of a toy task."""
 
     model: ResolvedModelConfig = field(kw_only=True)
 
 
 class Sizes(NamedTuple):
-    """d, h, g, e and the feed-forward's hidden width of a model."""
+    """Sizes of a model: d, h, g, e and the hidden width of the feed-forward."""
 
     d: int
     h: int
@@ -40,19 +41,19 @@ class Sizes(NamedTuple):
 
 
 def sizes(model: ModelConfig) -> Sizes:
-    """Return a model's sizes, which need not be consistent, nor small enough for a float."""
+    """Return a model's sizes, which may be inconsistent or too large for a float."""
     e = model.head_dim or model.width // max(model.heads, 1)
     hidden = model.mlp_width or 4 * model.width
     return Sizes(model.width, model.heads, model.kv_heads or model.heads, e, hidden)
 
 
 def num_features(model: ModelConfig) -> int:
-    """Return k, the elements of phi(x); elu has no projection."""
+    """Return k, the number of elements of phi(x); for elu, which has no projection, it is e."""
     return sizes(model).e if model.linear.map == "elu" else model.linear.features
 
 
 def resolve_model(model: ModelConfig) -> ResolvedModelConfig:
-    """Return the config with every size that follows from other sizes; idempotent."""
+    """Return the config with every size filled in that follows from other sizes; idempotent."""
     if isinstance(model, ResolvedModelConfig):
         return model
     _, _, kv_heads, head_dim, mlp_width = sizes(model)

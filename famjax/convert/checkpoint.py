@@ -13,7 +13,7 @@ from famjax.core.errors import UserError
 from famjax.core.json_files import read_json, regular_file_size
 from famjax.core.names import is_file_name
 
-# buffers in a checkpoint that follow from the config
+# buffers in a checkpoint that can be computed from the config
 _DERIVED = ("rotary_emb.inv_freq", ".masked_bias", ".attn.bias", ".attention.bias")
 _INDEX, _SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 _FLOATS = ("F32", "BF16", "F16")
@@ -25,8 +25,8 @@ class SafetensorsFolder:
     """The tensors of a folder by name; a context manager.
 
     Args:
-      folder: has model.safetensors, or the files in model.safetensors.index.json, or, without
-        either, any *.safetensors.
+      folder: has model.safetensors, or the files that model.safetensors.index.json names, or,
+        without either, any *.safetensors.
     """
 
     def __init__(self, folder: Path):
@@ -61,7 +61,7 @@ class SafetensorsFolder:
         """Yield (first row, rows) of a tensor in slices, in the file's dtype.
 
         Args:
-          rows: the rows of a slice are a multiple of it.
+          rows: every slice has a multiple of this many rows.
 
         Raises:
           UserError: the tensor has values that are not finite, or an unsupported dtype.

@@ -33,7 +33,7 @@ from famjax.train.checkpoint import Checkpoints
 from famjax.train.run import CHECKPOINTS, CONFIG, with_vocab_size
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model")
-# as a fraction of the logits' range
+# largest accepted difference of logits, as a fraction of their range
 _TOLERANCE = 1e-4
 
 
@@ -50,12 +50,13 @@ def convert(
     """Write a pretrained model as a famjax run at step 0, and compare it with its source.
 
     Args:
-      source: folder with config.json, *.safetensors, tokenizer; or of a famjax run.
-      target: must not exist; it appears after everything is written and checked.
+      source: folder with config.json, *.safetensors and a tokenizer, or folder of a famjax run.
+      target: folder to write. It must not exist, and appears only after everything is written and
+        checked.
       to, layers, keep_every: see `famjax.convert.surgery.replace_attention`.
-      tokenizer: replaces the one in `source`.
-      overrides: such as "model.block_len=512".
-      report: called with lines of progress.
+      tokenizer: tokenizer that replaces the one in `source`; "" keeps that one.
+      overrides: config overrides, such as "model.block_len=512".
+      report: called with lines about the progress.
 
     Returns:
       The config of the new run.
@@ -134,7 +135,7 @@ def atomic_folder(target: Path) -> Iterator[Path]:
         target.absolute().parent.mkdir(parents=True, exist_ok=True)
         name = tempfile.mkdtemp(".partial", f"{target.name}.", target.absolute().parent)
         partial = Path(name)
-        # permissions of a normal new folder; mkdtemp gives its owner's only
+        # permissions of a normal new folder; mkdtemp grants access only to the owner
         partial.chmod(0o777 & ~_umask())
         yield partial
         partial.rename(target)

@@ -47,8 +47,8 @@ def load_pretrained(
     Args:
       folder: has config.json and *.safetensors, with or without model.safetensors.index.json.
       mesh: devices that shard the parameters (`famjax.parallel.sharding.make_mesh`); no device ever
-        holds a whole sharded parameter. None is the first device.
-      **changes: to the config, mixer="full" or capacity=1024.
+        holds a whole sharded parameter. None means the first device.
+      **changes: changes to the model's config, such as mixer="full" or capacity=1024.
 
     Raises:
       UserError: something is missing, damaged, of another shape, or unknown.
@@ -142,14 +142,17 @@ def load_weights(
 ) -> LanguageModel:
     """Return a model with the weights of a folder.
 
-    What the folder's own model does not have is initialized: a FAM's prompt, a mixer's parameters.
+    Parameters that the folder's own model lacks get their initial value: a FAM prompt, or a mixer's
+    own parameters.
 
-    Host memory: the model's own, and a few slices of a tensor (`famjax.convert.checkpoint`).
+    Besides the model, host memory holds only a few slices of a tensor
+    (`famjax.convert.checkpoint`).
 
     Args:
-      config: of the model.
-      native: of the folder's own model, with which it is compatible (`check_compatible`).
-      tensors: of the folder's own model.
+      config: config of the returned model.
+      native: config of the folder's own model, with which `config` must be compatible
+        (`check_compatible`).
+      tensors: names and layouts of the tensors of the folder's own model.
       folder: see `load_pretrained`.
       mesh: see `load_pretrained`.
     """
@@ -168,7 +171,7 @@ def load_weights(
 
 
 class ParameterLoader:
-    """Loads each parameter from its tensors, stacking those of the layers."""
+    """Loads each parameter from its tensors, and stacks the tensors of layers."""
 
     def __init__(
         self,
@@ -235,7 +238,7 @@ class ParameterLoader:
     def load_mixer_param(
         self, name: str, layer: int, shape: tuple[int, ...], placement: Sharding
     ) -> Array:
-        """Return a parameter that other mixers lack, or that has another shape there: [1 ...]."""
+        """Return a layer's parameter that other mixers lack or have in another shape: [1 ...]."""
         if self.native.get((name, layer)) != shape:
             return init_mixer_param(name, self.config, layer)[None]
         tensor = self.tensors[name]
@@ -257,7 +260,7 @@ class ParameterLoader:
         shape: tuple[int, ...],
         placement: Sharding,
     ) -> Array:
-        """Return tensors of the shape `layer_shape`, stacked to one array of `shape`."""
+        """Return an array of `shape` that stacks tensors, each of the shape `layer_shape`."""
         put = _make_writer(placement, (len(names), *tensor.flat_shape(layer_shape)))
         array = jnp.zeros(shape, jnp.float32, device=placement)
         for i, name in enumerate(names):
@@ -278,7 +281,10 @@ class ParameterLoader:
 
 
 def layer_shapes(model: ModelConfig) -> dict[tuple[str, int | None], tuple[int, ...]]:
-    """Return the shapes of a model's parameters by canonical name and layer, None for no layer."""
+    """Return the shapes of a model's parameters by canonical name and layer.
+
+    The layer is None for parameters outside of the layers.
+    """
     _, shapes = abstract_inference_model(model)
     shapes_by_layer: dict[tuple[str, int | None], tuple[int, ...]] = {}
     for path, shape in jax.tree_util.tree_leaves_with_path(shapes):
@@ -296,8 +302,8 @@ def _make_writer(placement: Sharding, flat: tuple[int, int, int]) -> Any:
     """Return a jitted function that writes a slice [inputs outputs] into an array in place.
 
     Args:
-      placement: of the array.
-      flat: its layers, inputs and outputs.
+      placement: sharding of the array.
+      flat: shape of the array as layers, inputs and outputs.
     """
 
     def put(array: Array, piece: Array, at: tuple[Array, Array, Array]) -> Array:

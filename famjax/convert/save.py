@@ -20,7 +20,7 @@ from famjax.core.types import Array
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import canonical_name
 
-# of one file, at most; a larger tensor has its own file
+# maximum size of a file with several tensors; a larger tensor has a file of its own
 SHARD_BYTES = 4 << 30
 
 
@@ -44,12 +44,14 @@ def save_tensors(
 ) -> None:
     """Write *.safetensors, and an index if there are several.
 
-    Host memory: that of one file.
+    Host memory holds the tensors of one file at a time.
 
     Args:
       model: has the parameters of `config`.
-      tensors: their names and layouts.
-      dtype: float32 or bfloat16, of the tensors.
+      config: config of the model.
+      tensors: names and layouts of the tensors.
+      folder: where to write them.
+      dtype: dtype of the tensors, float32 or bfloat16.
     """
     sources = _pieces(model, config, tensors)
     kind = jnp.dtype(dtype)

@@ -21,7 +21,7 @@ from famjax.mixers import mixer_specs
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import abstract_inference_model, remap_params
 
-# compared tokens if no layer has a window
+# minimum number of compared tokens, which suffices if no layer has a window
 _MIN_TOKENS = 128
 # longest window that the comparison exceeds, and by how many tokens
 _MAX_WINDOW, _BEYOND = 4096, 64
@@ -30,16 +30,21 @@ _MAX_LOGITS = 1 << 26
 
 
 class Deviation(NamedTuple):
-    """Attributes: the largest difference of two logits, and as a share of the logits' range."""
+    """The largest difference between two models' logits.
+
+    Attributes:
+      absolute: the difference.
+      relative: the difference as a share of the logits' range.
+    """
 
     absolute: float
     relative: float
 
 
 def deviation(ours: np.ndarray, theirs: np.ndarray) -> Deviation:
-    """Return the difference of logits."""
+    """Return the deviation of our logits from theirs."""
     difference = float(np.abs(ours.astype(np.float64) - theirs).max())
-    # a model of zeros has equal logits
+    # the range is 0 if all weights are 0
     return Deviation(difference, difference / max(float(np.ptp(theirs)), 1e-30))
 
 
@@ -49,7 +54,7 @@ def skip_reason(model: ModelConfig) -> str:
         return missing_message(missing)
     _, shapes = abstract_inference_model(model)
     weights = 4 * sum(shape.size for shape in jax.tree.leaves(shapes))
-    # scores of a layer, their softmax and a mask; and logits twice
+    # bytes for the scores of a layer, their softmax and a mask, and for two copies of the logits
     read = 4 * (
         3 * model.heads * compared_tokens(model) ** 2
         + 2 * _compared_logits(model) * model.vocab_size
@@ -68,7 +73,7 @@ def compared_tokens(model: ModelConfig) -> int:
     wanted = max(min(window, _MAX_WINDOW) + _BEYOND if window else 0, _MIN_TOKENS)
     if any(spec.is_bounded for spec in mixer_specs(model)) or model.arch.learned_positions:
         wanted = min(wanted, model.capacity)
-    # so that it divides into blocks
+    # a multiple of 8, so that it can be divided into blocks
     return wanted - wanted % 8 if wanted > _BEYOND else wanted
 
 
@@ -95,9 +100,10 @@ def compare_with_transformers(
     """Compare the logits of a converted model with those of Hugging Face's code, in float32.
 
     Args:
-      folder: the Hugging Face model.
-      source: its config before surgery, with whose attention the logits are computed.
-      model: the converted model, with the config `to`.
+      folder: folder of the Hugging Face model.
+      source: config of that model. Our logits are computed with its attention, as before surgery.
+      model: the converted model.
+      to: config of the converted model.
     """
     import torch
     import transformers

@@ -19,13 +19,16 @@ def convert_names() -> dict[str, str]:
 def replace_attention(
     model: ModelConfig, to: str, layers: str = "", keep_every: int | None = None
 ) -> ModelConfig:
-    """Return the config with the mixer of some layers replaced, and `MixerSpec.convert_settings`.
+    """Return the config with the mixer of some layers replaced.
+
+    The new mixer's `MixerSpec.convert_settings` are applied as well.
 
     Args:
-      to: one of `convert_names`; "keep" changes nothing.
-      layers: numbers and Python slices separated by commas, "0,4", "::4", "-8:". Default: those
-        with full attention, so that the local layers of a Gemma stay local, or all layers of a
-        model that has only local ones (Mistral).
+      model: config of the pretrained model.
+      to: the new mixer, one of `convert_names`; "keep" changes nothing.
+      layers: the layers to change: numbers and Python slices separated by commas, such as "0,4",
+        "::4" or "-8:". By default these are the layers with full attention, so that the local
+        layers of a Gemma stay local, or all layers of a model that has only local ones (Mistral).
       keep_every: n, the top layer and every n-th below it keep their mixer (T2R 3.3).
 
     Raises:
@@ -54,7 +57,7 @@ def replace_attention(
         chosen = [i for i in chosen if MIXERS[names[i]].is_bounded] or chosen
     if keep_every is not None:
         chosen = _drop_kept(chosen, keep_every, model.layers)
-    # layers that have this mixer already keep its settings
+    # if some layers already have this mixer, they keep its settings
     settings = {} if known[to] in names else MIXERS[known[to]].convert_settings
     for i in chosen:
         names[i] = known[to]

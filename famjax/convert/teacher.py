@@ -25,12 +25,14 @@ class Teacher(NamedTuple):
     Attributes:
       name: description for messages.
       model: its config before surgery.
-      tokenizer: argument of `load_tokenizer`.
-      data: data config of the converted folder.
-      student: config -> the model of that config with this one's weights.
-      compare: (student, its config) -> a line on the comparison with the source.
-      hf: the source's Hugging Face config.json, or empty.
-      ignored_keys: a line on unknown keys in it, or "".
+      tokenizer: its tokenizer, as an argument of `load_tokenizer`.
+      data: data config for the converted model's folder.
+      student: function of a config that returns the model of that config, with this model's
+        weights.
+      compare: function of a student and its config that returns a line about their comparison with
+        this model.
+      hf: content of the Hugging Face config.json that it comes from, or empty.
+      ignored_keys: a line about unknown keys in that config.json, or "".
     """
 
     name: str
@@ -56,8 +58,8 @@ def open_run_teacher(source: Path, tokenizer: str) -> Teacher:
     """Open a run with its adapters merged.
 
     Args:
-      source: its folder; the newest good checkpoint is used.
-      tokenizer: replaces its own.
+      source: the run's folder; the newest good checkpoint is used.
+      tokenizer: tokenizer that replaces the run's own; "" keeps that one.
     """
     opened = open_run(source)
     run, data = opened.merge_adapters(), opened.config.data
@@ -85,7 +87,7 @@ def open_run_teacher(source: Path, tokenizer: str) -> Teacher:
 
 
 def text_data(model: ModelConfig, tokenizer: str) -> DataConfig:
-    """Return the data config of a converted model that reads text, or with an encoder pairs."""
+    """Return the data config of a converted model, for text, or for pairs if it has an encoder."""
     if model.encoder.layers:
         return DataConfig(task="translate", layout="pairs", tokenizer=tokenizer)
     return DataConfig(tokenizer=tokenizer)

@@ -14,10 +14,11 @@ class Part(NamedTuple):
     """One of several linear maps that a checkpoint stores fused in one tensor.
 
     Attributes:
-      number: of the map.
+      number: index of the map.
       total: number of maps.
-      width: contiguous outputs of one map, followed by as many of the next. All outputs of a map:
-        the maps are concatenated. Those of one head: the maps are interleaved by head.
+      width: number of contiguous outputs of one map, which are followed by as many of the next. If
+        these are all outputs of a map, the maps are concatenated; if they are those of one head,
+        the maps are interleaved by head.
     """
 
     number: int
@@ -30,11 +31,11 @@ class Tensor:
     """A parameter's name and layout in the checkpoint.
 
     Attributes:
-      name: "{}" is replaced by the layer.
+      name: the tensor's name, in which "{}" is replaced by the layer's number.
       inputs: number of leading axes of our array that are inputs, flattened to one axis in the
-        checkpoint; the others are outputs. 0 is a vector.
-      transposed: stored as [outputs inputs]; else [inputs outputs].
-      part: of a fused tensor.
+        checkpoint; the others are outputs. 0 for a vector.
+      transposed: whether it is stored as [outputs inputs], else as [inputs outputs].
+      part: which part of a fused tensor it is; None if the tensor is not fused.
     """
 
     name: str
@@ -43,9 +44,10 @@ class Tensor:
     part: Part | None = None
 
     def names(self, shape: Sequence[int]) -> dict[str, int | None]:
-        """Return the tensors of an array of `shape` that is not of the pattern of layers.
+        """Return the tensors' names for an array of `shape` outside of the layer pattern.
 
-        An encoder's arrays hold all of its layers: the number of each tensor is its index there.
+        An encoder's arrays hold all of its layers: each name maps to the layer's index in the
+        array. The name of any other array maps to None.
         """
         if "{}" not in self.name:
             return {self.name: None}
@@ -64,7 +66,7 @@ class Tensor:
         return (outputs, inputs) if self.transposed else (inputs, outputs)
 
     def row_multiple(self) -> int:
-        """Return the number that the rows of a slice of the checkpoint must be a multiple of."""
+        """Return a number of which the rows of every slice of the checkpoint must be a multiple."""
         by_output = self.transposed or not self.inputs
         return self.part.total * self.part.width if self.part and by_output else 1
 
@@ -77,7 +79,7 @@ class Tensor:
         return x
 
     def to_checkpoint(self, ours: Sequence[np.ndarray]) -> np.ndarray:
-        """Return the checkpoint's tensor from our parameters of all its parts in order."""
+        """Return the checkpoint's tensor from our arrays for all of its parts, in order."""
         inputs, _ = self.flat_shape(ours[0].shape)
         maps = [x.reshape(inputs, -1) for x in ours]
         if self.part:

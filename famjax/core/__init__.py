@@ -1,1 +1,1 @@
-"""What all other packages share: errors, types, untrusted files, units."""
+"""Modules that all other packages use: errors, types, untrusted files, units."""

@@ -2,7 +2,7 @@
 
 `UserError` carries one line: what is wrong and how to fix it. The command line prints that line
 and exits with status `EXIT_USER_ERROR`; any other exception is a bug in famjax and keeps its
-traceback. What each status means: docs/architecture.md, "Exit statuses".
+traceback. The statuses are explained in docs/architecture.md, "Exit statuses".
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ EXIT_SIGNAL = 128  # plus the signal's number, as a shell reports it
 
 
 class UserError(Exception):
-    """A mistake outside famjax. The message is one line: the thing, what is wrong, the fix."""
+    """A mistake outside famjax. The message is one line: the subject, what is wrong, the fix."""
 
 
 class StopRequested(Exception):

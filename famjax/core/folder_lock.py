@@ -1,4 +1,4 @@
-"""A lock on a folder, for the moment in which a file in it is read, changed and written."""
+"""A lock on a folder, held while a file in it is read, changed and written."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from pathlib import Path
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Wait until no other process holds a folder, and hold it.
+    """Wait until no other process holds the lock of a folder, and hold it.
 
-    The kernel releases it when the process dies. On file systems without locks nothing is locked.
+    The kernel releases the lock when the process dies. On file systems without locks nothing is
+    locked.
     """
     handle = os.open(folder, os.O_RDONLY)
     try:

@@ -1,4 +1,4 @@
-"""Untrusted JSON and files: damaged, hostile or special files give an error of one line.
+"""Untrusted JSON and files: damaged, hostile or special files raise a one-line error.
 
 `parse_json` is the only JSON parser in famjax: text nested a hundred thousand levels deep, a number
 of ten thousand digits and a half-written file all raise a `ValueError`.
@@ -14,12 +14,12 @@ from typing import Any
 
 from famjax.core.errors import UserError
 
-# Levels of nested lists and tables. Python's own limit depends on the depth of the call stack, and
-# consumers of the result (repr, json.dumps) reach theirs earlier.
+# Maximum levels of nested lists and tables. Python's own limit depends on the depth of the call
+# stack, and consumers of the result (repr, json.dumps) reach their limits earlier.
 MAX_DEPTH = 100
-# of a file that is read as a whole; a tokenizer.json of 256,000 tokens has 35 MB
+# maximum bytes of a file that is read as a whole; a tokenizer.json of 256,000 tokens has 35 MB
 MAX_BYTES = 256 << 20
-# the remedy for a damaged file that a command makes
+# hint for a damaged file that a command makes again
 RUN_AGAIN = "remove it, and run again"
 
 
@@ -35,9 +35,9 @@ def parse_json(text: str | bytes, unique: bool = False) -> Any:
       unique: reject duplicate keys of a table; otherwise the last one counts.
 
     Raises:
-      JsonError: it is nested too deep, or has a number of too many digits or a duplicate key.
-      json.JSONDecodeError: it is not JSON.
-      UnicodeDecodeError: bytes that are not UTF-8. All of these are a `ValueError`.
+      JsonError: the text is nested too deep, or has a number of too many digits or a duplicate key.
+      json.JSONDecodeError: the text is not JSON.
+      UnicodeDecodeError: the bytes are not UTF-8. All of these are a `ValueError`.
     """
     try:
         value = json.loads(text, object_pairs_hook=_build_unique if unique else None)
@@ -45,7 +45,7 @@ def parse_json(text: str | bytes, unique: bool = False) -> Any:
         raise JsonError(_depth_message()) from None
     except (JsonError, UnicodeDecodeError, json.JSONDecodeError):
         raise
-    except ValueError:  # int() of more digits than sys.get_int_max_str_digits()
+    except ValueError:  # a number with more digits than sys.get_int_max_str_digits()
         raise JsonError("a number of thousands of digits") from None
     if _count_brackets(text) > MAX_DEPTH:
         _check_depth(value)
@@ -56,13 +56,13 @@ def read_json(path: Path, hint: str, unique: bool = False) -> Any:
     """Parse a JSON file.
 
     Args:
-      path: of the file.
-      hint: what to do if it is damaged, such as "copy it again".
+      path: path of the file.
+      hint: what to do if the file is damaged, such as "copy it again".
       unique: see `parse_json`.
 
     Raises:
-      UserError: it is damaged, not a regular file, or too large.
-      OSError: it cannot be opened.
+      UserError: the file is damaged, not a regular file, or too large.
+      OSError: the file cannot be opened.
     """
     content = read_whole(path, hint)
     try:
@@ -74,22 +74,22 @@ def read_json(path: Path, hint: str, unique: bool = False) -> Any:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a file that is whole at any time: the old one, or the new one."""
+    """Write a JSON file atomically: at any time the whole old or the whole new file exists."""
     new = path.with_name(path.name + ".new")
     new.write_text(json.dumps(value, indent=1))
     os.replace(new, path)
 
 
 def read_whole(path: Path, hint: str) -> bytes:
-    """Return the content of a file that is not a text to train on, and therefore small.
+    """Return the content of a file that is small, since it is not a text to train on.
 
     Args:
-      path: of the file.
-      hint: what to do if it is too large, such as "copy it again".
+      path: path of the file.
+      hint: what to do if the file is too large, such as "copy it again".
 
     Raises:
-      UserError: it is not a regular file, or has more than `MAX_BYTES`.
-      OSError: it cannot be opened.
+      UserError: the file is not a regular file, or has more than `MAX_BYTES`.
+      OSError: the file cannot be opened.
     """
     size = regular_file_size(path)
     if size > MAX_BYTES:
@@ -103,7 +103,7 @@ def regular_file_size(path: str | Path) -> int:
     """Return the size of a regular file in bytes.
 
     Raises:
-      UserError: it is a device, a pipe or a socket: reading it may block forever.
+      UserError: the file is a device, a pipe or a socket, and reading it may block forever.
       OSError: there is no such file.
     """
     status = Path(path).stat()

@@ -1,4 +1,4 @@
-"""Checks of file names that come from files: untrusted files must not choose what is opened."""
+"""Checks of file names that are read from untrusted files, which must not choose what is opened."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 def is_inside(name: Any) -> bool:
     """Return whether a relative path stays inside its folder, judged by its text only.
 
-    A symbolic link there may still lead outside: Hugging Face's cache consists of them.
+    A symbolic link in the folder may still lead outside: Hugging Face's cache consists of them.
     """
     return (
         isinstance(name, str)
@@ -18,5 +18,5 @@ def is_inside(name: Any) -> bool:
 
 
 def is_file_name(name: Any) -> bool:
-    """Return whether it is a plain file name: no subfolder, and nothing outside the folder."""
+    """Return whether a name is a plain file name: in no subfolder, and not outside the folder."""
     return is_inside(name) and "/" not in name

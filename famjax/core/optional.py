@@ -6,7 +6,7 @@ import importlib.util
 from collections.abc import Sequence
 
 _SEQIO = "-e '.[seqio]'"
-# module -> argument of pip install; extras are those of a famjax checkout
+# module -> argument of pip install; the extras are those of a checkout of famjax
 _PACKAGES = {
     "tensorflow": _SEQIO,
     "seqio": _SEQIO,

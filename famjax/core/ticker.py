@@ -1,4 +1,4 @@
-"""Periodic elapsed-time callbacks during a long operation that prints nothing itself."""
+"""Periodic callbacks with the elapsed time, during a long operation that prints nothing itself."""
 
 from __future__ import annotations
 

@@ -11,10 +11,10 @@ Dimensions, used in every docstring and einsum of the project:
     k  features of linear attention                             r  query heads of a key head, h / g
     s  keys that are attended to                                j  memories of a token, 1 or l
 
-c is of linear attention (a chunk) and of `famjax.ops.token_scan` (a block); j is of the stack
-`feedback`. Other dimensions have words: repeats (of the layer pattern), span, sets, pairs, rank,
-lead (any leading axes). Three modules have letters of their own, which their docstrings explain:
-`famjax.ops.linear_attention_kernel` (m, i, j), `famjax.layers.adaptive` (c, s, n) and
+c is used in linear attention (a chunk) and in `famjax.ops.token_scan` (a block), and j in the stack
+`feedback`. Other dimensions are named by words: repeats (of the layer pattern), span, sets, pairs,
+rank, lead (any leading axes). Three modules have letters of their own, which their docstrings
+explain: `famjax.ops.linear_attention_kernel` (m, i, j), `famjax.layers.adaptive` (c, s, n) and
 `famjax.eval.beam` (n, p, c, e, s).
 
 A model is a function of a segment and a carried state. `Context` holds the other arguments.
@@ -31,36 +31,36 @@ import numpy as np
 Array = jax.Array
 # The logical axis names of one array (`famjax.parallel.sharding`).
 Axes = tuple[str | None, ...]
-# A pytree of arrays, or of what stands for them: shapes, shardings.
+# A pytree of arrays, or of stand-ins for arrays such as shapes or shardings.
 PyTree = Any
 # A pytree of parameters: `nnx.State`, or a part of it.
 Params = PyTree
-# A pytree of named tuples of arrays: all carried state. Its shapes are constant.
+# A pytree of named tuples of arrays: the whole carried state, whose shapes are constant.
 State = PyTree
 
 AnyArray = TypeVar("AnyArray", np.ndarray, Array)
 
 
 class Batch(TypedDict, Generic[AnyArray]):
-    """Rows of tokens: of np.ndarray where they are made, of `Array` on the devices.
+    """Rows of tokens, as np.ndarray on the host and as `Array` on the devices.
 
-    A single row has [t] arrays of the same names.
+    A single row is a `Batch` with arrays [t].
     """
 
     tokens: AnyArray  # [b t] int32
     targets: AnyArray  # [b t] int32, mostly the next token
-    weights: AnyArray  # [b t] float32, of the targets in the loss; 0 where none is predicted
+    weights: AnyArray  # [b t] float32, loss weights of the targets; 0 if not predicted
     valid: AnyArray  # [b t] bool, False at padding
     reset: AnyArray  # [b t] bool, True at the first token of a document
-    # [b t] bool, True where that document begins with the memory of the lane's previous one (state
-    # passing); missing: nowhere
+    # [b t] bool, True at a reset whose document begins with the memory of the lane's previous
+    # document (state passing); if missing, no document does
     pass_state: NotRequired[AnyArray]
-    # [b t] bool, in windows of evaluation, True at tokens that are not in an earlier window, and at
-    # the first token of a document's first window
+    # in windows of evaluation: [b t] bool, True at tokens that are not in an earlier window; and
+    # [b t] bool, True at the first token of a document's first window
     new: NotRequired[AnyArray]
     starts: NotRequired[AnyArray]
-    # of sequence to sequence: [b s] int32, tokens of the sources; [b s] and [b t] int32, the number
-    # of a source or a target in its row, from 1; 0 is padding
+    # in sequence to sequence: [b s] int32, tokens of the sources; [b s] and [b t] int32, the number
+    # of the source or target in its row, from 1; 0 is padding
     source: NotRequired[AnyArray]
     source_segment: NotRequired[AnyArray]
     segment: NotRequired[AnyArray]
@@ -70,26 +70,28 @@ class Context(NamedTuple):
     """Arguments of a call besides the tokens and the carried state.
 
     Attributes:
-      reset: [b t] bool, or None for no reset. True at the first token of a document, which is the
-        first token of a block: the lane's state is reset before it.
+      reset: [b t] bool, or None for no reset. True at the first token of a document, which is also
+        the first token of a block. The lane's state is reset before this token.
       pass_state: [b t] bool, or None for nowhere. True at a reset whose document starts with the
-        FAM of the lane's last document instead of the prompt: state passing as in TransformerFAM
-        B.2.3, but chosen by the data, and gradients flow through it. With more than one previous
-        FAM, that document must have ended with a whole block.
+        FAM of the lane's previous document instead of the prompt. This is state passing as in
+        TransformerFAM B.2.3, except that the data decides and gradients flow through the FAM. If a
+        block attends to more than one previous FAM, the previous document must have ended with a
+        whole block.
       valid: [b t] bool, or None for all valid. False marks padding. Padding follows the tokens of
         its lane up to the next reset or the end of the call. It never updates the state; outputs at
         padding are undefined.
-      offset: [b], tokens, added to all positions of a row, including its FAMs and its FAM prompt
-        (random position offset, TransformerFAM B.2.2), or None. `step` takes none.
+      offset: [b], in tokens, or None. Added to all positions of a row, including its FAMs and its
+        FAM prompt (random position offset, TransformerFAM B.2.2). `step` accepts no offset.
       key: PRNG key of one layer's dropout, set by the stack in training; None disables dropout.
         `step`, the prompt and the initial state have no dropout.
       prompt: [f d], or [b f d] with an offset, the FAM prompt at this layer's input
         (TransformerFAM B.1), set by the stack when a reset needs it; None otherwise.
       mutual: [b t] bool, or None for nowhere. True at tokens that attend to each other in both
-        directions, set by stacks around full attention (`famjax.stacks.segments`), which alone has
-        them; `step` takes none.
-      source: what layers with cross attention read (`famjax.layers.cross_attention.Source`), with
-        the keys of all layers, or within a layer with its own; None without an encoder.
+        directions. Set by the stacks in `famjax.stacks.segments`; only full attention supports it,
+        and `step` does not accept it.
+      source: the source that cross attention attends to (`famjax.layers.cross_attention.Source`),
+        with the keys of all layers, or, within a layer, with that layer's keys; None without an
+        encoder.
     """
 
     reset: Array | None = None

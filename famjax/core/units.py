@@ -7,15 +7,15 @@ _UNITS = ((18, "EB"), (15, "PB"), (12, "TB"), (9, "GB"), (6, "MB"), (3, "kB"))
 
 def byte_size(count: float) -> str:
     """Return a number of bytes with its unit, "671 bytes" or "12.3 MB" (10^6), never "0.0 MB"."""
-    if count >= 10**24:  # an integer may exceed all floats
+    if count >= 10**24:  # an int may exceed the largest float
         return f"10^{_count_digits(int(count)) - 1} bytes"
     for power, unit in _UNITS:
-        # what would round to a thousand of a unit is one of the next
+        # a size that would round to a thousand of a unit is shown as one of the next unit
         if count >= 0.99995 * 10**power:
             return f"{count / 10**power:,.1f} {unit}"
     return f"{count:.0f} byte{'s' * (round(count) != 1)}"
 
 
 def _count_digits(count: int) -> int:
-    """Return the number of decimal digits, within one."""
+    """Return the number of decimal digits, accurate to within one."""
     return count.bit_length() * 30103 // 100000 + 1

@@ -1,7 +1,7 @@
-"""One text file: opened, decompressed, probed, and read in pieces of constant memory.
+"""Text files: opens, decompresses and probes one file, and reads it in pieces of constant size.
 
-No file is read partially without notice. A file that is damaged, truncated, binary or not UTF-8 is
-an error if the user named it, and counted as skipped if it was found in a folder.
+No file is read partially without an error or a note. A file that is damaged, truncated, binary or
+not UTF-8 is an error if the user named it, and counted as skipped if it was found in a folder.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from famjax.core.json_files import regular_file_size
 
 PIECE_BYTES = 64 << 10
 _PROBE_BYTES = 8 << 10
-# decompressed between checks of the clock
+# bytes decompressed between checks of the clock
 _SEEK_BYTES = 1 << 20
-# before reports of progress
+# seconds before the first report of progress
 _SILENT_SECONDS = 5.0
 # Linux's virtual file systems: files there are generated on read and may be endless
 _KERNEL = ("/proc/", "/sys/")
@@ -42,10 +42,10 @@ class TextFile:
     """A text file.
 
     Attributes:
-      path: as found; part of the keys of its documents.
-      name: path relative to the folder that was searched: the same on every machine.
-      rows: byte offsets of the documents of a .jsonl file, [n] int64; None for other files.
-      plain: temporary file with the decompressed lines of a .jsonl file.
+      path: path as it was found; part of the keys of the file's documents.
+      name: path relative to the folder that was searched, which is the same on every machine.
+      rows: byte offsets of the documents in a .jsonl file, [n] int64; None for other files.
+      plain: temporary file with the decompressed lines of a compressed .jsonl file, else None.
     """
 
     path: str
@@ -58,7 +58,7 @@ class TextFile:
 
 
 class ReadProgress:
-    """Reports on stderr how much of data.files was read, if it takes more than 5 seconds."""
+    """Reports on stderr how much of data.files was read, if reading takes over 5 seconds."""
 
     def __init__(self) -> None:
         self._begin = self._last_report = time.monotonic()
@@ -81,7 +81,7 @@ class ReadProgress:
 
 @contextmanager
 def wrap_read_errors(path: str) -> Iterator[None]:
-    """Convert errors from reading `path` into a `UserError` of one line."""
+    """Convert errors from reading `path` into a one-line `UserError`."""
     try:
         yield
     except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile):
@@ -103,13 +103,14 @@ def open_text(path: str) -> BinaryIO:
         if suffix == ".gz":
             return cast(BinaryIO, gzip.open(path, "rb"))
         if suffix == ".xz":
-            # .lzma, which is read by default too, takes zeros for any number of empty texts
+            # not .lzma, which is also read by default: it would take zeros for any number of empty
+            # texts
             return cast(BinaryIO, lzma.open(path, "rb", format=lzma.FORMAT_XZ))
         return open(path, "rb")
 
 
 def seek_text(stream: BinaryIO, path: str, offset: int | None) -> int:
-    """Go to a byte of a text, or to its end (None), and return its offset.
+    """Go to a byte offset in a text, or to its end if `offset` is None, and return the offset.
 
     A compressed text is decompressed up to there, with reports of progress.
     """
@@ -159,12 +160,12 @@ def iter_pieces(
 
 
 def _find_cut(buffer: bytes, at: int) -> int:
-    """Return where to cut: at the first white space from `at` on, else between characters."""
+    """Return where to cut: before the first white space from `at` on, else between characters."""
     if len(buffer) <= at:
         return len(buffer)
     if space := SPACE.search(buffer, at):
         return space.start()
-    # at most three continuation bytes; with more the text is not UTF-8, and decoding fails
+    # a character has at most three continuation bytes; with more, decoding fails
     for back in range(min(4, at)):
         if buffer[at - back] & 0xC0 != 0x80:
             return at - back
@@ -172,14 +173,22 @@ def _find_cut(buffer: bytes, at: int) -> int:
 
 
 def decode_text(data: bytes, path: str, offset: int) -> str:
-    """Return the text of the bytes of a text file from `offset` on."""
+    """Decode bytes that start at `offset` of a text file.
+
+    Raises:
+      UserError: the bytes are not UTF-8, or contain a zero byte.
+    """
     if (at := data.find(0)) >= 0:
         raise UserError(_binary_error_message(path, offset + at))
     return decode_utf8(data, path, offset)
 
 
 def decode_utf8(data: bytes, path: str, offset: int) -> str:
-    """Return the text of the bytes of `path` from `offset` on."""
+    """Decode bytes that start at `offset` of the file at `path`.
+
+    Raises:
+      UserError: the bytes are not UTF-8.
+    """
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -199,13 +208,18 @@ def is_jsonl(path: str) -> bool:
 
 
 def is_system_path(path: str) -> bool:
-    """Return whether a path is the root or in one of the kernel's virtual file systems."""
+    """Return whether a path is the root folder or in a virtual file system of the kernel."""
     real = os.path.realpath(path)
     return real == os.sep or real.startswith(_KERNEL) or f"{real}{os.sep}" in _KERNEL
 
 
 def probe_text(path: str, explicit: bool) -> str | None:
-    """Return why a file is not text, from its first KiBs; an error if the user named it."""
+    """Return why a file is not text, judging by its first 8 KiB; None if it is text.
+
+    Raises:
+      UserError: the user has named the file (`explicit`), and it is binary, not UTF-8 or no
+        regular file.
+    """
     try:
         # opening a pipe may block forever, and a device may be endless
         regular_file_size(path)

@@ -27,15 +27,16 @@ def find_files(
     checked: CheckedFiles | None = None,
     max_files: int = MAX_FILES,
 ) -> tuple[list[TextFile], Counter[str]]:
-    """Return the text files that `data.files` names, and the number skipped, by reason.
+    """Return the text files that `data.files` names, and the number of files skipped, by reason.
 
-    Files of JSON lines are read to their ends, and lines that `read_json_line` would reject are an
-    error now. Other files are probed only: whether all of a file is UTF-8 shows when it is read.
+    Files of JSON lines are read completely, so that a line which `read_json_line` would reject is
+    an error now. Other files are only probed: whether all of a file is UTF-8 is known when it is
+    read.
 
     Args:
       template: chat template that renders conversations.
-      checked: files whose lines are not checked again; those checked now are added.
-      max_files: maximum number of files in a folder or of a glob.
+      checked: record of files whose lines are not checked again; files checked now are added to it.
+      max_files: maximum number of files in a folder or matching a glob.
     """
     skipped: Counter[str] = Counter()
     by_path: dict[str, TextFile] = {}
@@ -58,11 +59,11 @@ def find_files(
 
 
 def list_files(files: str, option: str, repeated: bool = False) -> list[str]:
-    """Return the files that a list of files, folders and globs names, whatever is in them.
+    """Return the files named by a list of files, folders and globs, whatever they contain.
 
     Args:
-      option: that they were given to, for errors.
-      repeated: a file that is named twice is there twice.
+      option: name of the option that the list was given to, for error messages.
+      repeated: return a file twice if it is named twice.
     """
     found: list[str] = []
     try:
@@ -79,7 +80,7 @@ def list_files(files: str, option: str, repeated: bool = False) -> list[str]:
 def _expand_entry(
     entry: str, skipped: Counter[str], max_files: int
 ) -> Iterator[tuple[str, str, bool]]:
-    """Yield (path, relative name, whether the user named it) of the files of an entry."""
+    """Yield (path, relative name, whether the user named it) for each file of an entry."""
     unread = skipped[_UNREADABLE]
     if not entry:
         library = sysconfig.get_paths()["stdlib"]
@@ -109,12 +110,12 @@ def _expand_entry(
 
 
 def _literal_folder(entry: str) -> str:
-    """Return the folder of a path or glob, up to its first wildcard."""
+    """Return the folder of a path, or of the part of a glob before its first wildcard."""
     return os.path.dirname(re.split(r"[*?[]", entry)[0])
 
 
 def _check_listable(folder: str) -> None:
-    """Raise a `UserError` if a folder may not be listed, so that nothing in it can be found."""
+    """Raise a `UserError` if the permission to list a folder is missing."""
     try:
         with os.scandir(folder or "."):
             pass
@@ -125,7 +126,7 @@ def _check_listable(folder: str) -> None:
 
 
 def _skip_unreadable(error: OSError, named: str, skipped: Counter[str]) -> None:
-    """Count a folder that may not be listed.
+    """Count a folder that cannot be listed for lack of permission.
 
     Raises:
       UserError: the user named it, or listing it failed for another reason than permission.
@@ -154,14 +155,15 @@ def _glob_files(entry: str, skipped: Counter[str], max_files: int = MAX_FILES) -
 def _walk_pattern(
     folders: Sequence[str], pattern: Sequence[str], named: str, skipped: Counter[str]
 ) -> Iterator[str]:
-    """Yield the files below some folders whose relative path matches a pattern with "**".
+    """Yield the files below `folders` whose relative paths match a pattern with "**".
 
-    As `glob.glob`, following links to folders. A folder that is reached again is listed again only
-    if other names in it would match, so links to a parent folder terminate.
+    Like `glob.glob`, it follows links to folders. A folder that is reached again is listed again
+    only if other names in it would match, so that links to a parent folder do not loop forever.
 
     Args:
-      folders: "" is the current one.
-      named: the folder whose lack of permission is an error; others are counted in `skipped`.
+      folders: folders to search; "" is the current folder.
+      named: the folder for which a lack of permission is an error; for other folders it is counted
+        in `skipped`.
     """
     wanted = [part for part in pattern if part]
     start = _expand_positions({0}, wanted)
@@ -186,7 +188,7 @@ def _walk_pattern(
                 if len(wanted) in after:
                     yield path
             elif not after - {len(wanted)}:
-                continue  # nothing in it can match: a hidden folder, for example
+                continue  # nothing in this folder can match: it is hidden, for example
             elif not entry.is_symlink():
                 todo.append((path, after))
             elif not is_system_path(path):
@@ -201,9 +203,9 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _match_name(name: str, at: Set[int], pattern: Sequence[str]) -> frozenset[int]:
-    """Return the positions in a pattern after matching a name, from those before it.
+    """Return the positions in a pattern after matching a name, given the positions before it.
 
-    Hidden names match only a part that begins with a dot.
+    Hidden names match only a part of the pattern that begins with a dot.
     """
     after = set()
     for i in at - {len(pattern)}:
@@ -214,7 +216,7 @@ def _match_name(name: str, at: Set[int], pattern: Sequence[str]) -> frozenset[in
 
 
 def _expand_positions(at: Set[int], pattern: Sequence[str]) -> frozenset[int]:
-    """Return positions in a pattern, and those after each "**" there: it matches nothing too."""
+    """Return the positions, and those after each "**" at them, since "**" may match nothing."""
     positions = set(at)
     for i, part in enumerate(pattern):
         if i in positions and part == "**":
@@ -240,7 +242,8 @@ def _walk(folder: str, skipped: Counter[str]) -> Iterator[str]:
 
     for root, folders, names in os.walk(folder, onerror=skip):
         if _is_run(folders, names):
-            # with data.files=. the runs in runs/ would be documents that change, and block resuming
+            # with data.files=. the runs in runs/ would be documents; as they change, a run could
+            # not be resumed
             skipped[_RUN] += 1
             folders.clear()
             continue
@@ -252,7 +255,7 @@ def _walk(folder: str, skipped: Counter[str]) -> Iterator[str]:
 
 
 def _is_run(folders: list[str], names: list[str]) -> bool:
-    """Return whether a folder with these contents is a run, or one that is starting."""
+    """Return whether a folder with these contents is a run, perhaps one that is just starting."""
     return "train.lock" in names or ("config.json" in names and "checkpoints" in folders)
 
 

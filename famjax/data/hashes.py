@@ -12,7 +12,7 @@ import numpy as np
 
 from famjax.data.files import TextFile
 
-# bytes of files that are read whole to see whether they changed, and of each end of larger ones
+# total bytes up to which files are hashed as a whole, and bytes hashed at each end of larger files
 _WHOLE, _END = 1 << 26, 1 << 12
 
 
@@ -23,10 +23,10 @@ def fingerprint_files(files: Sequence[TextFile], sizes: Sequence[int]) -> str:
 
 
 def fingerprint_contents(paths: Sequence[str | Path], whole: int = _WHOLE) -> str:
-    """Return a hash of what is in files, in order.
+    """Return a hash of the contents of files, in order.
 
-    If they have more than `whole` bytes together, it is that of their sizes, times of change, first
-    and last bytes.
+    If the files have more than `whole` bytes in total, the hash is of their sizes, modification
+    times, first and last bytes.
     """
     hashed = hashlib.blake2b(digest_size=8)
     total = sum(os.path.getsize(path) for path in paths)
@@ -58,7 +58,7 @@ def _hash_name(name: str) -> int:
 
 
 def _splitmix64(seed: int, count: int) -> np.ndarray:
-    """Return a hash of each of 0 to count - 1, [count] uint64 (SplitMix64, Steele et al.)."""
+    """Return a hash of each number below `count`, [count] uint64 (SplitMix64, Steele et al.)."""
     x = np.uint64(seed) + np.arange(count, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

@@ -1,6 +1,6 @@
-"""The lines of a .jsonl file: each is a document, parsed and checked.
+"""The lines of a .jsonl file: each is parsed and checked, and is a document.
 
-{"text": ...}, {"inputs": ..., "targets": ...}, {"prompt": ..., "response": ...} or
+A line is {"text": ...}, {"inputs": ..., "targets": ...}, {"prompt": ..., "response": ...} or
 {"messages": [{"role": ..., "content": ...}, ...]}.
 """
 
@@ -18,7 +18,7 @@ from famjax.data.files import TextFile, open_text, wrap_read_errors
 from famjax.tokenizers.chat import ChatTemplate
 
 _SCAN_BYTES = 1 << 20
-# a line is read as a whole; other texts are read in pieces
+# maximum bytes of a line: it is read as a whole, unlike other texts, which are read in pieces
 _MAX_LINE_BYTES = MAX_BYTES
 _EXPECTED_FORMS = (
     'no "text", and no "inputs" with "targets", "prompt" with "response", or "messages", with a '
@@ -30,8 +30,8 @@ class Line(NamedTuple):
     """A document on a line of a .jsonl file.
 
     Attributes:
-      parts: of its UTF-8, each with the weight of predicting it.
-      rendered: whether a chat template rendered it.
+      parts: the parts of the document, each with its UTF-8 bytes and loss weight.
+      rendered: whether a chat template rendered the document.
     """
 
     parts: Sequence[tuple[bytes, float]]
@@ -41,8 +41,8 @@ class Line(NamedTuple):
 def read_json_line(file: TextFile, row: int, template: ChatTemplate | None) -> Line:
     """Return the document on a line of a .jsonl file.
 
-    A line with "text" is all targets. A prompt and its response are inputs and targets without a
-    template, and a conversation with one, as are messages.
+    All of a line with "text" is predicted. With a template, a prompt and its response are rendered
+    as a conversation, like "messages"; without one they are inputs and targets.
     """
     assert file.rows is not None
     begin = int(file.rows[row])
@@ -60,7 +60,7 @@ def read_json_line(file: TextFile, row: int, template: ChatTemplate | None) -> L
 
 
 def iter_lines(stream: BinaryIO) -> Iterator[bytes]:
-    """Return the lines of a stream, cut to a length that `parse_record` rejects."""
+    """Return the lines of a stream, cut to a length that `parse_record` rejects as too long."""
     return iter(partial(stream.readline, _MAX_LINE_BYTES + 1), b"")
 
 
@@ -68,11 +68,11 @@ def iter_lines(stream: BinaryIO) -> Iterator[bytes]:
 def wrap_line_errors(
     path: str, number: Callable[[], int], form: str = '{"text": ...}'
 ) -> Iterator[None]:
-    """Convert errors of a line into a `UserError` that names file and line.
+    """Convert errors from a line into a `UserError` that names the file and the line.
 
     Args:
       number: returns the line's number, counted from 1.
-      form: what a line may be, for an error.
+      form: what a line should look like, for the error message.
     """
     try:
         yield
@@ -98,9 +98,9 @@ def wrap_line_errors(
 def parse_record(
     line: bytes, template: ChatTemplate | None
 ) -> tuple[list[tuple[bytes, float]], list[dict[str, Any]]]:
-    """Parse a line: either UTF-8 with weights, or the messages of a conversation.
+    """Parse a line into UTF-8 parts with their weights, or into the messages of a conversation.
 
-    The other of the two is empty. Everything is checked except what only the template can check.
+    One of the two results is empty. Everything is checked except what only the template can check.
 
     Raises:
       UserError, ValueError: see `wrap_line_errors`.

@@ -27,10 +27,10 @@ class Span(NamedTuple):
       tokens: [t] int32.
       targets: [t] int32, the document's own targets if it has any, else the next token; the last
         token of a document is its own target.
-      weights: [t] float32, of predicting the target; 0 at the document's last token.
+      weights: [t] float32, loss weights of the targets; 0 at the document's last token.
       first: whether the span begins the document.
-      last: whether it ends the document.
-      pass_state: whether it begins with the memory of the lane's previous document.
+      last: whether the span ends the document.
+      pass_state: whether the span begins with the memory of the lane's previous document.
     """
 
     tokens: np.ndarray
@@ -44,8 +44,8 @@ class Span(NamedTuple):
 class Reader:
     """Reads a lane's documents sequentially, in spans of any length.
 
-    The state identifies the next token. It includes the key of the current document, since the
-    keys of a source may depend on the course of training (a curriculum).
+    The reader's state identifies the next token. It includes the key of the current document, since
+    a source's keys may depend on the course of training (a curriculum).
     """
 
     def __init__(self, source: Source, lane: int, lanes: int):
@@ -144,7 +144,7 @@ def document_start(k: int, before: Key | None = None) -> dict[str, Any]:
 class RoundRobin:
     """Reads whole documents from several readers, always from the one that has read the fewest.
 
-    A document that begins with the memory of the previous one directly follows it.
+    A document that begins with the memory of the previous one is read directly after it.
     """
 
     def __init__(self, readers: Sequence[Reader]):
@@ -179,7 +179,8 @@ class RoundRobin:
 def _join_pieces(pieces: Iterable[Piece]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return tokens, targets and weights of consecutive pieces, [t] each.
 
-    The token after the last is not known here: that target is the last token itself, with weight 0.
+    The token after the last one is not known here, so the last target is the last token itself,
+    with weight 0.
     """
     tokens = np.concatenate([piece.tokens for piece in pieces])
     weights = np.concatenate([piece.weights for piece in pieces])
@@ -198,13 +199,13 @@ class RowMaker(Protocol):
 
 
 class RowsIterator(grain.DatasetIterator[Batch[np.ndarray]]):
-    """Iterator over batches whose rows are independent; its state is that of the rows.
+    """Iterator over batches whose rows are independent; its state consists of the rows' states.
 
     Args:
-      row: returns the `RowMaker` of a row's index.
-      count: rows of the global batch.
-      local_rows: indices of the rows of this process, in order; None is all. The state of the other
-        rows is None in `get_state`, and ignored in `set_state`.
+      row: function from a row's index to its `RowMaker`.
+      count: number of rows in the global batch.
+      local_rows: indices of this process's rows, in order; None means all rows. The states of other
+        rows are None in `get_state`, and ignored in `set_state`.
     """
 
     def __init__(
@@ -246,7 +247,7 @@ class _Lane:
         self._reader.set_state(state)
 
     def next_row(self) -> Batch[np.ndarray]:
-        """Return the next `length` positions of the lane, [t] each."""
+        """Return the next `length` positions of the lane, as arrays [t]."""
         row = empty_row(self._length)
         at = 0
         while at < self._length and not self._should_wait(self._length - at):
@@ -264,7 +265,7 @@ class _Lane:
         reader = self._reader
         if not self._keep_whole or room == self._length or not reader.at_start():
             return False
-        # a document that begins with a memory really begins in an earlier document
+        # a document that begins with a memory continues an earlier document
         return not reader.passes_state() and not reader.fits(room) and reader.fits(self._length)
 
 
@@ -275,15 +276,15 @@ class Lanes(grain.IterDataset[Batch[np.ndarray]]):
     document begins in the next block.
 
     Args:
-      source: of the documents.
-      batch: b.
-      length: t, a multiple of `block_len`.
-      block_len: w.
-      keep_whole: do not split a document that fits a row: it waits for the next row, so that the
+      source: source of the documents.
+      batch: b, number of rows.
+      length: t, tokens in a row; a multiple of `block_len`.
+      block_len: w, tokens in a block.
+      keep_whole: do not split a document that fits in a row: it waits for the next row, so that the
         gradient reaches from its end to its beginning. Documents that begin with a memory do not
         wait.
-      streams: documents are divided over this many times the lanes, and each lane reads this many
-        adjacent streams round robin (`halve_batch`).
+      streams: number of streams per lane. Documents are divided over all streams, and each lane
+        reads its adjacent streams round robin (`halve_batch`).
       local_rows: see `RowsIterator`.
     """
 
@@ -319,18 +320,19 @@ class Lanes(grain.IterDataset[Batch[np.ndarray]]):
 
 
 def join_rows_state(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the state of all rows from the states of iterators that have some rows each."""
+    """Return the state of all rows from the states of iterators over some of the rows each."""
     columns = zip(*(part["rows"] for part in parts), strict=True)
     return {"rows": [next(row for row in column if row is not None) for column in columns]}
 
 
 def halve_batch(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state with which half as many lanes, of twice the streams, continue.
+    """Return the state from which half as many lanes, each with twice the streams, continue.
 
-    Lane i continues lane 2 i. Lane 2 i + 1 ends: the rest of its current document is not read, and
-    lane i reads the documents that would have followed, round robin with its own. So no document is
-    read twice. Lanes that share one long document each have their own part of it, which now extends
-    over the part of the ended lane: the remaining lanes are as far apart as before.
+    New lane i continues old lane 2 i. Old lane 2 i + 1 ends: the rest of its current document is
+    not read, and new lane i reads the documents that would have followed, round robin with its own.
+    So no document is read twice. Lanes that share one long document each read their own part of it.
+    A lane's part now extends over that of the ended lane, and the remaining lanes are as far apart
+    as before.
     """
     rows = state["rows"]
     pairs = zip(rows[::2], rows[1::2], strict=True)
@@ -348,13 +350,13 @@ def _readers(lane: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _skip_document(reader: dict[str, Any]) -> dict[str, Any]:
-    """Return a reader's state before its next document, which begins with no memory."""
+    """Return a reader's state before its next document, which then begins without a memory."""
     has_begun = reader["piece"] > 0 or reader["offset"] > 0
     return document_start(reader["k"] + has_begun)
 
 
 def empty_row(length: int) -> Batch[np.ndarray]:
-    """Return a row of padding, [length] each."""
+    """Return a row of padding, as arrays [length]."""
     return {
         "tokens": np.zeros(length, np.int32),
         "targets": np.zeros(length, np.int32),
@@ -366,7 +368,7 @@ def empty_row(length: int) -> Batch[np.ndarray]:
 
 
 def stack_rows(rows: Sequence[Batch[np.ndarray]]) -> Batch[np.ndarray]:
-    """Return the batch [b t] of rows [t]."""
+    """Stack rows [t] to a batch [b t]."""
     columns: Sequence[dict[str, np.ndarray]] = cast(Any, rows)
     return cast(Any, {name: np.stack([row[name] for row in columns]) for name in columns[0]})
 

@@ -1,4 +1,4 @@
-"""Every document once, in batches that end: what an evaluation reads."""
+"""Batches for evaluation: every document is read once, and then the batches end."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ class EndOfDocuments(Exception):
 
 
 class DocumentPass(Source):
-    """A source that yields each document once, to the first free lane.
+    """A source that hands out each document once, to the first lane that asks for one.
 
-    Unlike other sources it ends: `key` then raises `EndOfDocuments`. Its arguments do not matter.
+    Unlike other sources it ends: `key` then raises `EndOfDocuments`. The arguments of `key` have no
+    effect.
 
     Attributes:
-      keys: of the documents yielded.
-      bytes: of text, counted by the caller.
+      keys: keys of the documents handed out so far.
+      bytes: number of bytes of text, counted by the caller.
     """
 
     def __init__(self, source: TextSource, max_bytes: int | None):
@@ -42,7 +43,7 @@ class DocumentPass(Source):
 
 
 def one_pass(source: Source, lanes: int, length: int, block: int) -> Iterator[Batch[np.ndarray]]:
-    """Yield batches as `famjax.data.lanes.Lanes` does, until all documents are read."""
+    """Yield batches like those of `famjax.data.lanes.Lanes`, until all documents are read."""
     readers = [Reader(source, lane, lanes) for lane in range(lanes)]
     while True:
         batch = stack_rows([_fill_row(reader, length, block) for reader in readers])
@@ -69,7 +70,7 @@ def _fill_row(reader: Reader, length: int, block: int) -> Batch[np.ndarray]:
 
 
 def reset_blocks(batch: Batch[np.ndarray], block: int) -> np.ndarray:
-    """Return `batch["reset"]`, [b t], with one before every block of tokens."""
+    """Return `batch["reset"]`, [b t], with an additional reset before every block of tokens."""
     reset = batch["reset"].copy()
     reset[:, ::block] |= batch["valid"][:, ::block]
     return reset

@@ -18,7 +18,7 @@ from famjax.data.lanes import Reader, RowsIterator, Span, empty_row, write_span
 from famjax.data.sources import Source
 from famjax.tokenizers.tokenizer import Tokenizer
 
-# 3.1.1; the line breaks delimit it
+# from 3.1.1; the line breaks set it off from the text
 REPEAT_PROMPT = "\n[repeat random segment]\n"
 
 
@@ -28,20 +28,20 @@ class PackedRows(grain.IterDataset[Batch[np.ndarray]]):
     A document that does not fit continues in the same row of the next batch, and the target of a
     row's last token is the next token of the document. So every token is read once, and every token
     except the first of a document is predicted once. `reset` is True at position 0 only, `valid`
-    everywhere. Compare `famjax.data.lanes.Lanes`.
+    everywhere, unlike in `famjax.data.lanes.Lanes`.
 
     With `repeat_len`, "to incentivize the model to remember long contexts" (3.1.1), a row ends with
     the tokens of `REPEAT_PROMPT` (weight 0) and `repeat_len` consecutive tokens chosen at random
     from the row, each predicted with `repeat_weight`; the documents fill the rest of the row.
 
     Args:
-      source: of the documents.
-      tokenizer: of the prompt.
-      batch: b.
-      length: t, including the prompt and the repeated tokens.
-      seed: of the choice of the repeated tokens.
+      source: source of the documents.
+      tokenizer: encodes the prompt.
+      batch: b, number of rows.
+      length: t, tokens in a row, including the prompt and the repeated tokens.
+      seed: seed for the choice of the repeated tokens.
       repeat_len: number of repeated tokens; 0 repeats none and writes no prompt.
-      repeat_weight: of predicting a repeated token; 0.1 in the paper.
+      repeat_weight: loss weight of a repeated token; 0.1 in the paper.
       local_rows: see `RowsIterator`.
     """
 
@@ -80,7 +80,7 @@ class _PackedRow:
         self._count = 0
 
     def get_state(self) -> dict[str, Any]:
-        # "made" is a name in checkpoints
+        # existing checkpoints use the name "made"
         return {"made": self._count, "reader": self._reader.get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -88,7 +88,7 @@ class _PackedRow:
         self._reader.set_state(state["reader"])
 
     def next_row(self) -> Batch[np.ndarray]:
-        """Return the next row, [t] each."""
+        """Return the next row, as arrays [t]."""
         row = empty_row(self._repeat.length)
         at = 0
         while at < self._repeat.fill:
@@ -119,7 +119,8 @@ class _Repeat:
         begin = int(rng.integers(self.fill - self._count + 1))
         repeated = row["tokens"][begin : begin + self._count]
         tokens = np.concatenate([self._prompt, repeated])
-        # the last prompt token predicts the first repeated one; nothing follows the last repeated
+        # the last prompt token predicts the first repeated one; the last repeated one predicts
+        # nothing
         weights = np.zeros(len(tokens), np.float32)
         weights[len(self._prompt) - 1 : -1] = self._weight
         targets = np.append(tokens[1:], tokens[-1])

@@ -1,11 +1,12 @@
-"""Rows that hold several pairs of a source and a target, none of them cut.
+"""Rows that hold several whole pairs of a source and a target.
 
-Pairs are read in an order that depends on the seed only, a window of them at a time. A window's
-pairs are packed, longest first, each into the first row with room for its source and its target,
-and the rows are shuffled. So rows have little padding, and all batches one shape: one program.
+Pairs are read in an order that depends on the seed only, in windows of a fixed number of pairs. The
+pairs of a window are packed, longest first, each into the first row with room for its source and
+its target, and the rows are shuffled. So rows have little padding, and all batches have the same
+shape and need one compiled program.
 
-A document of the decoder is bos and the target, predicting the target and eos; the source ends with
-eos. Each begins with a reset, on a block boundary.
+A document of the decoder consists of bos and the target, and predicts the target and eos; the
+source ends with eos. Each document begins with a reset, on a block boundary.
 """
 
 from __future__ import annotations
@@ -25,21 +26,27 @@ from famjax.data.shuffle import permuted_index
 from famjax.data.sources import Key, Piece, Source
 from famjax.tokenizers.tokenizer import Tokenizer
 
-# pairs that are packed together: the rows of a smaller window have more padding
+# number of pairs that are packed together; rows of a smaller window have more padding
 WINDOW = 8192
-# pairs of files in the report
+# maximum number of file pairs named in the report
 _NAMED_FILES = 4
 
 
 class Pair(NamedTuple):
-    """Tokens of a source, with eos, and of a target without bos or eos: [s] and [t - 1] int32."""
+    """Tokens of a source, with eos, and of a target, without bos and eos: [s], [t - 1] int32."""
 
     source: np.ndarray
     target: np.ndarray
 
 
 class Lengths(NamedTuple):
-    """Tokens of a row's sources, those of its targets, and the block at whose start each begins."""
+    """Sizes of a row.
+
+    Attributes:
+      source: number of tokens for sources.
+      target: number of tokens for targets.
+      block: tokens in a block; each target begins at the start of a block.
+    """
 
     source: int
     target: int
@@ -47,14 +54,14 @@ class Lengths(NamedTuple):
 
 
 class PairSource(Source):
-    """Pairs as the source of a run; there are no documents of a single text.
+    """Pairs as the source of a run; it has no documents, only rows of pairs (`make_rows`).
 
     Args:
       pairs: the texts.
-      tokenizer: of sources and targets.
-      lengths: of a row.
-      seed: of the order.
-      window: pairs that are packed together.
+      tokenizer: encodes sources and targets.
+      lengths: sizes of a row.
+      seed: seed of the order of pairs and rows.
+      window: number of pairs that are packed together.
     """
 
     def __init__(
@@ -69,16 +76,16 @@ class PairSource(Source):
         self._tokenizer, self._seed = tokenizer, seed
         self._window = min(window, len(pairs))
         self._per_epoch = -(-len(pairs) // self._window)
-        # pairs that are left out, by window, until they are told
+        # number of pairs left out in each window, until it has been reported
         self._too_long: dict[int, int] = {}
         self._is_told = self._per_epoch == 1
-        # rows of the same window are asked for one after the other, those of the next one last
+        # all rows of a window are requested before those of the next window
         self.rows = functools.lru_cache(maxsize=2)(self._pack_window)
-        # each row of a batch passes the windows before its own again, all that a batch reads
+        # each row of a batch counts the rows of the windows before its own again
         self.count_rows = functools.cache(lambda number: len(self.rows(number)))
 
     def make_rows(self, batch: int, local_rows: Sequence[int] | None) -> PairRows:
-        """Return the batches of b rows."""
+        """Return the batches, each of `batch` rows."""
         return PairRows(self, batch, local_rows)
 
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
@@ -89,11 +96,11 @@ class PairSource(Source):
 
     @functools.cached_property
     def _digest(self) -> str:
-        # cached, for each checkpoint has it and it reads all texts
+        # cached, since it reads all texts and each checkpoint contains it
         return self.pairs.digest()
 
     def get_state(self) -> dict[str, Any]:
-        """Return a fingerprint of the pairs, for which the rows' numbers are valid."""
+        """Return a fingerprint of the pairs; row numbers are valid only for these pairs."""
         return {"pairs": len(self.pairs), "digest": self._digest}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -126,9 +133,10 @@ class PairSource(Source):
         return [rows[i] for i in order]
 
     def _check_some_fit(self, number: int) -> None:
-        """Raise a `UserError` if no window of an epoch, up to an empty one, has a row.
+        """Raise a `UserError` if this window and all windows before it in the epoch have no row.
 
-        The last window of an epoch is what is left over, which may be a few pairs only.
+        A single window without a row is no error: the last window of an epoch may have a few pairs
+        only.
         """
         before = range(number - number % self._per_epoch, number)
         if not any(self.count_rows(other) for other in before):
@@ -139,11 +147,11 @@ class PairSource(Source):
             )
 
     def epoch_report(self) -> str:
-        """Return once, after an epoch, how many of all pairs are left out, the same in each."""
+        """Return, once, how many pairs are left out of an epoch; it is the same in all epochs."""
         counts = dict(self._too_long)
         if self._is_told or not counts:
             return ""
-        # the first window is read for the report, too, where a run continues
+        # when a run continues, the first window is in `counts` too: `report` has read it
         epochs = {number // self._per_epoch for number in counts}
         wholes = (range(e * self._per_epoch, (e + 1) * self._per_epoch) for e in sorted(epochs))
         windows = next((whole for whole in wholes if all(n in counts for n in whole)), None)
@@ -160,8 +168,11 @@ class PairSource(Source):
         )
 
     def report(self) -> str:
-        """Return a line on the pairs; on padding, pairs left out, and targets that the tokenizer
-        cannot write in the first window."""
+        """Return a line that describes the pairs.
+
+        For the first window, the line also gives the padding, the pairs left out, and the targets
+        that the tokenizer cannot write.
+        """
         sides = zip(self.pairs.empty(), ("source", "target"), strict=True)
         notes = [f"{count:,} have an empty {side}" for count, side in sides if count]
         rows, texts = self.rows(0), self._read_window(0)
@@ -178,7 +189,7 @@ class PairSource(Source):
         return f"{len(self.pairs):,} pairs{self._name_files()}; " + "; ".join(notes)
 
     def _name_files(self) -> str:
-        """Return which files are paired if there are several: globs are paired by their order."""
+        """Return which files are paired, if there are several: globs are paired in sorted order."""
         files = [both for both in self.pairs.files if both[0] != both[1]]
         if len(files) < 2:
             return ""
@@ -191,8 +202,8 @@ class PairRows(grain.IterDataset[Batch[np.ndarray]]):
     """Batches of rows of pairs.
 
     Args:
-      source: of the rows.
-      batch: b.
+      source: source of the rows.
+      batch: b, number of rows.
       local_rows: see `RowsIterator`.
     """
 
@@ -213,22 +224,22 @@ def encode_pair(tokenizer: Tokenizer, source: str, target: str) -> Pair:
 
 
 def _can_write(tokenizer: Tokenizer, text: str) -> bool:
-    """Return whether the tokens of a text decode to it, but for white space."""
+    """Return whether the tokens of a text decode to the same text, except for white space."""
     return tokenizer.decode(tokenizer.encode(text)).split() == text.split()
 
 
 def target_size(pair: Pair, block: int) -> int:
-    """Return the positions that a target takes in a row, whole blocks: bos and its tokens."""
+    """Return how many positions bos and a target take in a row, in whole blocks."""
     return -(-(len(pair.target) + 1) // block) * block
 
 
 def fits(pair: Pair, lengths: Lengths) -> bool:
-    """Return whether a pair fits an empty row."""
+    """Return whether a pair fits in an empty row."""
     return len(pair.source) <= lengths.source and target_size(pair, lengths.block) <= lengths.target
 
 
 def pack(pairs: list[Pair], lengths: Lengths) -> list[list[Pair]]:
-    """Divide pairs over rows: longest first, each into the first row with room for it."""
+    """Pack pairs into rows: longest first, each into the first row with room for it."""
     sizes = np.array([(len(p.source), target_size(p, lengths.block)) for p in pairs]).reshape(-1, 2)
     order = np.argsort(-sizes.max(1, initial=0), kind="stable")
     room = np.zeros((len(pairs), 2), np.int64)
@@ -245,7 +256,7 @@ def pack(pairs: list[Pair], lengths: Lengths) -> list[list[Pair]]:
 
 
 def empty_pair_row(source: int, target: int) -> Batch[np.ndarray]:
-    """Return a row of padding, [s] of sources and [t] of targets."""
+    """Return a row of padding: arrays [s] for sources and [t] for targets."""
     return {
         "tokens": np.zeros(target, np.int32),
         "targets": np.zeros(target, np.int32),
@@ -259,7 +270,7 @@ def empty_pair_row(source: int, target: int) -> Batch[np.ndarray]:
 
 
 def write_row(pairs: list[Pair], tokenizer: Tokenizer, lengths: Lengths) -> Batch[np.ndarray]:
-    """Return a row of pairs, [s] of sources and [t] of targets."""
+    """Return a row of pairs: arrays [s] for sources and [t] for targets."""
     row = empty_pair_row(lengths.source, lengths.target)
     at = at_source = 0
     for number, pair in enumerate(pairs, start=1):
@@ -279,7 +290,7 @@ def write_row(pairs: list[Pair], tokenizer: Tokenizer, lengths: Lengths) -> Batc
 
 
 class _PairRow:
-    """Row i of every batch: of all windows' rows, one after the other, every b-th from the i-th."""
+    """Row i of every batch: every b-th row of the rows of all windows, from the i-th on."""
 
     def __init__(self, source: PairSource, row: int, rows: int):
         self._source, self._rows = source, rows

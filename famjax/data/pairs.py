@@ -1,4 +1,4 @@
-"""Pairs of a source and a target: lines of parallel text files, or of JSON lines."""
+"""Pairs of a source and a target, from lines of parallel text files or of JSON lines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from famjax.data.files import decode_text, is_jsonl, open_text, wrap_read_errors
 from famjax.data.find_files import list_files
 from famjax.data.json_lines import iter_lines, parse_record, wrap_line_errors
 
-# begin the name of a data set instead of files'
+# prefixes of the name of a data set
 _TFDS, _SEQIO = "tfds:", "seqio:"
 _SETS = (_TFDS, _SEQIO)
 _FORMS = '"inputs" with "targets", or "prompt" with "response"'
@@ -22,7 +22,7 @@ _FORM = '{"inputs": ..., "targets": ...}'
 
 
 class Column:
-    """Texts in memory: one string of bytes, and where each text ends."""
+    """Texts in memory: all texts as one byte string, and the offset at which each ends."""
 
     def __init__(self, texts: Iterator[bytes]):
         parts = list(texts)
@@ -42,23 +42,24 @@ class Column:
 
 
 class Pairs:
-    """Pairs of texts, by number.
+    """Pairs of texts, indexed by number.
 
     Line i of a source file and line i of its target file are a pair. Several files are paired in
-    the order in which they are named; a glob's are sorted. Without target files the source is JSON
-    lines, `{"inputs": ..., "targets": ...}` or `{"prompt": ..., "response": ...}`. Both may be a
-    feature of a TFDS set instead, "tfds:wmt14_translate/de-en:train:de", or of a seqio task,
-    "seqio:TASK:train:inputs".
+    the order in which they are named; the files of a glob are sorted. Without target files the
+    source is a file of JSON lines, `{"inputs": ..., "targets": ...}` or `{"prompt": ...,
+    "response": ...}`. Instead of files, both may be a feature of a TFDS data set,
+    "tfds:wmt14_translate/de-en:train:de", or of a seqio task, "seqio:TASK:train:inputs".
 
     Args:
-      source, target: files, or globs, several separated by commas; .gz and .xz are decompressed.
+      source, target: files or globs, separated by commas; .gz and .xz files are decompressed.
 
     Attributes:
-      name: of both, as given.
-      files: the files of sources and of targets that are paired.
+      name: the names of both, as given.
+      files: the paired files, (sources, targets) of each pair.
 
     Raises:
-      UserError: the files differ in number or in lines, or a line cannot be read.
+      UserError: there are not as many target files as source files, or paired files do not have
+        the same number of lines, or a line cannot be read.
     """
 
     def __init__(self, source: str, target: str = ""):
@@ -92,7 +93,7 @@ class Pairs:
         return int(self._starts[-1])
 
     def __getitem__(self, i: int) -> tuple[str, str]:
-        """Return source and target of the i-th pair."""
+        """Return the source and the target of the i-th pair."""
         file = int(np.searchsorted(self._starts, i, side="right")) - 1
         row = i - int(self._starts[file])
         source, target = self._columns[file]
@@ -126,12 +127,12 @@ def _read_columns(source: str, target: str) -> tuple[Column, Column]:
 
 
 def _list_columns(names: str, option: str) -> list[str]:
-    """Return the files that are named, or a data set's feature."""
+    """Return the named files, or the name of a data set's feature."""
     return [names] if names.startswith(_SETS) else list_files(names, option, repeated=True)
 
 
 def _read_lines(path: str) -> Iterator[bytes]:
-    """Yield the lines of a file, checked to be UTF-8, without line ends and outer white space."""
+    """Yield the lines of a file, stripped of line ends and white space, after a check for UTF-8."""
     if path.startswith(_SETS):
         texts = _read_seqio(path) if path.startswith(_SEQIO) else _read_feature(path)
         yield from (text.strip().encode("utf-8") for text in texts)
@@ -141,7 +142,7 @@ def _read_lines(path: str) -> Iterator[bytes]:
         # only \n ends a line: files of other programs count them so
         for line in stream:
             decode_text(line, path, at)
-            # a byte order mark is no text
+            # a byte order mark is not part of the text
             yield (line if at else line.removeprefix(codecs.BOM_UTF8)).strip()
             at += len(line)
 
@@ -153,7 +154,7 @@ def _read_seqio(name: str) -> Iterator[str]:
 
 
 def _read_feature(name: str) -> Iterator[str]:
-    """Yield the texts of a feature of a TFDS set, "tfds:SET:SPLIT:FEATURE"."""
+    """Yield the texts of a feature of a TFDS data set, named "tfds:SET:SPLIT:FEATURE"."""
     from famjax.data.seqio_tasks import read_records  # TensorFlow, an optional library
 
     records, _, feature = name.rpartition(":")
@@ -167,7 +168,7 @@ def _read_feature(name: str) -> Iterator[str]:
 
 
 def _read_json_columns(path: str) -> tuple[Column, Column]:
-    """Return inputs and targets of a file of JSON lines."""
+    """Return the inputs and the targets in a file of JSON lines."""
     if not is_jsonl(path):
         raise UserError(
             f"data.source={path}: is not JSON lines (.jsonl) with inputs and targets; give "

@@ -1,8 +1,8 @@
 """Parts of long documents in random order, instead of whole documents.
 
-A lane that reads whole documents opens few of them: a book of 500 kB takes 90 rows of 2,048 tokens.
-What a model learns from a lane is then of the books that are open, and a pretrained one forgets the
-others. Parts begin anywhere, so that a batch has as many texts as rows.
+A lane that reads whole documents reads few of them: a book of 500 kB takes 90 rows of 2,048 tokens.
+The model then learns for a long time from the few books that are open, and a pretrained model
+forgets other texts. Parts begin anywhere in a document, so that a batch has as many texts as rows.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from famjax.data.sources import Key, TextSource
 class TextParts(TextSource):
     """Parts of about `part_bytes` bytes of a `TextSource`'s documents, each a document of its own.
 
-    Each epoch reads every document once, in a new permutation of all parts, cut at other places. A
-    part begins at a space where there is one.
+    Each epoch reads every document once, in a new permutation of all parts, which are cut at other
+    places than before. If possible, a part begins at a space.
 
     Args:
-      part_bytes: of the text. Of files that are compressed, and of lines of .jsonl, the number of
-        parts is estimated from the size of the file. A conversation longer than that is cut too.
+      part_bytes: approximate number of bytes of text in a part. For compressed files, and for lines
+        of .jsonl, the number of parts is estimated from the size of the file. Conversations that
+        are longer than this are cut too.
     """
 
     def __init__(self, *arguments: Any, part_bytes: int, **options: Any):
@@ -49,7 +50,7 @@ class TextParts(TextSource):
         if count == 1:
             return key
         first, last = key[2], self._text_size(key) if self._end is None else self._end
-        # the same for all parts of a document, so that they meet
+        # equal for all parts of a document, so that each begins where the previous one ends
         shift = np.random.default_rng([self._seed, epoch, group, document]).uniform(0, 0.5)
 
         def cut(i: int) -> int:

@@ -5,11 +5,11 @@ documents not yet assigned are reassigned, in the order in which the previous la
 them. So no document is read twice in an epoch. The rest of a removed lane's current document is not
 read.
 
-With fewer documents than lanes, each lane reads all of them in its own order
-(`famjax.data.sources`). If this holds after a change but not before it, the epoch that the lanes
-shared is finished first: its remaining documents are divided over the lanes, and each lane reads
-its share before it starts its own order. If it held before the change, lanes that remain continue
-their order, and new ones start theirs.
+With fewer documents than lanes, each lane reads all documents in its own order
+(`famjax.data.sources`). If this is the case after a change but not before it, the epoch that the
+lanes shared is finished first: its remaining documents are divided over the lanes, and each lane
+reads its share before it starts its own order. If it was the case before the change, lanes that
+remain continue their order, and new lanes start theirs.
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ DocumentRef = tuple[int, int, int]
 
 
 class Assignment:
-    """The documents not yet assigned, as one sequence, given the count assigned to each lane.
+    """The documents not yet assigned, as one sequence.
 
-    The k-th documents of all lanes precede the (k+1)-th ones.
+    The k-th documents of all lanes precede the (k+1)-th documents.
+
+    Args:
+      counts: for each lane, the number of documents already assigned to it.
     """
 
     def __init__(self, counts: Sequence[int]):
@@ -42,8 +45,8 @@ class Assignment:
         self._ends = [0, *accumulate(sizes)]
 
     def __getitem__(self, number: int) -> tuple[int, int]:
-        """Return lane and k of the number-th document in the sequence."""
-        if number >= self._ends[-1]:  # from here on every lane has one in each round
+        """Return the lane and k of the document with this number in the sequence."""
+        if number >= self._ends[-1]:  # from here on every round has a document of every lane
             more, lane = divmod(number - self._ends[-1], self.lanes)
             return lane, self._last + more
         step = bisect.bisect_right(self._ends, number) - 1
@@ -54,27 +57,27 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Leftover:
-    """Documents that lanes read before those that the source assigns to them.
+    """Documents that lanes read before the documents that the source assigns to them.
 
     Attributes:
-      documents: the rest of an epoch. Lane i reads the documents i, i + lanes, and so on.
-      starts: for each lane, the number of the source's document that follows them.
+      documents: the rest of an epoch. Lane i reads documents i, i + lanes, and so on.
+      starts: for each lane, the number k of the source's document that it reads next.
     """
 
     documents: list[DocumentRef]
     starts: list[int]
 
     def count(self, lane: int) -> int:
-        """Return the number of the documents that a lane reads."""
+        """Return how many of these documents a lane reads."""
         return len(range(lane, len(self.documents), len(self.starts)))
 
     def unread(self, taken: Sequence[int]) -> list[DocumentRef]:
-        """Return the documents not yet assigned, given the count assigned to each lane."""
+        """Return the documents not yet assigned; `taken` is the number assigned to each lane."""
         lanes = len(self.starts)
         return [ref for n, ref in enumerate(self.documents) if n // lanes >= taken[n % lanes]]
 
     def source_ref(self, lane: int, lanes: int, k: int) -> DocumentRef:
-        """Return the reference in the source of the k-th document of a lane."""
+        """Return the reference by which the source knows a lane's k-th document."""
         own = k - self.count(lane)
         if own < 0:
             return self.documents[lane + k * lanes]
@@ -85,10 +88,10 @@ class ReassignedSource(Source):
     """A source whose documents can be reassigned to another number of lanes.
 
     Attributes:
-      leftover: documents that are read first, since the last switch between lanes that share
-        documents and lanes that each read all.
-      assigned_counts: for each reassignment since, the count of documents each lane had been
-        assigned.
+      leftover: documents that are read first, since the last switch between lanes that share the
+        documents and lanes that each read all of them.
+      assigned_counts: for each reassignment since that switch, the number of documents that had
+        been assigned to each lane.
     """
 
     def __init__(self, source: Source):
@@ -107,14 +110,14 @@ class ReassignedSource(Source):
     def original_ref(
         self, lane: int, lanes: int, k: int, changes: int | None = None
     ) -> DocumentRef:
-        """Return a document's reference before the first of so many reassignments, or of all."""
+        """Return a document's reference before the first `changes` reassignments, or before all."""
         for assignment in reversed(self._assignments[:changes]):
             lane, k = assignment[lane + k * lanes]
             lanes = assignment.lanes
         return lane, lanes, k
 
     def source_ref(self, lane: int, lanes: int, k: int) -> DocumentRef:
-        """Return the reference in the source of the k-th document of a lane."""
+        """Return the reference by which the source knows a lane's k-th document."""
         ref = self.original_ref(lane, lanes, k)
         return self.leftover.source_ref(*ref) if self.leftover else ref
 
@@ -131,8 +134,8 @@ class ReassignedSource(Source):
         self._source.set_state(state)
 
     def get_assignments(self) -> dict[str, Any]:
-        """Return the argument of `set_assignments`, JSON-able; {} without any reassignment."""
-        # "dealt" and "left" are names in checkpoints
+        """Return the JSON-serializable argument of `set_assignments`; {} without reassignments."""
+        # existing checkpoints use the names "dealt" and "left"
         state: dict[str, Any] = {"dealt": self.assigned_counts} if self.assigned_counts else {}
         if self.leftover:
             state["left"] = {"documents": self.leftover.documents, "starts": self.leftover.starts}
@@ -149,12 +152,12 @@ class ReassignedSource(Source):
 
 
 def resize_rows(state: dict[str, Any], count: int, source: Source) -> dict[str, Any]:
-    """Return the state of `famjax.pipeline.Batches` with which `count` rows continue.
+    """Return the state of `famjax.pipeline.Batches` from which `count` rows continue.
 
     Args:
-      state: of all rows.
+      state: the state with all rows.
       count: new number of rows.
-      source: of the documents.
+      source: source of the documents.
     """
     rows = state["batches"]["rows"]
     documents = source.document_count()
@@ -195,21 +198,22 @@ def _epoch_remainder(
     Args:
       reassigned: the source of the lanes before the change.
       taken: number of documents assigned to each lane.
-      source: `epoch_size(lane, lanes)` is the number of documents of a lane in one epoch.
+      source: an object whose `epoch_size(lane, lanes)` is the number of documents of a lane in one
+        epoch.
     """
     lanes, early = len(taken), len(reassigned.leftover.documents) if reassigned.leftover else 0
 
     def locate(
         lane: int, lanes: int, k: int, changes: int | None = None
     ) -> tuple[DocumentRef, int, int]:
-        """Return a document's reference in the source, its lane there or -1, and its epoch."""
+        """Return a document's reference, lane (-1 if leftover) and epoch in the source."""
         first = reassigned.original_ref(lane, lanes, k, changes)
         ref = reassigned.leftover.source_ref(*first) if reassigned.leftover else first
         if first[0] + first[1] * first[2] < early:
             return ref, -1, -1
         return ref, first[0], ref[2] // source.epoch_size(*ref[:2])
 
-    last = {-1: -1}  # the latest epoch started, by the source's lane
+    last = {-1: -1}  # for each lane of the source, the latest epoch that it has started
     for changes, numbers in enumerate([*reassigned.assigned_counts, taken]):
         for number in range(_first_unassigned(numbers), _end_assigned(numbers)):
             k, lane = divmod(number, len(numbers))
@@ -239,7 +243,7 @@ def _epoch_remainder(
 
 
 def _first_unassigned(taken: Sequence[int]) -> int:
-    """Return the lowest number, lane + k * lanes, of a document not assigned."""
+    """Return the lowest number, lane + k * lanes, of a document that is not assigned."""
     return min(lane + n * len(taken) for lane, n in enumerate(taken))
 
 
@@ -263,7 +267,7 @@ def _has_begun(reader: dict[str, Any]) -> bool:
 
 
 def _restart_count(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of a row that finishes its document and then counts from 0."""
+    """Return the state of a row that finishes its document and then counts documents from 0."""
     reader = _reader_state(row)
     has_begun = _has_begun(reader)
     return _row_state(
@@ -272,6 +276,6 @@ def _restart_count(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _continue_at(row: dict[str, Any], k: int) -> dict[str, Any]:
-    """Return the state of a row that finishes its document and continues with the k-th."""
+    """Return the state of a row that finishes its document and continues with document k."""
     reader = _reader_state(row)
     return _row_state(row, {**reader, "k": k - _has_begun(reader)})

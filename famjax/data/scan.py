@@ -1,4 +1,4 @@
-"""The opening scan of .jsonl files: their documents are found, and every line is checked.
+"""The opening scan of .jsonl files, which finds their documents and checks every line.
 
 Files that passed the checks of an earlier scan are not checked again.
 """
@@ -24,22 +24,22 @@ from famjax.data.files import ReadProgress, TextFile, is_jsonl, open_text, wrap_
 from famjax.data.json_lines import iter_lines, parse_record, wrap_line_errors
 from famjax.tokenizers.chat import ChatTemplate
 
-# read by the opening scan between checks of the clock
+# bytes that the opening scan reads between checks of the clock
 _REPORT_BYTES = 1 << 20
-# distinct sequences of roles on which the opening scan tries the chat template
+# maximum number of distinct role sequences on which the opening scan tries the chat template
 _MAX_TRIED = 256
-# version of the checks of a line: records of files that passed another version are ignored
+# version of the checks of a line: a record made with another version is ignored
 _CHECKS_VERSION = 2
 
 
 class CheckedFiles:
-    """A record of the files of JSON lines that passed the checks of an earlier opening scan.
+    """A record of the JSON-lines files that passed the checks of an earlier opening scan.
 
     A file is identified by its path, size and modification time.
 
     Args:
-      path: of the record; None keeps none. A record that cannot be read counts as empty.
-      template: chat template that the conversations were tried with.
+      path: path of the record; None keeps no record. A record that cannot be read counts as empty.
+      template: chat template with which the conversations were tried.
     """
 
     def __init__(self, path: Path | None, template: ChatTemplate | None):
@@ -61,9 +61,9 @@ class CheckedFiles:
         return files if isinstance(files, dict) else {}
 
     def has(self, path: str) -> bool:
-        """Return whether a file passed before, and add it to the record.
+        """Return whether a file passed an earlier scan, and add it to the record.
 
-        Call it before the file is read, so that a change in the meantime is detected.
+        Call this before the file is read, so that a change in the meantime is detected.
         """
         with wrap_read_errors(path):
             status = os.stat(path)
@@ -77,7 +77,7 @@ class CheckedFiles:
         if self._path is None or self._current == self._saved:
             return
         new = self._path.with_suffix(".tmp")
-        # without a record the next start only takes longer
+        # an error is ignored: without a record the next start only takes longer
         with suppress(OSError):
             new.write_text(json.dumps({"rules": self._identity, "files": self._current}), "utf-8")
             os.replace(new, self._path)
@@ -85,13 +85,13 @@ class CheckedFiles:
 
 
 class Scanner:
-    """Finds the documents in files of JSON lines, and checks the lines.
+    """Finds the documents in JSON-lines files, and checks the lines.
 
-    Reports its progress if it takes more than 5 seconds.
+    It reports its progress if it takes more than 5 seconds.
 
     Args:
-      template: chat template, tried on the first conversation of each sequence of roles.
-      checked: files whose lines need no check.
+      template: chat template, tried on the first conversation with each sequence of roles.
+      checked: record of files whose lines need no check.
     """
 
     def __init__(self, template: ChatTemplate | None, checked: CheckedFiles):
@@ -100,7 +100,7 @@ class Scanner:
         self._progress = ReadProgress()
 
     def index_documents(self, file: TextFile) -> TextFile:
-        """Return the file with the offsets of its documents: the lines of .jsonl not blank."""
+        """Return the file with the offsets of its documents: the non-blank lines of a .jsonl."""
         if not is_jsonl(file.path):
             return file
         compressed = not file.path.endswith(".jsonl")
@@ -132,15 +132,15 @@ class Scanner:
             return
         assert self._template is not None
         kind = tuple((message["role"], *message) for message in messages)
-        # Rendering takes a hundred times longer than parsing. If the template accepts these roles
-        # in this order once, it is taken to accept all such conversations.
+        # Rendering takes a hundred times longer than parsing. If the template accepts one
+        # conversation with these roles in this order, all such conversations are taken as valid.
         if kind not in self._tried and len(self._tried) < _MAX_TRIED:
             self._tried.add(kind)
             self._template.render_document(messages)
 
 
 class _Spool:
-    """The text of a compressed file in a temporary file, deleted with its last reference."""
+    """A temporary file with the text of a compressed file, deleted with its last reference."""
 
     def __init__(self, path: str):
         self._path = path

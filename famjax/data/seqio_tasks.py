@@ -1,6 +1,6 @@
 """Documents from seqio tasks and mixtures and from TFDS data sets. Needs the extra seqio.
 
-TensorFlow is imported when a source is created: it takes seconds, and nothing else needs it.
+TensorFlow is imported only when a source is created, since its import takes seconds.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ _SHUFFLE_BUFFER = 1000
 
 
 class TfSource(Source):
-    """Documents of a seqio task or mixture, or of a TFDS data set; an example is a document.
+    """Documents of a seqio task or mixture, or of a TFDS data set; each example is a document.
 
-    seqio: the task's own tokens, untrimmed: "inputs", if there are any, with weight 0, then
-    "targets". TFDS: the text of one feature. Lanes are disjoint shards of the examples, reshuffled
-    in each epoch.
+    With seqio a document has the task's own tokens, untrimmed: "inputs", if there are any, with
+    weight 0, then "targets". With TFDS it is the text of one feature. Lanes read disjoint shards of
+    the examples, which are reshuffled in each epoch.
 
     The held-out examples are the data set's own "validation" or "test" split.
 
     Args:
-      data: with `seqio` or `tfds` set.
-      tokenizer: encodes text; with seqio, must have the task's vocabulary.
-      seed: of the order.
+      data: config in which `seqio` or `tfds` is set.
+      tokenizer: encodes text; with seqio, it must have the task's vocabulary.
+      seed: seed of the order.
       split: which examples to read.
     """
 
@@ -47,9 +47,9 @@ class TfSource(Source):
         self._split = self._set.split(split)
         self._tokenizer = tokenizer
         self._seed = seed
-        # for each lane: documents read -> iterator over the next ones. There can be several after
-        # documents were reassigned (`famjax.data.reassign`): the new lanes read a previous lane's
-        # documents at different speeds
+        # for each lane: number of documents read -> iterator over the following ones. A lane can
+        # have several iterators after documents were reassigned (`famjax.data.reassign`), since the
+        # new lanes read a previous lane's documents at different speeds
         self._open: defaultdict[tuple[int, int], dict[int, Iterator[Piece]]] = defaultdict(dict)
 
     def report(self) -> str:
@@ -62,7 +62,7 @@ class TfSource(Source):
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
         lane, lanes, k = key
         opened = self._open[lane, lanes]
-        # the most advanced one, since restarting means reading all earlier documents
+        # take the most advanced iterator, since a new one has to read all earlier documents
         done = max((n for n in opened if n <= k), default=None)
         if done is None:
             examples = self._examples(lane, lanes, k)
@@ -76,7 +76,7 @@ class TfSource(Source):
             yield document
 
     def get_state(self) -> dict[str, Any]:
-        """Return what identifies the data set: keys are valid for it only."""
+        """Return a description that identifies the data set; keys are valid only for this one."""
         return {"set": self._set.name, "split": self._split, **self._set.metadata(self._split)}
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -93,7 +93,7 @@ class TfSource(Source):
             )
 
     def _examples(self, lane: int, lanes: int, skip: int) -> Iterator[Piece]:
-        """Yield the tokens of a lane's examples forever, without the first `skip`."""
+        """Yield the tokens of a lane's examples forever, without the first `skip` examples."""
         epoch = 0
         while True:
             seed = int(np.random.SeedSequence((self._seed, epoch)).generate_state(1)[0] >> 1)
@@ -103,7 +103,7 @@ class TfSource(Source):
                 has_examples = True
                 yield self._set.tokens(example)
             if not has_examples:
-                # the epoch ends within the skipped part, or has no examples
+                # the epoch has ended within the skipped examples, or has none
                 size = int(dataset.reduce(np.int64(0), lambda count, _: count + 1))
                 if size == 0:
                     raise UserError(
@@ -115,7 +115,7 @@ class TfSource(Source):
             epoch += 1
 
     def _add_bos_eos(self, piece: Piece) -> Piece:
-        """Add bos and eos around an example's tokens, unless they are present."""
+        """Add bos and eos to an example's tokens, unless they are present."""
         tokens, weights = piece.tokens, piece.weights
         if not len(tokens) or tokens[0] != self._tokenizer.bos_id:
             tokens = np.append(self._tokenizer.bos_id, tokens)
@@ -166,7 +166,7 @@ class _Seqio:
             shuffle=True,
             seed=seed,
             shard_info=self._seqio.ShardInfo(index=lane, num_shards=lanes),
-            # a finite mixture would run out of its smaller tasks first
+            # in a finite mixture the smaller tasks would run out first
             num_epochs=None if isinstance(self._task, self._seqio.Mixture) else 1,
             trim_output_features=False,
         )
@@ -220,14 +220,14 @@ class _Tfds:
 
 
 def read_records(name: str) -> Iterator[dict[str, Any]]:
-    """Yield the examples of a TFDS data set, in their order, as JSON would have them.
+    """Yield the examples of a TFDS data set in order, as values that JSON can represent.
 
     Args:
       name: "tfds:SET:SPLIT", such as "tfds:scrolls/qasper:validation".
 
     Raises:
-      UserError: the set is unknown, has no such split or cannot be prepared; or an example's text
-        is not UTF-8.
+      UserError: the data set is unknown, has no such split or cannot be prepared; or the text of
+        an example is not UTF-8.
     """
     _import_tensorflow()
     import tensorflow_datasets as tfds
@@ -251,9 +251,10 @@ def read_records(name: str) -> Iterator[dict[str, Any]]:
 
 
 def read_texts(name: str) -> Iterator[str]:
-    """Yield the texts of a feature of a seqio task, in their order.
+    """Yield the texts of a feature of a seqio task, in order.
 
-    They are those before tokenization, if the task keeps them, and else what its tokens decode to.
+    If the task keeps the texts before tokenization, these are yielded; otherwise the tokens are
+    decoded.
 
     Args:
       name: "seqio:TASK:SPLIT:FEATURE", such as "seqio:wmt_t2t_ende_v003:train:inputs".
@@ -285,7 +286,7 @@ def read_texts(name: str) -> Iterator[str]:
                 f"{', '.join(known)}"
             )
     vocabulary = task.output_features[feature].vocabulary
-    # with a seed preprocessors that draw numbers draw the same for sources and targets
+    # a fixed seed, so that random preprocessors draw the same numbers for sources and targets
     dataset = task.get_dataset(
         sequence_length=None, split=split, shuffle=False, trim_output_features=False, seed=0
     )
@@ -305,7 +306,7 @@ def read_texts(name: str) -> Iterator[str]:
 
 
 def _as_json(value: Any) -> Any:
-    """Return text, numbers and lists of a NumPy value, or of a ragged one of TFDS."""
+    """Convert a NumPy value, or a ragged TFDS value, to text, numbers and lists."""
     if hasattr(value, "to_list"):
         value = value.to_list()
     if isinstance(value, np.ndarray | np.generic):
@@ -316,14 +317,14 @@ def _as_json(value: Any) -> Any:
 
 
 def _prepare(label: str, name: str) -> Any:
-    """Return the builder of a TFDS data set that is on this machine, downloaded if need be."""
+    """Return the builder of a TFDS data set, which is first downloaded if it is not here."""
     import tensorflow_datasets as tfds
 
     try:
         builder = tfds.builder(name)
         builder.download_and_prepare()
     except tfds.core.DatasetNotFoundError:
-        # the list of community sets is in the cloud: without a network, that took 20 s
+        # without community data sets: their list is in the cloud, and without a network took 20 s
         near = nearest(name, tfds.list_builders(with_community_datasets=False))
         raise UserError(f"{label}: TFDS knows no such set{near}") from None
     except Exception as error:
@@ -333,7 +334,7 @@ def _prepare(label: str, name: str) -> Any:
 
 
 def _split_name(name: str, split: Split, known: list[str]) -> str:
-    """Return the data set's name of a split."""
+    """Return the name that the data set has for a split."""
     wanted = ["train"] if split == "train" else ["validation", "test"]
     for candidate in wanted:
         if candidate in known:
@@ -344,8 +345,8 @@ def _split_name(name: str, split: Split, known: list[str]) -> str:
 def _import_tensorflow() -> None:
     """Import TensorFlow without its log messages, and hide the accelerators from it."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    # PyTorch for CUDA brings triton, which aborts the process if it is loaded after TensorFlow, as
-    # an export would do
+    # PyTorch for CUDA comes with triton, which aborts the process if it is loaded after TensorFlow,
+    # as in an export; so it is loaded first
     with suppress(ImportError):
         importlib.import_module("triton")
     with _suppress_stderr():
@@ -360,7 +361,7 @@ def _import_tensorflow() -> None:
                 f"seqio and TFDS data sets need {missing}; {install_command(('seqio',))}"
             ) from None
         logging.set_verbosity(logging.ERROR)
-        # fails if TensorFlow was initialised earlier: then the caller has configured it
+        # raises if TensorFlow is initialised already: then the caller has configured it
         with suppress(RuntimeError):
             tf.config.set_visible_devices([], "GPU")
             tf.config.set_visible_devices([], "TPU")
@@ -368,7 +369,7 @@ def _import_tensorflow() -> None:
 
 @contextmanager
 def _suppress_stderr() -> Iterator[None]:
-    """Discard the process's stderr: TensorFlow logs there before it can be configured."""
+    """Discard the process's stderr, to which TensorFlow logs before it can be configured."""
     sys.stderr.flush()
     stderr, nothing = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nothing, 2)

@@ -1,4 +1,4 @@
-"""The order of documents: pseudorandom permutations, one element at a time."""
+"""The order of documents: pseudorandom permutations, computed one element at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import grain
 def permuted_index(position: int, count: int, seed: int) -> int:
     """Return the element at a position of the seed's permutation of range(count).
 
-    Cached: an element of a small range takes `index_shuffle` long (of 3 documents 10 ms, of 1,000
-    0.03), and readers that resume or share an order ask for the same ones.
+    The result is cached, since `index_shuffle` is slow for a small range (10 ms for 3 documents,
+    0.03 ms for 1,000), and readers that resume or share an order need the same elements.
     """
     return grain.experimental.index_shuffle(position, max_index=count - 1, seed=seed, rounds=4)

@@ -1,7 +1,8 @@
-"""Documents for lanes and packing, and their source of text files.
+"""Sources of documents for lanes and packing, and the source that reads text files.
 
-A document is [bos] tokens [eos]. It is read in pieces of about 64 KiB of text, each tokenized on
-its own, so memory is constant and the tokens do not depend on where reading was resumed.
+A document is [bos] tokens [eos]. It is read in pieces of about 64 KiB of text, and each piece is
+tokenized on its own. So memory is constant, and the tokens do not depend on where reading was
+resumed.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from famjax.data.scan import CheckedFiles
 from famjax.data.shuffle import permuted_index
 from famjax.tokenizers.tokenizer import Tokenizer
 
-# JSON, and equal to itself after a round trip through JSON
+# JSON values that stay equal in a round trip through JSON
 Key = list[Any]
 Split = Literal["train", "holdout"]
 
@@ -49,12 +50,12 @@ class Piece(NamedTuple):
 
     Attributes:
       tokens: [t] int32.
-      weights: [t] float32, the weight of predicting each token.
-      pass_state: of a document's first piece: the document begins with the memory of the lane's
-        previous document, and not with the prompt.
-      targets: [t] int32, the target at each token, with its weight in `weights`; None means the
-        next token. Either all pieces of a document have targets, or none. Lanes never read the last
-        token of a document.
+      weights: [t] float32, the loss weight of predicting each token.
+      pass_state: set in the first piece of a document that begins with the memory of the lane's
+        previous document instead of the prompt.
+      targets: [t] int32, the target at each token, with its weight in `weights`; None means that
+        the next token is the target. Either all pieces of a document have targets, or none. Lanes
+        never read the last token of a document.
     """
 
     tokens: np.ndarray
@@ -72,41 +73,44 @@ class Source(abc.ABC):
 
     @abc.abstractmethod
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
-        """Return the JSON-able key of the k-th document of `lane`.
+        """Return the JSON-serializable key of the k-th document of `lane`.
 
-        `before` is the key of the previous document, or None if there is none or its memory is
-        gone.
+        Args:
+          lane: index of the lane.
+          lanes: number of lanes.
+          k: number of the document in its lane, from 0.
+          before: key of the previous document; None if there is none or its memory is lost.
         """
 
     @abc.abstractmethod
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
-        """Yield the pieces of the document `key`, from the piece-th on."""
+        """Yield the pieces of the document with this key, from number `piece` on."""
 
     def get_state(self) -> dict[str, Any]:
-        """Return what `key` depends on besides its arguments, JSON-able."""
+        """Return what `key` depends on besides its arguments, JSON-serializable."""
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:  # noqa: B027, most have no state
         """Restore a state that `get_state` returned."""
 
     def advance(self, state: dict[str, Any], accuracy: float) -> dict[str, Any]:
-        """Return the state after a logging interval with this accuracy: a curriculum's next."""
+        """Return the next state of a curriculum, after a logging interval with this accuracy."""
         return state
 
     def document_count(self) -> int | None:
-        """Return the number of documents of an epoch, of all lanes; None if there are no epochs."""
+        """Return the number of documents in an epoch of all lanes; None if there are no epochs."""
         return None
 
     def epoch_size(self, lane: int, lanes: int) -> int:
-        """Return the number of documents of a lane in one epoch; at least 1."""
+        """Return the number of documents of one lane in an epoch; at least 1."""
         raise ValueError("an infinite source has no epochs")
 
     def report(self) -> str:
-        """Return a line for the user; "" is none."""
+        """Return a line that describes the documents to the user, or ""."""
         return ""
 
     def epoch_report(self) -> str:
-        """Return a line on an epoch that has been read, which `report` could not know; else ""."""
+        """Return a line on a finished epoch that could not be in `report`, or ""."""
         return ""
 
     def of_task(self) -> Source:
@@ -114,7 +118,7 @@ class Source(abc.ABC):
         return self
 
     def save_checked(self) -> None:  # noqa: B027, most check nothing
-        """Record what needs no further check when the run continues."""
+        """Record which files need no further check when the run continues."""
 
 
 def iter_tokens(path: str, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
@@ -128,9 +132,9 @@ class TextPiece(NamedTuple):
     """Consecutive text of a document.
 
     Attributes:
-      text: input of `Tokenizer.encode`, or of `Tokenizer.encode_rendered`.
-      weight: of predicting its tokens.
-      rendered: whether a chat template rendered it.
+      text: input of `Tokenizer.encode`, or of `Tokenizer.encode_rendered` if `rendered`.
+      weight: loss weight of the text's tokens.
+      rendered: whether a chat template rendered the text.
     """
 
     text: str
@@ -141,7 +145,7 @@ class TextPiece(NamedTuple):
 def _tokenize_document(
     texts: Iterator[TextPiece], tokenizer: Tokenizer, piece: int
 ) -> Iterator[Piece]:
-    """Yield bos (piece 0), the tokens of each of `texts`, eos. `texts` starts at that piece."""
+    """Yield bos (piece 0), the tokens of each text, and eos; `texts` starts at number `piece`."""
     if piece == 0:
         yield Piece(np.array([tokenizer.bos_id], np.int32), np.zeros(1, np.float32))
     for text, weight, rendered in texts:
@@ -157,31 +161,31 @@ def _tokenize_document(
 class TextSource(Source):
     """Documents from text files, in an order that depends on the seed only.
 
-    A file is a document. In a .jsonl file every line is one: {"text": ...}, or {"inputs": ...,
-    "targets": ...} with weight 0 for the inputs and 1 for the targets (3.1.1: "0 for instruction,
-    1 for answer"). {"prompt": ..., "response": ...} is the same, and {"messages": ...} is a
-    conversation whose assistant messages are the targets; the tokenizer's chat template, if it has
-    one, renders both (`ChatTemplate.render_document`).
+    Each file is a document, except that in a .jsonl file each line is one: {"text": ...}, or
+    {"inputs": ..., "targets": ...} with weight 0 for the inputs and 1 for the targets (3.1.1: "0
+    for instruction, 1 for answer"). {"prompt": ..., "response": ...} has the same weights, and
+    {"messages": ...} is a conversation whose assistant messages are the targets. If the tokenizer
+    has a chat template, it renders these two (`ChatTemplate.render_document`).
 
-    Each epoch has a new permutation of the documents, of which lane i reads the positions i,
-    i + lanes, and so on. With fewer documents than lanes each lane reads all of them, in its own
-    order; lanes that would read the same document at the same time start their first document at
-    different parts of it.
+    Each epoch has a new permutation of the documents, of which lane i reads positions i, i + lanes,
+    and so on. With fewer documents than lanes, each lane reads all documents in its own order;
+    lanes that would read the same document at the same time start their first document at different
+    places.
 
     One document in `holdout`, chosen by a hash of its name, is excluded from "train"; "holdout"
     reads only these. If there is a single document, the last 1/holdout of its bytes is held out.
 
     Args:
-      files: path, folder or glob, several separated by commas; "" is Python's standard library.
+      files: paths, folders or globs, separated by commas; "" is Python's standard library.
       tokenizer: encodes the text.
-      seed: of the order.
+      seed: seed of the order.
       holdout: one document in this many is held out; 0 holds out none.
       split: which documents to read.
       checked: where `save_checked` records the files whose lines need no further check; None
         keeps no record.
 
     Attributes:
-      holds_out: whether "holdout" has any text.
+      holds_out: whether the split "holdout" has any text.
     """
 
     def __init__(
@@ -227,7 +231,7 @@ class TextSource(Source):
             )
 
     def check_output_path(self, path: str | Path) -> None:
-        """Raise a `UserError` if an output path is a folder, one of the texts, or in no folder."""
+        """Raise a `UserError` if an output path is a folder, a text, or in no existing folder."""
         if os.path.isdir(path) or not str(path):
             raise UserError(f"--out {path}: is a folder; give a file in it")
         if os.path.realpath(path) in map(os.path.realpath, self._paths):
@@ -262,13 +266,13 @@ class TextSource(Source):
 
     @property
     def text_bytes(self) -> int | None:
-        """The bytes of all documents; None if only reading them would tell."""
+        """Number of bytes of all documents; None if they would have to be read to know."""
         suffixes = (".gz", ".xz", ".jsonl")
         whole = len(self) == self._starts[-1] and self._begin == 0 and self._end is None
         return self._bytes if whole and not any(p.endswith(suffixes) for p in self._paths) else None
 
     def report(self) -> str:
-        """Return a line for the user: the size, what is held out, what was skipped."""
+        """Return a line for the user: size, what is held out, and which files were skipped."""
         count = int(self._starts[-1])
         return (
             f"{count:,} document{'s' * (count != 1)}, {byte_size(self._bytes)}, "
@@ -276,7 +280,7 @@ class TextSource(Source):
         )
 
     def save_checked(self) -> None:
-        """Record which files passed the opening scan, for the next one."""
+        """Record which files passed the opening scan, for the next scan."""
         self._checked.save()
 
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
@@ -284,19 +288,19 @@ class TextSource(Source):
         if count >= lanes:
             epoch, position = divmod(k, len(range(lane, count, lanes)))
             return self._permuted_key(lane + position * lanes, epoch, 0)
-        # each group of `count` lanes has its own permutations, in which each lane is one document
-        # ahead of the lane before it
+        # each group of `count` lanes has its own permutations, in which a lane is one document
+        # ahead of the previous lane
         group, ahead = divmod(lane, count)
         epoch, position = divmod(k, count)
         key = self._permuted_key((position + ahead) % count, epoch, group)
-        if k == 0 and group and len(key) == 3:  # not a part, which is elsewhere in its document
+        if k == 0 and group and len(key) == 3:  # a part of a document begins elsewhere anyway
             groups = -(-lanes // count)
             first, last = key[2], self._text_size(key) if self._end is None else self._end
             key[2] = self._find_boundary(key, first + (last - first) * group // groups)
         return key
 
     def epoch_size(self, lane: int, lanes: int) -> int:
-        """Return the number of documents of a lane in one epoch."""
+        """Return the number of documents of one lane in an epoch."""
         count = self.document_count()
         return len(range(lane, count, lanes)) if count >= lanes else count
 
@@ -311,7 +315,7 @@ class TextSource(Source):
         return self._make_key(int(self._documents[index]))
 
     def _make_key(self, document: int) -> Key:
-        """Return a document's key: path, row in the file, first byte; of a part also its end."""
+        """Return a document's key: path, row in the file, first byte; for a part also its end."""
         file = bisect.bisect_right(self._starts, document) - 1
         return [self._paths[file], document - int(self._starts[file]), self._begin]
 
@@ -342,8 +346,9 @@ class TextSource(Source):
         """Yield the text of the k-th document, in the order of the epochs.
 
         Args:
-          k: number.
-          place: share of the document that is left out, from its beginning to a space.
+          k: number of the document.
+          place: share of the document to leave out at its beginning; the text then starts at a
+            space.
         """
         key = self.key(0, 1, k)
         if place:
@@ -357,15 +362,15 @@ class TextSource(Source):
         return path if len(self._files[path]) == 1 else f"{path}:{row + 1}"
 
     def scored_texts(self, key: Key) -> Iterator[str]:
-        """Yield the text of a document whose tokens are predicted: all but inputs."""
+        """Yield the parts of a document's text that are predicted: all except inputs."""
         return (text for text, weight, *_ in self._iter_text(key, skip=0) if weight)
 
     def get_state(self) -> dict[str, Any]:
-        """Return a fingerprint of the documents: keys and cursors are valid for these only."""
+        """Return a fingerprint of the documents; keys and cursors are valid only for these."""
         return {"documents": int(self._starts[-1]), "bytes": self._bytes, "names": self._digest}
 
     def content_version(self) -> str:
-        """Return a hash of what is in the files (`fingerprint_contents`)."""
+        """Return a hash of the files' contents (`fingerprint_contents`)."""
         return fingerprint_contents(self._paths)
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -380,7 +385,7 @@ class TextSource(Source):
             )
 
     def _iter_text(self, key: Key, skip: int) -> Iterator[TextPiece]:
-        """Yield the pieces of a document's text, without the first `skip`."""
+        """Yield the pieces of a document's text, without the first `skip` pieces."""
         path, _, begin, *end = key
         stream, line = self._open_text_stream(key)
         with stream:
@@ -396,9 +401,9 @@ class TextSource(Source):
                 )
 
     def _open_text_stream(self, key: Key) -> tuple[BinaryIO, Line | None]:
-        """Return a stream of a document's text, and its line if the file is a .jsonl file."""
+        """Return a stream of a document's text, and its `Line` if the file is a .jsonl file."""
         file = None
-        with suppress(TypeError, ValueError):  # not a key of famjax
+        with suppress(TypeError, ValueError):  # a key that famjax has not made
             path, row, *_ = key
             file = self._files.get(path)
         if file is None or not isinstance(row, int) or not 0 <= row < len(file):
@@ -417,7 +422,7 @@ class TextSource(Source):
             return seek_text(stream, key[0], None)
 
     def _find_boundary(self, key: Key, offset: int) -> int:
-        """Return where to cut a document, at or soon after a byte offset."""
+        """Return the byte at which to cut a document, at or soon after an offset."""
         with self._open_text_stream(key)[0] as stream:
             seek_text(stream, key[0], offset)
             with wrap_read_errors(key[0]):
@@ -425,7 +430,7 @@ class TextSource(Source):
         if space := SPACE.search(window):
             return offset + space.start()
         ends = (i for i, byte in enumerate(window) if byte & 0xC0 != 0x80)
-        return offset + next(ends, len(window))  # inside the last character: after it
+        return offset + next(ends, len(window))  # after the last character, if inside it
 
 
 def _weighted_ranges(
@@ -446,7 +451,7 @@ def _weighted_ranges(
 def _iter_range(
     stream: BinaryIO, path: str, first: int, end: int | None, line: Line | None
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset, bytes) of a range of a document, never cutting inside a control token."""
+    """Yield (offset, bytes) of the pieces of a range, never cutting inside a control token."""
     if line is None or not line.rendered:
         yield from iter_pieces(stream, path, first, end)
         return

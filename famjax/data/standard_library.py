@@ -1,4 +1,7 @@
-"""The long modules of Python's standard library: code that is on every machine, split in two."""
+"""The long modules of Python's standard library, as training and held-out texts.
+
+This code is on every machine.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-# modules of at least this size, in bytes, of which one in so many is held out
+# minimum size of a module in bytes; one module in this many is held out
 _MODULE_BYTES, _HELD_OUT = 30_000, 16
 
 
@@ -16,8 +19,8 @@ class Texts:
     """Texts of one kind.
 
     Attributes:
-      name: of its folder, and in the table.
-      training, held_out: as `data.files`.
+      name: name of the texts' folder, and their name in tables.
+      training, held_out: files, in the form of `data.files`.
     """
 
     name: str
@@ -26,7 +29,7 @@ class Texts:
 
 
 def standard_library(folder: Path) -> Texts:
-    """Return the long modules of Python's standard library; they are copied, once."""
+    """Return the long modules of Python's standard library, after copying them once to `folder`."""
     library = Path(sysconfig.get_paths()["stdlib"])
     texts = Texts("code", str(folder / "training"), str(folder / "held_out"))
     if not folder.exists():
@@ -36,7 +39,7 @@ def standard_library(folder: Path) -> Texts:
             if not {"site-packages", "dist-packages"} & set(path.parts)
             and path.stat().st_size >= _MODULE_BYTES
         )
-        # a name appears when all files are there
+        # renamed when all files are there, so that the folder is never incomplete
         partial = folder.with_name(folder.name + ".partial")
         shutil.rmtree(partial, ignore_errors=True)
         for number, module in enumerate(modules):

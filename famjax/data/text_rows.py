@@ -1,8 +1,8 @@
-"""Texts in some rows of a batch, beside the documents of a task.
+"""Rows of text in a batch, in addition to the rows of a task.
 
-A pretrained model that is finetuned on a task alone loses its language: nothing in the loss holds
-it. Each row of a batch has one kind of document, so that the share of tokens does not depend on
-their lengths, and no memory is passed from one kind to the other.
+A pretrained model that is finetuned on a task alone loses its language, since nothing in the loss
+preserves it. Each row of a batch has one kind of document, so that the share of text tokens does
+not depend on the documents' lengths, and no memory is passed from one kind to the other.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ class TextRows(Source):
     """Documents of `task` in the first rows of a batch, and of `text` in the last `rows`.
 
     Args:
-      task: source with a curriculum or without, whose lanes come first.
+      task: source of the first lanes, with or without a curriculum.
       text: source of the other lanes.
-      rows: of text.
-      weight: of predicting a token of text, less than 1: only tokens of weight 1 are answers, whose
-        accuracy advances the curriculum.
+      rows: number of rows of text.
+      weight: loss weight of a token of text. It is less than 1, since tokens of weight 1 are
+        answers, whose accuracy advances the curriculum.
     """
 
     def __init__(self, task: Source, text: Source, rows: int, weight: float):
@@ -43,7 +43,7 @@ class TextRows(Source):
         return (p._replace(weights=p.weights * self._weight) for p in pieces)
 
     def get_state(self) -> dict[str, Any]:
-        """Return the state of the task's source, and under "text" that of the other."""
+        """Return the state of the task's source, and under "text" the state of the text source."""
         return {**self._sources[0].get_state(), "text": self._sources[1].get_state()}
 
     def set_state(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Tokenizers made from text files: a SentencePiece model, or a list of words."""
+"""Trains tokenizers on text files: a SentencePiece model, or a list of words."""
 
 from __future__ import annotations
 
@@ -17,22 +17,24 @@ from famjax.tokenizers.sentence_piece import SENTENCE_CHARS, SentencePieceTokeni
 from famjax.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from famjax.tokenizers.words import SPECIALS, WordTokenizer
 
-# SentencePiece's trainer keeps its text in memory.
+# maximum bytes of training text, since SentencePiece's trainer keeps it in memory
 _TRAINING_BYTES = 256 << 20
-# files that are read in turn; of more, so many at a time
+# maximum number of files that are read in round robin at a time
 _OPEN_FILES = 64
-# in the line that tells what was read
+# maximum number of files named in the line on how much was read
 _NAMED_FILES = 4
 
 
 def train_sentencepiece(files: str, vocab_size: int, out: str | Path) -> Tokenizer:
     """Train a lossless BPE model on text files, write it to `out` and return it.
 
-    It tells on stderr how much of the files was read.
+    It reports on stderr how much of the files was read.
 
     Args:
-      files: as `data.files`; of larger ones 256 MiB are read, of each about as much.
-      vocab_size: the requested size; a small text can yield fewer tokens (see the result's).
+      files: files, in the form of `data.files`. At most 256 MiB are read, about equally many bytes
+        of each file.
+      vocab_size: the requested size; a small text can yield fewer tokens (see the returned
+        tokenizer's `vocab_size`).
       out: output path of the model.
     """
     if vocab_size <= 0:
@@ -55,12 +57,12 @@ def train_sentencepiece(files: str, vocab_size: int, out: str | Path) -> Tokeniz
 def share_texts(
     files: Iterator[tuple[str, Iterator[str]]], count: int, limit: int, read: Counter[str]
 ) -> Iterator[str]:
-    """Yield texts of files, a piece of each in turn, until about `limit` bytes are read.
+    """Yield texts of files, a piece of each file in turn, until about `limit` bytes are read.
 
     Args:
-      files: path and texts of each.
-      count: of the files.
-      read: counts the bytes of each file.
+      files: the path and the texts of each file.
+      count: number of files.
+      read: counter to which the bytes read of each path are added.
     """
     groups = -(-count // _OPEN_FILES)
     for left in range(groups, 0, -1):
@@ -71,12 +73,12 @@ def share_texts(
             piece = _take_piece(texts)
             yield from piece
             read[path] += sum(len(text.encode()) for text in piece)
-            if piece:  # else the file has ended
+            if piece:  # otherwise the file has ended
                 turns.append((path, texts))
 
 
 def _take_piece(texts: Iterator[str]) -> list[str]:
-    """Return the next texts, with about as many characters as a piece of a file has bytes."""
+    """Return the next texts, about as many characters as there are bytes in a piece of a file."""
     piece, size = [], 0
     for text in texts:
         piece.append(text)
@@ -98,7 +100,7 @@ def describe_read(read: Counter[str], limit: int) -> str:
 def _iter_sentences(texts: Iterable[str]) -> Iterator[str]:
     """Yield short parts of texts."""
     for text in texts:
-        # The trainer drops sentences with a tab; tabs are left to the byte fallback.
+        # Cut at tabs, since the trainer drops sentences with a tab; tabs become byte tokens.
         yield from re.findall(rf"[^\t]{{1,{SENTENCE_CHARS}}}", text)
 
 
@@ -108,10 +110,10 @@ def build_word_list(
     """Build a tokenizer of the words in text files, most common first, and write it to `out`.
 
     Args:
-      files: as `data.files`.
+      files: files, in the form of `data.files`.
       out: path of the list, which must end in .txt.
-      min_count: rarer words are unknown.
-      max_size: maximum number of words, including the specials; None is no limit.
+      min_count: minimum count of a word; rarer words become unknown words.
+      max_size: maximum number of words, including special tokens; None means no limit.
     """
     if Path(out).suffix != ".txt":
         raise UserError(f"{out}: a word list is a .txt file; give --out words.txt")
@@ -139,7 +141,7 @@ def build_word_list(
 
 
 def _most_common_words(texts: Iterable[str], min_count: int) -> Iterable[str]:
-    """Yield words by decreasing count, then alphabetically."""
+    """Yield words by decreasing count, and words of equal count alphabetically."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text.split())

@@ -1,4 +1,4 @@
-"""Evaluation and inference: streaming, text, passkey and toy task metrics, generation, attention.
+"""Evaluation and inference: streaming, task metrics, generation, and analysis of attention.
 
 `famjax.eval.streaming.Streamer` runs a model over documents of any length in constant memory; the
 other modules are built on it.

@@ -1,4 +1,4 @@
-"""Documents read with the memory and with each ablation of it."""
+"""Reading of documents by a run as it is, and once more with each ablation of its memory."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from famjax.train.run import Run
 
 
 class AblatedReading:
-    """Streams of equal lanes: the run as it is, and with each ablation.
+    """A stream for the run as it is and one for each ablation, all with the same number of lanes.
 
     Args:
       run: the run.
-      lanes: documents that are read together.
-      answers: lanes of `answering`.
-      chunk: tokens of a call; None is about 1024.
-      ablations: of `famjax.eval.ablations`.
+      lanes: number of documents that are read together.
+      answers: number of lanes of the streams in `answering`.
+      chunk: tokens per call; None is about 1024.
+      ablations: names of ablations, see `famjax.eval.ablations`.
 
     Attributes:
-      names: "" for the run as it is, and the ablations.
-      answering: streams that continue from states, by name.
-      seconds: that reading took as the run is, without the ablations.
+      names: "" for the run as it is, then the ablations.
+      answering: for each name, the stream that answers questions from the states after reading.
+      seconds: time that the run as it is has spent reading, without the ablations.
 
     Raises:
-      UserError: the model has no part that could be taken away.
+      UserError: the model does not have the part that an ablation takes away.
     """
 
     def __init__(
@@ -49,17 +49,18 @@ class AblatedReading:
             name: stream.new_stream(answers) for name, stream in self._reading.items()
         }
         self.seconds = 0.0
-        # with a reset at every block the tokens after the last one are all that it needs to read
+        # with a reset at every block, only the tokens after the last whole block matter: the
+        # ablated stream need not read the others
         self._skips_reset = update == run.model.block_len
         self.chunk = self._reading[""].chunk
 
     @property
     def passes(self) -> int:
-        """How often each document is read."""
+        """How many times each document is read."""
         return len(self.names) - ("reset" in self.names and self._skips_reset)
 
     def warm_up(self) -> None:
-        """Compile what reads, so that it is not timed."""
+        """Compile the functions that read, so that timings exclude compilation."""
         for stream in self._reading.values():
             scratch = stream.new_stream()
             everywhere = np.ones(scratch.batch, bool)
@@ -68,7 +69,7 @@ class AblatedReading:
             scratch.lane(0)
 
     def state_bytes(self) -> int:
-        """Return the bytes of a document's state."""
+        """Return the size of the state of one document, in bytes."""
         stream = self._reading[""]
         return stream.state_bytes() // stream.batch
 
@@ -78,7 +79,10 @@ class AblatedReading:
         open_document: Callable[[int], Iterable[np.ndarray]],
         advance: Callable[[int], None] = lambda tokens: None,
     ) -> Iterator[dict[str, ReadDocument]]:
-        """Yield each document, by the name of the ablation; see `read_documents`."""
+        """Yield each document as a dict from the name of the ablation to what was read.
+
+        The arguments are those of `read_documents`.
+        """
         streams = {
             name: stream.new_stream()
             for name, stream in self._reading.items()
@@ -97,7 +101,7 @@ class AblatedReading:
 
     @staticmethod
     def _last(document: ReadDocument, empty: LaneState) -> ReadDocument:
-        """Return a document of which nothing before the last block is known."""
+        """Return a document as if nothing before its last, incomplete block had been read."""
         return document._replace(state=empty._replace(tokens=document.state.tokens))
 
     def _timed(self, documents: Iterator[ReadDocument]) -> Iterator[ReadDocument]:

@@ -1,9 +1,12 @@
-"""Streams whose memory is taken away: is it used?
+"""Ablations that take the memory away while a model reads, to measure whether it is used.
 
-`reset`: the whole state at every block. `memory`: FAM or another memory beside the window, which
-every block then finds at its initial value; of `rmt` and `autocompressor`, which have no window, it
-is `reset`. `segments`: the window's blocks before the own one; of `fm`
-their outputs, which are its memory.
+Each ablation sets a part of the state back to its initial value at the start of every block:
+
+- `reset`: the whole state.
+- `memory`: FAM, or another memory beside the window. For `rmt` and `autocompressor`, which have no
+  window, this is the same as `reset`.
+- `segments`: the memory segments, which are the window's blocks before the current one. For `fm`,
+  the outputs of those blocks, which are its memory.
 """
 
 from __future__ import annotations
@@ -33,10 +36,10 @@ def parse_ablations(text: str) -> tuple[str, ...]:
 
 
 def ablated_leaves(model: LanguageModel, ablation: str) -> tuple[bool, ...]:
-    """Return which arrays of a model's state are taken away by "memory" or "segments".
+    """Return for each array of a model's state whether "memory" or "segments" takes it away.
 
     Raises:
-      UserError: the model has no such part.
+      UserError: the model's state has no such part.
     """
     state = jax.eval_shape(lambda: model.init_state(1))
     parts = jax.tree.leaves(_parts(state))
@@ -47,16 +50,20 @@ def ablated_leaves(model: LanguageModel, ablation: str) -> tuple[bool, ...]:
 
 
 def _parts(node: Any) -> Any:
-    """Return a tree like a state, with the name of the part that each array belongs to."""
+    """Return a tree with the structure of a state, and the name of each array's part as leaves.
+
+    The name is "memory", "segments", or "" for arrays that no ablation takes away.
+    """
     if isinstance(node, WindowState):
-        # [repeats b m+1 w g e]: of the block being filled alone, nothing is taken away
+        # [repeats b m+1 w g e]; with m = 0 only the block that is being filled is there, and
+        # nothing is taken away
         has_segments = node.k.shape[-4] > 1
         return jax.tree.map(lambda _: "segments" if has_segments else "", node)
     if isinstance(node, FmState):
-        # at a block's start, where it is taken away, nothing else is in the state
+        # the ablation happens at the start of a block, where the state holds nothing else
         return jax.tree.map(lambda _: "segments", node)
     if isinstance(node, SegmentState):
-        # at a segment's start, where it is taken away, the caches are the memory's alone
+        # the ablation happens at the start of a segment, where the caches hold only the memory
         return jax.tree.map(lambda _: "memory", node)
     if isinstance(node, tuple) and hasattr(node, "window"):
         fields = {
@@ -76,10 +83,14 @@ def restore_lanes(
     axes: Sequence[int],
     taken: Sequence[bool],
 ) -> list[jax.Array]:
-    """Return arrays of a state, those that are `taken` at their initial value in `lanes` [b].
+    """Return the arrays of a state, with some of them set to their initial values in some lanes.
 
     Args:
-      axes: of each array, that of the lanes.
+      leaves: arrays of the state.
+      initial: initial values of the same arrays.
+      lanes: [b] bool, the lanes to restore.
+      axes: for each array, the axis of the lanes.
+      taken: for each array, whether to restore it.
     """
 
     def restore(leaf: State, first: State, axis: int) -> Any:

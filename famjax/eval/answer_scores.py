@@ -1,4 +1,4 @@
-"""Scores of generated answers against references, from 0 to 1: the best over the references."""
+"""Scores of generated answers, from 0 to 1. With several references, the best score counts."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalize(text: str) -> str:
-    """Return a text in lower case without punctuation, articles and extra spaces (SQuAD's rule)."""
+    """Return a text in lower case without punctuation, articles and extra spaces, as SQuAD does."""
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
 def exact(output: str, reference: str) -> float:
-    """Return 1 if both are equal once normalized.
+    """Return 1 if the output equals the reference after normalization, else 0.
 
-    A reference of which nothing is left then, such as the letter A, is compared as it is.
+    If normalization leaves nothing of the reference, as with the letter A, both are compared
+    without it.
     """
     right = normalize(reference)
     return float(normalize(output) == right) if right else _same(output, reference)
@@ -38,7 +39,7 @@ def _same(output: str, reference: str) -> float:
 
 
 def f1(output: str, reference: str) -> float:
-    """Return the F1 of the words of both, normalized (SQuAD, SCROLLS)."""
+    """Return the F1 of the normalized words of output and reference (SQuAD, SCROLLS)."""
     words, right = normalize(output).split(), normalize(reference).split()
     if not right:
         return _same(output, reference)
@@ -47,25 +48,26 @@ def f1(output: str, reference: str) -> float:
 
 
 def rouge(kind: str, output: str, reference: str, stemmed: bool = True) -> float:
-    """Return the F1 of rouge-score of "rouge1", "rouge2" or "rougeL", with its stemmer or not."""
+    """Return the F1 that rouge-score computes for `kind`: "rouge1", "rouge2" or "rougeL"."""
     return float(_rouge_scorer(kind, stemmed).score(reference, output)[kind].fmeasure)
 
 
 def rouge_unicode(kind: str, output: str, reference: str) -> float:
-    """Return the F1 of "rouge1", "rouge2" or "rougeL" of the words of any script.
+    """Return the F1 of "rouge1", "rouge2" or "rougeL" for texts in any script.
 
-    rouge-score's own words have Latin letters without marks, and digits. As XLSum's multilingual
-    ROUGE, but scripts without spaces are compared by characters, not by a segmenter's words, and
-    only words of such Latin letters are stemmed.
+    rouge-score by itself only knows words of digits and of Latin letters without marks. This is
+    like XLSum's multilingual ROUGE, with two differences: scripts without spaces are compared by
+    characters instead of by the words of a segmenter, and only words that rouge-score knows are
+    stemmed.
     """
     return float(_unicode_scorer(kind).score(reference, output)[kind].fmeasure)
 
 
 def rouge_lsum(output: str, reference: str) -> float:
-    """Return ROUGE-L of whole summaries, as published of CNN-Dailymail (Lin, 2004, 3.2).
+    """Return summary-level ROUGE-L, as published for CNN-Dailymail (Lin, 2004, 3.2).
 
-    Sentences are lines, or in a text of one line what ends with a period, a question mark or an
-    exclamation mark before white space.
+    Each line is a sentence. A text of one line is split after every period, question mark or
+    exclamation mark that white space follows.
     """
     return rouge("rougeLsum", _by_sentence(output), _by_sentence(reference))
 
@@ -103,11 +105,11 @@ _METRICS: dict[str, Callable[[str, str], float]] = {
     "rouge_l": functools.partial(rouge, "rougeL"),
     "rouge_l_unicode": functools.partial(rouge_unicode, "rougeL"),
     "rouge_lsum": rouge_lsum,
-    # of LongBench
+    # LongBench's metrics
     "numbers": longbench_scores.numbers,
     "code": longbench_scores.code,
     "rouge_l_unique": longbench_scores.rouge_l_unique,
-    # of L-Eval
+    # L-Eval's metrics
     "rouge_l_unstemmed": functools.partial(rouge, "rougeL", stemmed=False),
     "letter": functools.partial(leval_scores.letters, False),
     "letters": functools.partial(leval_scores.letters, True),
@@ -116,9 +118,9 @@ _METRICS: dict[str, Callable[[str, str], float]] = {
     "truth": leval_scores.truth,
     "printed": leval_scores.printed,
 }
-# of the output as it is, with white space at both ends
+# metrics of the raw output, whose white space at both ends is not stripped
 _UNSTRIPPED = ("code", "rouge_l_unique")
-# of rouge-score
+# metrics that need the package rouge-score
 _ROUGE = (
     *("rouge_1", "rouge_2", "rouge_l", "rouge_lsum"),
     *("rouge_l_unstemmed", "rouge_l_unicode"),
@@ -128,7 +130,11 @@ _ROUGE = (
 def score_answer(
     metric: str, output: str, references: Sequence[str], options: Sequence[str] = ()
 ) -> float:
-    """Return the score of an output by a metric: the best over the references."""
+    """Return the score of an output by a metric, the best over the references.
+
+    Args:
+      options: names of all classes, for the metric "classes".
+    """
     if metric == "classes":
         return max(longbench_scores.classes(output, right, options) for right in references)
     output = output if metric in _UNSTRIPPED else output.strip()

@@ -4,9 +4,10 @@ With a query's weights a_j over its context, and a teacher's b_j:
 
     entropy = -sum_j a_j log a_j (nats)          distance = sqrt(sum_j (a_j - b_j)^2)
 
-The paper predicts one word from the 512 before it, and averages over the last query's weights of
-all samples, layers and heads (Figures 5 and 6): here "last". "mean" is over all queries, including
-early ones: the i-th has an entropy of at most log i, the first one an entropy and distance of 0.
+The paper predicts one word from the 512 before it, and averages the last query's measures over all
+samples, layers and heads (Figures 5 and 6); that is "last" here. "mean" averages over all queries,
+including early ones: the i-th query has an entropy of at most log i, and the first one has an
+entropy and a distance of 0.
 """
 
 from __future__ import annotations
@@ -46,27 +47,29 @@ def analyze(
 ) -> dict[str, Any]:
     """Return the entropy of a run's attention, and its distance from a teacher's.
 
-    Both models run on the same texts, each layer on the output of its own model's lower layers.
+    Both models run on the same texts. Each layer reads the output of the lower layers of its own
+    model.
 
     Args:
-      run: with a residual stack.
-      teacher: with the same numbers of layers and heads, and the same tokenizer.
-      files: as `data.files`; None is the holdout.
-      length: tokens of an example, contiguous within a document, with an empty memory.
-      examples: number of examples: the first one of each document, then the second ones, and so
-        on; there may be fewer.
-      quiet: no progress.
+      run: a run with a residual stack.
+      teacher: a run with the same numbers of layers and heads, and the same tokenizer.
+      files: texts, in the form of `data.files`; None is the holdout.
+      length: tokens per example. An example is a contiguous part of a document, and is read with an
+        empty memory.
+      examples: number of examples. The first example of each document is taken, then the second
+        one of each, and so on. There may be fewer.
+      quiet: whether to hide the progress.
 
     Returns:
-      length; examples, the actual number; layers: rows of layer, mixer, entropy and distance;
-      entropy and distance over all layers; uniform: both of weights that are equal over the
-      context. Each measure is a dict of mean (over all queries) and
-      last (of the last query); in a layer also heads and last_heads, lists of the same, and for
-      entropy undefined, the fraction of queries whose weights are not a distribution (some below
-      0, or all 0), which are excluded. A measure without a value is None.
+      length; examples, the actual number; layers, rows of layer, mixer, entropy and distance;
+      entropy and distance, averaged over the layers; uniform, both measures for weights that are
+      equal over the context. Each measure is a dict of mean (over all queries) and last (of the
+      last query). In the rows of layers it also has heads and last_heads, the same values for each
+      head; and for entropy also undefined, the fraction of queries whose weights are not a
+      distribution (some below 0, or all 0), which are excluded. A measure without a value is None.
 
     Raises:
-      UserError: models that cannot be compared, or no text of that length.
+      UserError: the models cannot be compared, or no text has that length.
     """
     runs = [run] if teacher is None else [run, teacher]
     _check(runs, length, examples)
@@ -90,11 +93,10 @@ def analyze(
 
 
 def attention_weights(model: LanguageModel, tokens: np.ndarray) -> Iterator[Array | None]:
-    """Run a document [t] with an empty memory; yield each layer's weights [h t t].
+    """Read a document [t] with an empty memory, and yield the weights [h t t] of each layer.
 
-    None for a layer that also reads a memory.
-
-    Only one layer's weights are in memory at a time.
+    Yields None for a layer that also attends to a memory. Only one layer's weights are held at a
+    time.
     """
     t = len(tokens)
     fill = -t % model.block_len
@@ -124,7 +126,10 @@ def _run_layer(
 
 @jax.jit
 def entropy(weights: Array) -> Array:
-    """[... s] -> [...] in nats, of weights / sum(weights); NaN if they are not a distribution."""
+    """Return the entropy in nats of normalized weights: [... s] -> [...].
+
+    NaN where the weights are not a distribution.
+    """
     total = weights.sum(-1, keepdims=True)
     is_distribution = (weights >= 0).all(-1, keepdims=True) & (total > 0)
     shares = jnp.where(is_distribution, weights, 0) / jnp.where(is_distribution, total, 1)
@@ -133,7 +138,7 @@ def entropy(weights: Array) -> Array:
 
 @jax.jit
 def distance(weights: Array, others: Array) -> Array:
-    """[... s] twice -> [...], Euclidean, of the weights as applied to the values."""
+    """Return the Euclidean distance of two sets of weights, not normalized: [... s] -> [...]."""
     return jnp.sqrt(jnp.square(weights - others).sum(-1))
 
 
@@ -142,14 +147,19 @@ def distance(weights: Array, others: Array) -> Array:
 
 @dataclass
 class _Mean:
-    """A running mean per head, ignoring NaN. total, count: [h]."""
+    """A running mean per head that ignores NaN.
+
+    Attributes:
+      total, count: [h], sum and number of the values that are not NaN.
+      missing: [h], number of NaN.
+    """
 
     total: Any = 0.0
     count: Any = 0
     missing: Any = 0
 
     def add(self, values: np.ndarray) -> None:
-        """[h t]."""
+        """Add values [h t]."""
         known = ~np.isnan(values)
         self.total = self.total + np.where(known, values, 0).sum(-1, dtype=np.float64)
         self.count = self.count + known.sum(-1)
@@ -165,13 +175,13 @@ class _Mean:
 
 @dataclass
 class _Measure:
-    """A measure of one layer: over all queries, and of the last ones only."""
+    """The means of a measure in one layer: over all queries, and over the last ones only."""
 
     all: _Mean = field(default_factory=_Mean)
     last: _Mean = field(default_factory=_Mean)
 
     def add(self, values: Array) -> None:
-        """[h t]."""
+        """Add values [h t]."""
         array = np.asarray(values)
         self.all.add(array)
         self.last.add(array[:, -1:])
@@ -183,7 +193,7 @@ class _Measure:
 
 @dataclass
 class _LayerMeasures:
-    """The measures of one layer; None if it has none."""
+    """The measures of one layer; each is None if the layer has no values of it."""
 
     layer: int
     mixer: str
@@ -249,7 +259,7 @@ def _overall(layers: list[dict[str, Any]]) -> dict[str, dict[str, float | None] 
 
 
 def text_spans(run: Run, files: str | None, length: int, examples: int) -> list[np.ndarray]:
-    """Return examples [length], contiguous within a document, of each document in turn."""
+    """Return contiguous examples [length], taken from each document in turn."""
     source = text_source(run, files)
     longest = [0]
 

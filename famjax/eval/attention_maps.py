@@ -21,7 +21,7 @@ from famjax.mixers.window import WindowAttention
 from famjax.stacks.residual import ResidualStack
 from famjax.train.run import Run
 
-# most blocks of a call whose gradient is taken
+# maximum number of blocks in a call whose gradient is taken
 REACH = 32
 
 
@@ -29,14 +29,14 @@ class LayerAttention(NamedTuple):
     """The attention of a layer.
 
     Attributes:
-      number: of the layer, from 0.
-      mixer: of the layer.
-      memories, segments: keys of a query in feedback memories and memory segments.
-      mass: [h 3], the share of the blocks' weights on memory segments, memories and the own block,
-        a mean over all blocks.
-      memory_mass: [h 2], the share of the memory's weights on itself and on the block that it
-        reads; None without a memory.
-      weights: of the last block, without the lanes' axis, on the device.
+      number: index of the layer, from 0.
+      mixer: name of the layer's mixer.
+      memories, segments: how many keys of a query lie in feedback memories, and in memory segments.
+      mass: [h 3], the shares of the blocks' attention weights on memory segments, on memories and
+        on the block itself, averaged over all blocks.
+      memory_mass: [h 2], the shares of the memory's attention weights on itself and on the block
+        that it reads; None without a memory.
+      weights: attention weights of the last block, without the axis of lanes, on the device.
     """
 
     number: int
@@ -54,10 +54,11 @@ def measure_attention(
     """Read the whole blocks of a document [t]; return the attention of every layer with blocks.
 
     Args:
-      needed: layers that must have blocks.
+      needed: indices of layers that must have blocks.
 
     Raises:
-      UserError: no layer has blocks, or a needed one has none, or the document has less than one.
+      UserError: no layer has blocks, or a needed layer has none, or the document is shorter than
+        a block.
     """
     model = run.model
     w = model.block_len
@@ -97,7 +98,7 @@ def measure_attention(
 
 
 def _check_layers(run: Run, found: Sequence[BlockWeights | None], layers: Sequence[int]) -> None:
-    """Refuse a model without blocks, and layers that are not there or have none."""
+    """Refuse a model without blocks, and requested layers that do not exist or have no blocks."""
     model = run.config.model
     if not any(each is not None for each in found):
         raise UserError(
@@ -116,12 +117,14 @@ def _check_layers(run: Run, found: Sequence[BlockWeights | None], layers: Sequen
 def _read_block(
     graph: Any, params: Params, state: State, tokens: Array
 ) -> tuple[list[BlockWeights | None], list[Any], State]:
-    """Return the weights of a block [1 w] by layer of the pattern, their masses, and the state
-    after it."""
+    """Return the attention weights of a block [1 w], their masses, and the state after the block.
+
+    Weights and masses are lists over the layers of the mixer pattern.
+    """
     model = nnx.merge(graph, params)
     x = model.embed(tokens)
     found = model.stack.block_weights(x, state, Context())
-    # of the only lane
+    # the only lane
     first = jax.tree.map(lambda a: a[:, 0], found)
     masses = [None if each is None else _masses(each) for each in first]
     return first, masses, model.stack(x, state, Context())[1]
@@ -145,15 +148,17 @@ def _mean_mass(weights: Array) -> Array:
 def gradient_by_block(run: Run, tokens: np.ndarray, stop_gradient: bool = False) -> np.ndarray:
     """Return how much the last block's loss depends on the tokens of each block: [n].
 
-    Entry k is |dL/dx| of the embeddings x of the block k blocks before the last one, of the last
-    `REACH` blocks of a document [t], read with an empty memory: the effective receptive field
-    beside the theoretical one, depth times window (TransformerFAM 2.1, Figure 1d).
+    Entry k is |dL/dx|, where x are the embeddings of the block that is k blocks before the last
+    one. The last `REACH` blocks of the document [t] are read with an empty memory. This measures
+    the effective receptive field; the theoretical one is depth times window (TransformerFAM 2.1,
+    Figure 1d).
 
     Args:
-      stop_gradient: none flows into memory segments, as in training with `bswa_sg`.
+      stop_gradient: whether to stop the gradient into memory segments, as training with `bswa_sg`
+        does.
 
     Raises:
-      UserError: the document has less than a block and a token.
+      UserError: the document is shorter than a block and one more token.
     """
     w = run.model.block_len
     whole = (len(tokens) - 1) // w

@@ -1,26 +1,32 @@
 """Beam search in one compiled program, over any function of a token and a carried state.
 
-n unfinished hypotheses of a row are extended at once, and of all their continuations the n
-likeliest go on. One that ends, with a stop token or at the most tokens, is finished, with the score
+Each row has n beams: n unfinished hypotheses are extended at once, and the n likeliest of all their
+continuations stay unfinished. A hypothesis is finished when it ends with a stop token or reaches
+the maximum number of tokens. Its score is
 
     log p(tokens) / length ** alpha
 
-a length penalty as in Wu et al. 2016 (7, Equation 14), without its constants. What counts is as in
-Hugging Face's transformers, whose `generate(num_beams=n, early_stopping="never")` finds the same:
+with a length penalty as in Wu et al. 2016 (7, Equation 14), without its constants. The details are
+those of Hugging Face's transformers, whose `generate(num_beams=n, early_stopping="never")` finds
+the same hypotheses:
 
-- the length is that of the written tokens, the stop token among them;
-- of e stop tokens, (1 + e) n continuations are looked at, so that n of them go on. One that ends is
-  finished only if it is among the first n. With n = 1 the search is greedy decoding;
-- log p is the model's: tokens that are forbidden lose theirs, and others gain nothing;
-- n-grams may come once in the prompt and what is written, taken together.
+- The length counts the written tokens, including the stop token.
+- With e stop tokens, the (1 + e) n likeliest continuations are considered, so that at least n of
+  them do not end. One that ends becomes a finished hypothesis only if it is among the first n. With
+  n = 1 the search is greedy decoding.
+- log p is the model's. A forbidden token gets -inf; the probabilities of the others are not
+  normalized again.
+- An n-gram may occur once in the prompt and the written tokens taken together.
 
-A row has found the hypotheses that are wanted when no unfinished one can beat the last of them: log
-p never grows, so that a score is at most log p now over the longest length, or with alpha < 0 the
-shortest. The fewer are wanted, the earlier.
+A row is done when no unfinished hypothesis can beat the worst of the wanted finished ones. As log p
+never grows, the score of an unfinished hypothesis is bounded by its current log p over the penalty
+of the longest length, or of the shortest if alpha < 0. The fewer hypotheses are wanted, the earlier
+a search ends.
 
-What goes on depends on log p alone: one search finds the best by each of several penalties.
+Which hypotheses are extended depends on log p alone, so one search finds the best hypotheses for
+several penalties.
 
-Here n are the beams of a row. The model's rows are b * n, those of one row next to each other.
+The model runs on b * n rows, with the n beams of a row next to each other.
 """
 
 from __future__ import annotations
@@ -46,16 +52,16 @@ Step = Callable[[Array, State], tuple[Array, State]]
 )
 @dataclass(frozen=True)
 class BeamSettings:
-    """Settings of a search; a program has all but the length penalty compiled in.
+    """Settings of a search. All but the length penalty are compile-time constants.
 
     Attributes:
-      beams: n.
-      max_tokens: t, most tokens of a hypothesis.
-      size: of the vocabulary; logits of a padded embedding table beyond it are masked.
-      length_penalty: alpha. Above 0 it favours long hypotheses, as log p is negative. Several are
-        an array [a], with the best hypotheses by each.
-      no_repeat_ngram: no so many tokens in a row come twice; 0 = they may.
-      best: k, how many of the best hypotheses are wanted; None is n.
+      beams: n, the number of unfinished hypotheses per row.
+      max_tokens: t, the maximum number of tokens of a hypothesis.
+      size: size of the vocabulary. Logits beyond it, of a padded embedding table, are masked.
+      length_penalty: alpha. Above 0 it favours long hypotheses, as log p is negative. An array [a]
+        of several penalties finds the best hypotheses for each.
+      no_repeat_ngram: size of the n-grams that must not occur twice; 0 allows repetitions.
+      best: k, the number of best hypotheses that are wanted; None is n.
     """
 
     beams: int
@@ -67,12 +73,16 @@ class BeamSettings:
 
 
 class Hypotheses(NamedTuple):
-    """The k best hypotheses of each row, best first; by several penalties on an axis before b.
+    """The k best hypotheses of each row, best first.
+
+    With several length penalties, each array has an axis of penalties before b.
 
     Attributes:
-      tokens: [b k t] int32, with the stop token if one ended it; 0 after them.
-      lengths: [b k] int32.
-      scores: [b k], log p / length ** alpha; -inf, with length 0, where a row has fewer than k.
+      tokens: [b k t] int32, the tokens of a hypothesis, including its stop token if it has one,
+        then 0.
+      lengths: [b k] int32, the number of tokens.
+      scores: [b k], log p / length ** alpha. Where a row has fewer than k hypotheses, the score is
+        -inf and the length 0.
     """
 
     tokens: Array
@@ -81,15 +91,17 @@ class Hypotheses(NamedTuple):
 
 
 class _Search(NamedTuple):
-    """What is carried beside the model's state.
+    """The loop's carry, apart from the model's state.
 
     Attributes:
-      length: [], tokens of each unfinished hypothesis.
-      tokens: [b n p+t], the prompt and the unfinished hypotheses, in the order of the states.
-      log_probs: [b n], theirs without the prompt's; -inf where a row has fewer than n.
-      parents: [b n], the beams whose states they continue from. One that is continued keeps its
-        place, so that few states are copied.
-      finished: the best so far, tokens [b k p+t].
+      length: [], number of tokens of every unfinished hypothesis.
+      tokens: [b n p+t], the prompt followed by the unfinished hypotheses, in the order of the
+        states.
+      log_probs: [b n], log p of the unfinished hypotheses, without the prompt's; -inf where a row
+        has fewer than n.
+      parents: [b n], the beams whose states the hypotheses continue from. A beam that is continued
+        keeps its index, so that few states are copied.
+      finished: the best finished hypotheses so far, with tokens [b k p+t].
     """
 
     length: Array
@@ -111,13 +123,15 @@ def beam_search(
     """Return the best continuations of each row.
 
     Args:
-      step: of the model, on b * n rows. What it closes over has these rows too (`repeat_rows`).
-      logits: [b v], of the first token.
-      state: of b rows, which may be at different positions.
-      axes: the axis of the rows in each array of the state (`Stack.row_axes`).
-      settings: of the search.
+      step: the model's step on b * n rows. Arrays that it closes over must have these rows, too
+        (see `repeat_rows`).
+      logits: [b v], logits of the first token.
+      state: the model's state with b rows, which may be at different positions.
+      axes: for each array of the state, the axis of the rows (`Stack.row_axes`).
+      settings: settings of the search.
       stops: [e] int32, tokens that end a hypothesis.
-      prompt: [b p] int32, tokens before the first one, for n-grams; -1 is none. None for no prompt.
+      prompt: [b p] int32, the tokens before the first one, whose n-grams count for
+        `no_repeat_ngram`; -1 is padding. None counts no prompt.
     """
     b, n = len(logits), settings.beams
     first_rows = n * jnp.arange(b)[:, None]
@@ -129,7 +143,7 @@ def beam_search(
         return _choose(settings, stops, search, logits.reshape(b, n, -1)), state
 
     search = _start(settings, logits, prompt)
-    # all beams but one have no probability yet
+    # each row has one hypothesis so far, in its first beam; the others have log p = -inf
     search = _choose(settings, stops, search, jnp.repeat(logits[:, None], n, 1))
     carry = search, repeat_rows(state, axes, n)
     carry = jax.lax.while_loop(lambda carry: _may_improve(settings, carry[0]), extend, carry)
@@ -140,15 +154,15 @@ def beam_search(
 
 
 def repeat_rows(state: State, axes: tuple[int, ...], count: int) -> State:
-    """Return a state of b rows with each of them `count` times, next to each other."""
+    """Return a state in which each row is repeated `count` times, the copies next to each other."""
     return _map_rows(lambda a, axis: jnp.repeat(a, count, axis), state, axes)
 
 
 def copy_rows(state: State, axes: tuple[int, ...], sources: Array) -> State:
-    """Return a state whose row i is the row sources[i] of the given one.
+    """Return a state whose row i is row sources[i] of the given state.
 
     Args:
-      sources: [rows]. A row that is copied to others stays where it is.
+      sources: [rows]. A row that occurs in it must stay in place: sources[r] = r.
     """
     # on a CPU, gathering 5 rows of a KV cache took as long as copying 5 to 10 of them in place
     return jax.lax.platform_dependent(
@@ -186,7 +200,7 @@ def _map_rows(f: Callable[[Array, int], Array], state: State, axes: tuple[int, .
 
 
 def _start(settings: BeamSettings, logits: Array, prompt: Array | None) -> _Search:
-    """Return the search before the first token: one empty hypothesis a row, and none finished."""
+    """Return the search before the first token: one empty hypothesis per row, none finished."""
     b, n, t = len(logits), settings.beams, settings.max_tokens
     before = jnp.zeros((b, 0), jnp.int32) if prompt is None else prompt
     tokens = jnp.repeat(jnp.pad(before, ((0, 0), (0, t)))[:, None], n, 1)
@@ -204,12 +218,12 @@ def _start(settings: BeamSettings, logits: Array, prompt: Array | None) -> _Sear
 def _choose(settings: BeamSettings, stops: Array, search: _Search, logits: Array) -> _Search:
     """Return the search after one more token, given its logits [b n v].
 
-    c are the continuations that are looked at, the likeliest first.
+    c is the axis of the continuations that are considered, the likeliest first.
     """
     n, length = settings.beams, search.length + 1
     log_probs = search.log_probs[..., None] + _token_log_probs(settings, search, logits)
     b, _, v = log_probs.shape
-    # a single one ends with its first stop token, as greedy decoding does
+    # a single beam ends with its first stop token, as greedy decoding does
     count = min((1 + max(len(stops), 1)) * n, n * v) if n > 1 else 1
     log_probs, index = jax.lax.top_k(log_probs.reshape(b, n * v), count)  # [b c]
     parents, token = index // v, (index % v).astype(jnp.int32)
@@ -232,9 +246,9 @@ def _choose(settings: BeamSettings, stops: Array, search: _Search, logits: Array
 
 
 def _place(parents: Array) -> Array:
-    """Return which continuation takes the place of each beam: the first that continues it.
+    """Return which continuation each beam index gets: the first one that continues that beam.
 
-    The places of beams that end are for other continuations.
+    Indices of beams without a continuation go to the remaining continuations.
 
     Args:
       parents: [b n], the beam that each continuation continues.
@@ -248,7 +262,7 @@ def _place(parents: Array) -> Array:
 
 
 def _token_log_probs(settings: BeamSettings, search: _Search, logits: Array) -> Array:
-    """Return log p of the next tokens [b n v], -inf where one is forbidden."""
+    """Return log p of the next tokens [b n v], with -inf for forbidden tokens."""
     is_token = jnp.arange(logits.shape[-1]) < settings.size
     log_probs = jax.nn.log_softmax(jnp.where(is_token, logits, -jnp.inf))
     if not settings.no_repeat_ngram:
@@ -258,11 +272,11 @@ def _token_log_probs(settings: BeamSettings, search: _Search, logits: Array) -> 
 
 
 def _forbid_repeats(log_probs: Array, tokens: Array, end: Array, size: int) -> Array:
-    """Return log p [b n v], -inf for tokens that complete an n-gram that came before.
+    """Return log p [b n v], with -inf for tokens that would complete an n-gram a second time.
 
     Args:
-      tokens: [b n s], of which the first `end` count; -1 is none.
-      size: of the n-grams.
+      tokens: [b n s], of which the first `end` count; -1 is padding.
+      size: n of the n-grams.
     """
     windows = tokens.shape[-1] - size + 1
     if windows < 1:
@@ -280,16 +294,16 @@ def _forbid_repeats(log_probs: Array, tokens: Array, end: Array, size: int) -> A
 
 
 def _by_penalty(settings: BeamSettings, f: Callable[..., Any], finished: Hypotheses) -> Any:
-    """Return f(alpha, finished), or for several penalties f of each, on a first axis."""
+    """Return f(alpha, finished); of several penalties the results of each, on a new first axis."""
     alpha = jnp.asarray(settings.length_penalty, jnp.result_type(float))
     return jax.vmap(f)(alpha, finished) if alpha.ndim else f(alpha, finished)
 
 
 def _keep_best(alpha: Array, old: Hypotheses, ended: Hypotheses) -> Hypotheses:
-    """Return the best of two sets of hypotheses, as many as in `old`; of equals the old ones.
+    """Return the best of two sets of hypotheses, as many as in `old`. Ties go to the old ones.
 
     Args:
-      ended: with log p in place of scores.
+      ended: hypotheses with log p in place of scores.
     """
     new = ended._replace(scores=ended.scores / _penalty(alpha, ended.lengths[0, 0]))
     both = Hypotheses(*(jnp.concatenate(pair, 1) for pair in zip(old, new, strict=True)))
@@ -321,7 +335,7 @@ def _last_tokens(settings: BeamSettings, search: _Search) -> Array:
 
 
 def _end(settings: BeamSettings, search: _Search) -> Array:
-    """Return the index after the last token, of the prompt or written."""
+    """Return the index in `search.tokens` after the last token of the hypotheses."""
     return search.tokens.shape[2] - settings.max_tokens + search.length
 
 
@@ -331,7 +345,7 @@ def _take_beams(tokens: Array, beams: Array) -> Array:
 
 
 def _without_prompt(settings: BeamSettings, found: Hypotheses) -> Hypotheses:
-    """Return hypotheses without the prompt, and none where a score says that there is none."""
+    """Return hypotheses without the prompt, and empty ones where the score is -inf."""
     lengths = jnp.where(jnp.isfinite(found.scores), found.lengths, 0)
     tokens = found.tokens[..., found.tokens.shape[-1] - settings.max_tokens :]
     written = jnp.arange(settings.max_tokens) < lengths[..., None]

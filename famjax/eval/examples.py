@@ -1,4 +1,4 @@
-"""The file of an evaluation on long documents: every question with its answer, in JSON lines."""
+"""The examples file of an evaluation: every question with its answer, in JSON lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from famjax.core.json_files import RUN_AGAIN, parse_json, read_whole
 from famjax.data.hashes import fingerprint_contents
 from famjax.eval.intervals import mean_of_ratios
 
-# of a model's folder: they decide what a text's tokens are
+# files in a model's folder that decide how a text is tokenized
 _TOKENIZER_FILES = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "chat_template.jinja"),
     *("special_tokens_map.json", "generation_config.json", "config.json"),
@@ -29,22 +29,24 @@ _TOKENIZER_FILES = (
 
 @dataclass
 class Example:
-    """A question of a document, and its answer.
+    """A question about a document, and its answer.
 
     Attributes:
-      length: most tokens of the document, as asked for.
-      document, question: their numbers.
-      tokens: before the question.
-      depth: of the last fact that the question needs, from 0 to 1; None if there is no such fact.
+      length: requested maximum number of tokens of the document.
+      document, question: number of the document, and of the question in it.
+      tokens: number of tokens before the question.
+      depth: position of the last fact that the question needs, from 0 (the document's start) to 1
+        (its end); None if the question needs no fact.
       prompt: the question.
-      references: of which an answer should have every one.
+      references: strings that a full answer contains.
       output: the answer.
-      score: the share of references in it.
-      cut: the output has its most tokens, and not the full score.
-      scores: by metric, of questions in files.
-      subset: data set that the question is from, of a collection of several.
-      words: of the document with question and answers, as the collection counts them.
-      ablated: by the name of the ablation (`famjax.eval.ablations`), its output and score.
+      score: the share of the references that the output contains.
+      cut: whether the output reached its maximum number of tokens without the full score.
+      scores: for questions from files, the score by each metric.
+      subset: in a collection of data sets, the data set that the question is from.
+      words: number of words of the document with question and answers, as the collection counts
+        them.
+      ablated: for each ablation (`famjax.eval.ablations`) by name, its output and score.
     """
 
     length: int
@@ -64,7 +66,7 @@ class Example:
 
 
 def examples_name(settings: dict[str, Any]) -> str:
-    """Return the name of the file of an evaluation's examples: all settings have their own."""
+    """Return the name of an evaluation's examples file, which is different for all settings."""
     return f"{settings['task']}-{digest(settings)[:8]}.jsonl"
 
 
@@ -74,8 +76,11 @@ def digest(value: Any) -> str:
 
 
 def weights_version(run: Path, step: int) -> list[Any]:
-    """Return what changes with a run's weights: the step; of a model's folder, its safetensors and
-    the files of its tokenizer."""
+    """Return a value that changes whenever the weights of a run change.
+
+    It has the step and, for a model's folder, the names, sizes and times of its safetensors and a
+    hash of its tokenizer's files.
+    """
     weights = sorted(run.glob("*.safetensors"))
     files = [[f.name, f.stat().st_size, f.stat().st_mtime_ns] for f in weights]
     if weights:
@@ -85,16 +90,16 @@ def weights_version(run: Path, step: int) -> list[Any]:
 
 
 def weights_digest(run: Path) -> str | None:
-    """Return what tells the weights of a model's folder from later ones; None of a run."""
+    """Return a hash of `weights_version` for a model's folder; None for a folder of a run."""
     _, *files = weights_version(run, 0)
     return digest(files)[:8] if files else None
 
 
 def read_lines(file: Path) -> tuple[Any, list[dict[str, Any]]]:
-    """Return the settings of a file of examples, and its examples and times of batches.
+    """Return the settings of an examples file, and its other lines: examples and batch times.
 
     Raises:
-      UserError: it is damaged.
+      UserError: the file is damaged.
     """
     try:
         settings, *lines = map(parse_json, read_whole(file, RUN_AGAIN).decode().splitlines())
@@ -108,7 +113,7 @@ def read_lines(file: Path) -> tuple[Any, list[dict[str, Any]]]:
 def check_lines(file: Path, lines: list[dict[str, Any]]) -> None:
     """Raise a `UserError` if a line is neither an example nor the times of a batch."""
     example = {field.name for field in fields(Example)}
-    # files from before they were there lack those with a default
+    # older files lack the fields that were added later, which have defaults
     needed = {
         each.name
         for each in fields(Example)
@@ -127,7 +132,8 @@ def document_interval(
 ) -> tuple[float, float, float]:
     """Return the mean of the examples' values, and the ends of its 95% interval over documents.
 
-    Of a collection it is the mean over its data sets, whose documents are drawn apart.
+    For a collection, the mean is that of the means of its data sets, and the bootstrap draws
+    documents within each data set.
     """
     subsets: dict[str, dict[int, list[float]]] = {}
     for example, value in zip(examples, values, strict=True):
@@ -143,9 +149,10 @@ def document_interval(
 
 
 def ablation_scores(examples: Sequence[Example]) -> dict[str, dict[str, Any]]:
-    """Return score, and gain: by how much the run as it is is better, of each ablation.
+    """Return for each ablation its score and its gain: how much better the run is without it.
 
-    The gain is the mean of the paired differences and its 95% interval, over documents.
+    The gain is a list: the mean of the paired differences, and the ends of its 95% interval over
+    documents.
     """
     found = {}
     for name in examples[0].ablated:
@@ -157,21 +164,23 @@ def ablation_scores(examples: Sequence[Example]) -> dict[str, dict[str, Any]]:
     return found
 
 
-# documents of a length that are read together, whose numbers begin with the lowest
+# a length, and the numbers of the documents of that length that are read together, lowest first
 Group = tuple[int, Sequence[int]]
 
 
 class Examples:
-    """The examples of an evaluation by batch, kept in a file of JSON lines if there is one.
+    """The examples of an evaluation by batch, optionally kept in a file of JSON lines.
 
-    The first line is the evaluation's settings; each other line an example, or the times of a
-    batch, with the version of its documents where they are not of the settings.
+    The first line has the evaluation's settings. Each other line is an example, or the times of a
+    batch, which include a version of its documents if the settings do not determine them.
 
     Args:
-      file: None keeps them in memory only. Those that other processes add are kept, too.
-      settings: task and files among them; examples of others are not continued. If there are only
-        such of the same files, a line says what changed since.
-      quiet: no such line.
+      file: the examples file; None keeps examples in memory only. Examples that other processes add
+        to the file are kept, too.
+      settings: the evaluation's settings, including task and files. Only examples of equal settings
+        are continued. If the folder has only evaluations of the same files with other settings, a
+        line on standard error says what changed.
+      quiet: whether to leave out that line.
 
     Raises:
       UserError: the file is damaged.
@@ -181,7 +190,7 @@ class Examples:
         self._file, self._settings = file, settings
         self._examples: list[Example] = []
         self._times: dict[tuple[int, int], dict[str, Any]] = {}
-        # what the file was when it was read or written
+        # identity of the file when it was last read or written, to notice other processes' changes
         self._known: Any = None
         if file is None:
             return
@@ -191,7 +200,7 @@ class Examples:
             print(note, file=sys.stderr)
 
     def _load(self, file: Path) -> None:
-        """Add what is in the file, and not here."""
+        """Add the examples and times that are in the file but not in memory."""
         settings, lines = read_lines(file)
         self._known = _describe_file(file)
         if settings != self._settings:
@@ -208,20 +217,20 @@ class Examples:
         return {(example.length, example.document) for example in self._examples}
 
     def has(self, group: Group, version: str) -> bool:
-        """Return whether the batch of documents of a length is there, in this version."""
+        """Return whether the examples of a batch of documents are known, in this version."""
         length, numbers = group
         times = self._times.get((length, numbers[0]))
         return times is not None and times.get("version", "") == version
 
     def missing(self, length: int, documents: Iterable[int]) -> list[int]:
-        """Return the documents of a length that are not there, in whatever batches."""
+        """Return the documents of a length that have no examples yet, whatever their batch."""
         here = self._documents()
         return [number for number in documents if (length, number) not in here]
 
     def add(self, *batches: tuple[Group, list[Example], dict[str, Any]]) -> None:
-        """Add batches, in place of earlier versions: their groups, examples and times.
+        """Add batches, each with its group, examples and times; they replace earlier versions.
 
-        The file is whole at any time.
+        The file is replaced atomically.
         """
         for (length, numbers), examples, times in batches:
             others = (e for e in self._examples if e.length != length or e.document not in numbers)
@@ -245,8 +254,11 @@ class Examples:
     def of_length(
         self, length: int, documents: int | None = None
     ) -> tuple[list[Example], list[dict[str, Any]]]:
-        """Return the examples of a length, of its first documents only if so many are given, and
-        the times of their batches."""
+        """Return the examples of a length, and the times of their batches.
+
+        Args:
+          documents: number of documents, the first ones, whose examples are returned; None is all.
+        """
         most = math.inf if documents is None else documents
         times = [t for (n, first), t in self._times.items() if n == length and first < most]
         examples = [e for e in self._examples if e.length == length and e.document < most]

@@ -22,7 +22,7 @@ from famjax.train.run import Run
 
 # target latency of a generated piece, since text is streamed
 PIECE_SECONDS = 0.1
-# of alpha, beyond which the penalty of long texts is no number of float32
+# largest |alpha|: beyond it the length penalty of long texts overflows float32
 _MOST_PENALTY = 5
 
 
@@ -30,7 +30,7 @@ class Hypothesis(NamedTuple):
     """A text that beam search found.
 
     Attributes:
-      text: without the stop token, and up to the first stop string.
+      text: the text without its stop token, cut before the first stop string.
       score: log p / length ** length_penalty.
     """
 
@@ -42,7 +42,7 @@ class Generator:
     """Generates text with a run: `"".join(Generator(run).generate("Once"))`.
 
     Raises:
-      UserError: a model with an encoder.
+      UserError: the model has an encoder.
     """
 
     def __init__(self, run: Run):
@@ -56,10 +56,14 @@ class Generator:
         self._streamer = Streamer(run.model, 1)
 
     def read_document(self, document: Path | str, quiet: bool = True) -> StreamState:
-        """Return the memory of a document: the path of a file, or the text itself as a string.
+        """Read a document, and return the memory of it.
 
         A file of any size is read in constant memory. The document starts with bos but has no eos,
         so that it can be continued.
+
+        Args:
+          document: the path of a file, or the text itself as a string.
+          quiet: whether to hide the progress.
 
         Raises:
           UserError: the file is not a single text, or exceeds the KV cache of full attention.
@@ -102,16 +106,17 @@ class Generator:
           prompt: text to continue.
           max_tokens: maximum number of tokens.
           temperature: 0 decodes greedily.
-          top_k: sample from so many of the likeliest tokens; 0 = all.
+          top_k: sample from the `top_k` likeliest tokens; 0 = all.
           top_p: sample from the likeliest tokens that together reach this probability.
-          stop: stop strings, not empty.
+          stop: stop strings, which must not be empty.
           seed: random seed; the same call returns the same text.
           state: initial memory, not modified; None starts a document.
-          chat: the prompt is a user's message, the generated text the reply.
+          chat: whether the prompt is a user's message, and the generated text the reply.
 
         Raises:
-          UserError: a number out of range, an empty stop string, an empty prompt with a state, more
-            tokens than full attention's KV cache, or chat with a tokenizer without a template.
+          UserError: a number is out of range, a stop string is empty, the prompt is empty although
+            a state is given, the tokens exceed full attention's KV cache, or `chat` is set and the
+            tokenizer has no chat template.
         """
         tokens = self._encode_prompt(prompt, state, chat)
         return self.continue_tokens(
@@ -143,16 +148,17 @@ class Generator:
         """Return the likeliest texts that beam search finds, best first: at most `beams`.
 
         Args:
-          prompt, stop, state, chat: as in `generate`; stop strings cut what was found.
-          beams: hypotheses that are extended at once; 1 is greedy.
-          max_tokens: maximum number of tokens, of all of which memory is held.
+          prompt, stop, state, chat: as in `generate`. Stop strings do not end the search; they cut
+            the texts that it finds.
+          beams: number of hypotheses that are extended at once; 1 is greedy decoding.
+          max_tokens: maximum number of tokens. Device memory is allocated for all of them.
           length_penalty: a text's score is log p / length ** length_penalty; 0 is log p.
-          no_repeat_ngram: no so many tokens in a row come twice in the prompt and the text; 0 =
-            they may.
+          no_repeat_ngram: size of the n-grams that must not occur twice in the prompt and the text;
+            0 allows repetitions.
           best: how many texts are wanted; None is `beams`. The fewer, the earlier a search ends.
 
         Raises:
-          UserError: a number out of range, or as `generate`.
+          UserError: a number is out of range, or as `generate`.
         """
         size = self._tokenizer.vocab_size
         check_search(beams, max_tokens, length_penalty, no_repeat_ngram, stop, size)
@@ -177,7 +183,7 @@ class Generator:
         return np.array(sorted(self._tokenizer.stop_ids), np.int32)
 
     def _read_prompt(self, tokens: np.ndarray, state: StreamState | None) -> Streamer:
-        """Return a stream after tokens [t], from a state or the start."""
+        """Return a stream that has read tokens [t] after a state, or from the start."""
         stream = self._streamer.new_stream()
         if state is not None:
             stream.state = state
@@ -195,7 +201,7 @@ class Generator:
         seed: int = 0,
         state: StreamState | None = None,
     ) -> Iterator[str]:
-        """As `generate`, from a prompt of tokens [t], with bos if it starts a document."""
+        """Like `generate`, but the prompt is tokens [t], with bos if it starts a document."""
         check_sampling(max_tokens, temperature, top_k, top_p, stop, seed)
         stream = self._read_prompt(tokens, state)
         key = jax.random.key(seed)
@@ -208,7 +214,8 @@ class Generator:
     def _sample_tokens(self, stream: Streamer, count: int, sampling: Sampling) -> Iterator[int]:
         """Yield up to `count` tokens, excluding the stop token.
 
-        A program generates a piece of tokens; pieces double from one token while they are fast.
+        A compiled program generates a piece of several tokens. Pieces start at one token, and
+        double while a piece takes less than `PIECE_SECONDS`.
         """
         stops = self._stops()
         tokens, size = stream.draw(sampling), 1
@@ -233,7 +240,7 @@ class Generator:
 
 
 def _document_bytes(document: Path | str) -> int | None:
-    """Return the bytes of a document's text, or None if only reading would tell."""
+    """Return the size of a document's text in bytes; None if it is not known before reading."""
     if isinstance(document, str):
         return len(document.encode())
     compressed = document.suffix in (".gz", ".xz")
@@ -243,10 +250,10 @@ def _document_bytes(document: Path | str) -> int | None:
 def check_sampling(
     max_tokens: int, temperature: float, top_k: int, top_p: float, stop: Sequence[str], seed: int
 ) -> None:
-    """Refuse what `Generator.generate` cannot sample with.
+    """Check the arguments of `Generator.generate`.
 
     Raises:
-      UserError: a number out of its range, or an empty stop string.
+      UserError: a number is out of its range, or a stop string is empty.
     """
     _check_writing(max_tokens, stop)
     if not 0 <= temperature < float("inf"):
@@ -267,17 +274,17 @@ def check_search(
     stop: Sequence[str],
     vocab_size: int,
 ) -> None:
-    """Refuse what `Generator.search` cannot search with.
+    """Check the arguments of `Generator.search`.
 
     Raises:
-      UserError: a number out of its range, or an empty stop string.
+      UserError: a number is out of its range, or a stop string is empty.
     """
     _check_writing(max_tokens, stop)
     check_beams(beams, length_penalty, no_repeat_ngram, vocab_size)
 
 
 def check_beams(beams: int, length_penalty: float, no_repeat_ngram: int, vocab_size: int) -> None:
-    """Raise a `UserError` if a number of beam search is out of its range."""
+    """Raise a `UserError` if a setting of beam search is out of its range."""
     if not 1 <= beams <= vocab_size:
         raise UserError(f"beam={beams}: must be from 1 to {vocab_size}, the size of the vocabulary")
     if not -_MOST_PENALTY <= length_penalty <= _MOST_PENALTY:
@@ -296,7 +303,10 @@ def _check_writing(max_tokens: int, stop: Sequence[str]) -> None:
 
 
 def _pad_prompt(tokens: np.ndarray) -> np.ndarray:
-    """Return tokens [t] as [1 p] after -1, p a power of two or 0, so that few programs compile."""
+    """Return tokens [t] padded with -1 on the left to [1 p], with p a power of two, or 0.
+
+    Few lengths p mean few compiled programs.
+    """
     count = len(tokens)
     before = (1 << (count - 1).bit_length()) - count if count else 0
     return np.pad(tokens, (before, 0), constant_values=-1)[None].astype(np.int32)

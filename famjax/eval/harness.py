@@ -1,9 +1,12 @@
-"""lm-evaluation-harness, unmodified, on a run: a subclass of its `TemplateLM`.
+"""Evaluation of a run with the unmodified lm-evaluation-harness, by a subclass of its `TemplateLM`.
 
-Differences from the harness's own `hf` model: a document always begins with bos, as in training
-(`add_bos_token=True` there); nothing is ever cut off on the left; and `loglikelihood_rolling` reads
-a document of any length in one stream, so that every token is predicted from all before it, where
-`hf` starts again every `max_length` tokens. Documents that fit a window have equal results.
+Differences from the harness's own `hf` model:
+
+- A document always begins with bos, as in training (`hf` with `add_bos_token=True`).
+- Nothing is ever cut off on the left.
+- `loglikelihood_rolling` reads a document of any length in one stream, so that every token is
+  predicted from all before it, whereas `hf` starts again every `max_length` tokens. Documents that
+  fit in one window get the same result.
 """
 
 from __future__ import annotations
@@ -40,9 +43,9 @@ from famjax.tasks.task import Request
 from famjax.train.run import Run
 
 _MAX_GENERATED = 256
-# settings of generation that a run has
+# the harness's settings of generation that `Generator` has, too
 _SAMPLING = ("temperature", "top_k", "top_p")
-# of files with tasks
+# suffixes of files with tasks
 _FILES = (".yaml", ".yml")
 
 
@@ -50,9 +53,9 @@ class FamjaxLM(TemplateLM):
     """A run as a model of the harness: `simple_evaluate(model=FamjaxLM(run), ...)`.
 
     Args:
-      run: any.
-      batch: documents that are read together.
-      quiet: no progress.
+      run: any run.
+      batch: number of documents that are read together.
+      quiet: whether to hide the progress.
     """
 
     def __init__(self, run: Run, batch: int = 8, quiet: bool = True):
@@ -75,7 +78,7 @@ class FamjaxLM(TemplateLM):
         self, string: str, add_special_tokens: bool | None = None, **kwargs: Any
     ) -> list[int]:
         """Return the ids of a text, after bos unless `add_special_tokens` is False."""
-        # what a chat template wrote is marked in the text; other text is plain, whatever is in it
+        # a control token counts as one only where the chat template wrote it, marked in the text
         ids = self._run.tokenizer.encode_rendered(string).tolist()
         return ids if add_special_tokens is False else [self.prefix_token_id, *ids]
 
@@ -111,7 +114,7 @@ class FamjaxLM(TemplateLM):
         return [score for score, _ in self._loglikelihood_tokens(pairs)]
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
-        """Return what is generated after each context, up to one of its stop strings."""
+        """Return the text generated after each context, up to the first of its stop strings."""
         generator = Generator(self._run)
         texts = []
         with TokenProgress("answers", len(requests), self._quiet) as progress:
@@ -130,17 +133,17 @@ class FamjaxLM(TemplateLM):
 
 
 def evaluate(run: Run, request: Request) -> dict[str, Any]:
-    """Return the results of the harness's tasks, evaluated one after the other.
+    """Evaluate the requested tasks of the harness one after the other.
 
     Returns:
-      files: names of the tasks, as given; shots, chat, harness (its version), seconds; scores (the
-      first metric of each task, of a group its own); rows: of task, metric, filter, value, error
-      (standard error of the value, or None), examples, shots, version, documents (a hash of the
-      examples), by_example (the metric of each example, if the value is their mean, else empty).
+      files (names of the tasks, as given), shots, chat, harness (its version), seconds; scores, the
+      first metric of each task, or of the group itself for a group that has one; rows of task,
+      metric, filter, value, error (standard error of the value, or None), examples, shots, version,
+      documents (a hash of the examples) and by_example (the metric of each example if the value is
+      their mean, else empty).
 
     Raises:
-      UserError: a task that the harness does not have, whose data cannot be loaded, or that has no
-        metric.
+      UserError: the harness does not have a task, its data cannot be loaded, or it has no metric.
     """
     begin = time.perf_counter()
     scores: dict[str, float] = {}
@@ -165,7 +168,7 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
 
 
 def check_names(request: Request) -> None:
-    """Raise a `UserError` if the harness has not all of the tasks."""
+    """Raise a `UserError` if the harness does not have all requested tasks."""
     find_tasks(request.files)
 
 
@@ -185,9 +188,9 @@ def _evaluate_task(run: Run, request: Request, name: str, task: str) -> dict[str
 
 
 class _TaskManager(TaskManager):
-    """The harness's tasks, or those in the folder of a YAML file.
+    """A `TaskManager` that raises a `UserError` if a task's data cannot be loaded.
 
-    Loading a task loads its data, and runs no code of famjax: whatever fails then is a `UserError`.
+    Loading a task runs no code of famjax, so any exception there is an error of the data.
     """
 
     def load(self, task_list: Any) -> Any:
@@ -195,14 +198,14 @@ class _TaskManager(TaskManager):
             return super().load(task_list)
 
     def load_task_or_group(self, task_list: Any = None) -> Any:
-        """Load tasks, in versions of the harness without `load`."""
+        """Like `load`, for versions of the harness that call this instead."""
         with _loading(task_list):
             return super().load_task_or_group(task_list)
 
 
 @functools.cache
 def _own_tasks() -> _TaskManager:
-    # the harness reads all its files, for seconds
+    # cached: the harness reads all its task files, which takes seconds
     return _TaskManager()
 
 
@@ -214,7 +217,7 @@ def _task_manager(name: str) -> _TaskManager:
 
 @contextmanager
 def _loading(tasks: Any) -> Iterator[None]:
-    """Raise a `UserError` of one line for an error while the data of tasks is loaded."""
+    """Turn an error while the data of tasks is loaded into a `UserError` of one line."""
     try:
         yield
     except Exception as error:
@@ -226,11 +229,11 @@ def _loading(tasks: Any) -> Iterator[None]:
 
 
 def _cause(error: BaseException) -> tuple[BaseException, str]:
-    """Return the error that caused another one, and its kind and first line."""
+    """Return the error that is the root cause of another, and a short description of it."""
     causes = [error]
     while (cause := causes[-1].__cause__) is not None and cause not in causes:
         causes.append(cause)
-    # the last that says something
+    # the last one with a message
     last = next((each for each in reversed(causes) if str(each).strip()), causes[-1])
     line = next(iter(str(last).strip().splitlines()), "")
     if isinstance(last, KeyError):
@@ -239,7 +242,7 @@ def _cause(error: BaseException) -> tuple[BaseException, str]:
 
 
 def _remedy(name: str, cause: BaseException) -> str:
-    """Return what to do so that the data of a task can be loaded."""
+    """Return advice on how to make the data of a task loadable."""
     if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
         return "free disk space, or set HF_HOME to a folder on another disk"
     if "scripts are no longer supported" in str(cause):
@@ -255,10 +258,13 @@ def _prepare(name: str) -> str:
 
 
 def find_tasks(files: str | None) -> list[tuple[str, str]]:
-    """Return the tasks that are named, each with its name in the harness.
+    """Return the requested tasks, each as given and with its name in the harness.
+
+    Args:
+      files: names of tasks and YAML files, separated by commas.
 
     Raises:
-      UserError: the harness has no such task, or there is no such file.
+      UserError: the harness does not have a task, or a file does not exist.
     """
     tasks = []
     for name in filter(None, (files or "").split(",")):
@@ -274,7 +280,11 @@ def find_tasks(files: str | None) -> list[tuple[str, str]]:
 
 
 def _task_of(file: Path) -> str:
-    """Return the name of the task in a file; it may have functions, which no plain parser reads."""
+    """Return the name of the task in a YAML file.
+
+    A regular expression finds it: the file may have `!function` tags, which a plain YAML parser
+    rejects.
+    """
     if not file.exists():
         raise UserError(f"lm_eval:{file}: there is no such file")
     name = re.search(r"^(?:task|group):\s*([^\s#]+)", file.read_text(), re.MULTILINE)
@@ -312,7 +322,7 @@ def _rows(found: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _hash_documents(found: dict[str, Any], task: str) -> str:
-    """Return a hash of the examples of a task, in order; "" of none, as of a group."""
+    """Return a hash of the examples of a task, in order; "" if it has none, like a group."""
     samples = sorted(found["samples"].get(task, []), key=lambda sample: sample["doc_id"])
     return digest([sample["doc_hash"] for sample in samples]) if samples else ""
 
@@ -320,7 +330,7 @@ def _hash_documents(found: dict[str, Any], task: str) -> str:
 def _by_example(
     found: dict[str, Any], task: str, metric: str, filtered: str, value: float
 ) -> list[float]:
-    """Return a metric of each example; none if the value is not their mean."""
+    """Return a task's metric for each example; an empty list if `value` is not their mean."""
     samples = sorted(found["samples"].get(task, []), key=lambda sample: sample["doc_id"])
     values = [sample.get(metric) for sample in samples if sample["filter"] == filtered]
     if not values or not all(isinstance(each, int | float) for each in values):

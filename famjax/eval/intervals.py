@@ -1,4 +1,4 @@
-"""Intervals of differences between models that were evaluated on the same documents."""
+"""Bootstrap confidence intervals over documents, of means and of differences between models."""
 
 from __future__ import annotations
 
@@ -14,28 +14,27 @@ def paired_interval(
     samples: int = 10_000,
     level: float = 0.95,
 ) -> tuple[float, float | None, float | None]:
-    """Return by how many bits per byte a model is worse than another.
+    """Return by how many bits per byte a model is worse than another, with a bootstrap interval.
 
-    The interval is a bootstrap over documents.
-
-    Documents are drawn with replacement, the same for both models, so that what makes a document
-    hard cancels. Seeds of training are not drawn: they are averaged.
+    Documents are drawn with replacement, the same ones for both models, so that the difficulty of a
+    document cancels. Training seeds are not drawn: they are averaged.
 
     Args:
-      nats: [documents], the sum over a document's tokens, averaged over seeds.
-      other_nats: [documents], of the other model.
-      size: [documents], bytes.
-      samples: draws.
-      level: of confidence.
+      nats: [documents], the model's loss summed over a document's tokens, averaged over seeds.
+      other_nats: [documents], the same for the other model.
+      size: [documents], sizes in bytes.
+      samples: number of bootstrap samples.
+      level: confidence level.
 
     Returns:
-      the difference in bits per byte, and the ends of its interval; one document has none.
+      the difference in bits per byte, and the ends of its interval, which are None if there is only
+      one document.
     """
     difference = (nats - other_nats) / np.log(2)
     if len(size) == 1:
         return float(difference[0] / size[0]), None, None
     rng = np.random.default_rng(0)
-    # one sample at a time, so that many documents take no more memory
+    # one sample at a time, so that memory does not grow with samples * documents
     means = []
     for _ in range(samples):
         drawn = rng.integers(len(size), size=len(size))
@@ -49,11 +48,12 @@ def ratio_interval(
 ) -> tuple[float, float, float]:
     """Return the mean of all values of n documents, and the ends of its bootstrap interval.
 
-    Documents are drawn, each with all its values, so that the mean is that of the values however
-    many a document has. Equal means have the ends of `mean_interval`.
+    The mean is over values, although documents may have different numbers of them. The bootstrap
+    draws documents, each with all its values. If all documents have the same mean or the same
+    number of values, this is `mean_interval` of their means.
 
     Args:
-      sums, counts: [n], of the values of each document.
+      sums, counts: [n], the sum and the number of each document's values.
     """
     means = sums / counts
     if np.ptp(means) == 0 or np.ptp(counts) == 0:
@@ -70,13 +70,13 @@ def ratio_interval(
 def mean_of_ratios(
     sets: Sequence[tuple[np.ndarray, np.ndarray]], samples: int = 10_000, level: float = 0.95
 ) -> tuple[float, float, float]:
-    """Return the mean over sets of `ratio_interval`'s means, and the ends of its interval.
+    """Return the mean over sets of the means of `ratio_interval`, and the ends of its interval.
 
-    Documents are drawn within each set. If that changes nothing, the ends are as far away as those
-    of `mean_interval` for as many documents of equal values.
+    The bootstrap draws documents within each set. If all samples are equal, the ends are those that
+    `mean_interval` has for the same number of documents with equal values.
 
     Args:
-      sets: sums and counts [n] of the n documents of each.
+      sets: for each set the sums and counts [n] of its n documents.
     """
     if len(sets) == 1:
         return ratio_interval(*sets[0], samples, level)
@@ -99,20 +99,20 @@ def mean_interval(
 ) -> tuple[float, float, float]:
     """Return the mean of values [n] of n documents, and the ends of its bootstrap interval.
 
-    Equal values have none: the ends are then as far away as those of Clopper and Pearson are for n
-    successes of n, 1 - ((1 - level) / 2)^(1/n).
+    A bootstrap of equal values has no width. The ends are then 1 - ((1 - level) / 2)^(1/n) from the
+    mean, like the Clopper-Pearson bound for n successes out of n.
     """
     mean, tail = float(values.mean()), (1 - level) / 2
     if np.ptp(values) == 0:
         away = _distance(len(values), level)
         return mean, mean - away, mean + away
     rng = np.random.default_rng(0)
-    # one at a time, so that many documents take no more memory
+    # one sample at a time, so that memory does not grow with samples * documents
     means = [values[rng.integers(len(values), size=len(values))].mean() for _ in range(samples)]
     low, high = np.quantile(means, [tail, 1 - tail])
     return mean, float(low), float(high)
 
 
 def _distance(documents: int, level: float) -> float:
-    """Return how far the ends are from the mean of so many documents of equal values."""
+    """Return the distance from the mean to the ends for a number of documents of equal values."""
     return float(1 - ((1 - level) / 2) ** (1 / documents))

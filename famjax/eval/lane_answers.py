@@ -1,4 +1,4 @@
-"""Answers and log-likelihoods of continuations, from a state of its own in each lane."""
+"""Answers, and log-likelihoods of continuations, where each lane starts from its own state."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ def answer_prompts(
     """Read a prompt [n] in each lane, and continue it greedily.
 
     Args:
-      states: at the beginning of a block, one for each lane of the stream or fewer, as the prompts.
-      most: tokens of each answer.
-      is_done: of a lane and its text: it needs no further token.
+      stream: a stream with at least as many lanes as there are prompts.
+      states: the state of each prompt's document, at the beginning of a block.
+      prompts: tokens of the prompts, [n] each.
+      most: maximum number of tokens of each answer.
+      is_done: called with a lane and its text so far; returns whether the answer is complete.
 
     Returns:
-      for each lane the text, and whether it ended at its most tokens.
+      for each lane the text, and whether it was cut at its maximum number of tokens.
     """
     lanes = len(states)
     stream.set_lanes(_padded(states, stream.batch))
@@ -58,10 +60,13 @@ def score_continuations(
     prompts: Sequence[np.ndarray],
     continuations: Sequence[np.ndarray],
 ) -> list[float]:
-    """Return the log-likelihood, in nats, of a continuation [n] of each lane's prompt [n].
+    """Return the log-likelihood in nats of a continuation after a prompt, one pair in each lane.
 
     Args:
-      states: at the beginning of a block, one for each lane of the stream or fewer.
+      stream: a stream with at least as many lanes as there are prompts.
+      states: the state of each prompt's document, at the beginning of a block.
+      prompts: tokens of the prompts, [n] each.
+      continuations: tokens of the continuations, [n] each.
     """
     lanes = len(states)
     stream.set_lanes(_padded(states, stream.batch))
@@ -92,9 +97,12 @@ def _read_prompts(stream: LaneStream, prompts: Sequence[np.ndarray]) -> np.ndarr
 def _rounds(
     stream: LaneStream, texts: Sequence[np.ndarray]
 ) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
-    """Yield calls that read a text [n] in each lane: tokens [b t], what is before them, sizes [b].
+    """Split the texts [n] of the lanes into calls of the stream.
 
-    Calls are a chunk long, the last of them half of that, or a quarter ..., in whole blocks.
+    Yields:
+      tokens [b t] of a call; how many tokens of each text were read before it; sizes [b], how many
+      of its tokens are valid. A call is a chunk long; the last one may be half of that, a quarter
+      and so on, in whole blocks.
     """
     longest = max(map(len, texts))
     at = 0
@@ -112,5 +120,5 @@ def _rounds(
 
 
 def _padded(states: Sequence[LaneState], lanes: int) -> list[LaneState]:
-    """Return a state for each lane; those that are not needed have the first."""
+    """Return one state per lane; lanes that are not needed get a copy of the first."""
     return [*states, *[states[0]] * (lanes - len(states))]

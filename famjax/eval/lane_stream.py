@@ -1,7 +1,8 @@
-"""Lanes at different places of different documents: nothing waits for the longest document.
+"""Streams whose lanes are at different positions, so that no lane waits for the longest document.
 
-A lane reads the whole blocks of a document, then begins the next one. What is left, less than a
-block, is read with the questions about it, by lanes that continue from the document's state.
+A lane reads the whole blocks of a document, then begins the next one. The rest of the document,
+less than a block, is read together with the questions about it, by lanes that continue from the
+document's state.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from famjax.eval.streaming import CHUNK, Streamer, rechunk
 from famjax.models.language_model import LanguageModel
 from famjax.parallel.sharding import is_axes
 
-# of the tokens that are computed, at most so many are padding if any plan manages it
+# largest share of padding in the computed tokens, if any plan achieves it
 MOST_PADDING = 0.1
 
 
@@ -28,8 +29,8 @@ class LaneState(NamedTuple):
     """The state of one lane.
 
     Attributes:
-      memory: the model's state, of a batch of 1.
-      tokens: of its document, read so far.
+      memory: the model's state with a batch of 1.
+      tokens: number of tokens of the lane's document that it has read.
     """
 
     memory: State
@@ -42,15 +43,16 @@ class LaneStream(Streamer):
     Args:
       model, batch, chunk: as in `Streamer`.
       ablation: one of `famjax.eval.ablations.ABLATIONS`; "" is none.
-      update: tokens between resets of the ablation "reset", a multiple of the model's block, which
-        is the default.
+      update: number of tokens between the resets of the ablation "reset", a multiple of the model's
+        block; None is one block.
 
     Attributes:
-      positions: [b], tokens that each lane has read of its document.
-      chunk: tokens of a call.
+      positions: [b], number of tokens that each lane has read of its document.
+      chunk: tokens per call.
 
     Raises:
-      UserError: a size that does not fit the model, or it has no part that could be taken away.
+      UserError: a size does not fit the model, or the model does not have the part that the
+        ablation takes away.
     """
 
     def __init__(
@@ -61,7 +63,7 @@ class LaneStream(Streamer):
         ablation: str = "",
         update: int | None = None,
     ):
-        # the axis of each array of the state that is the lanes'
+        # for each array of the state, the axis of the lanes
         axes = jax.tree.leaves(model.state_axes(), is_leaf=is_axes)
         self._axes = tuple(names.index("batch") for names in axes)
         self._taken: tuple[bool, ...] | None = None
@@ -73,17 +75,19 @@ class LaneStream(Streamer):
     def _start(self, batch: int) -> None:
         super()._start(batch)
         self.positions = np.zeros(batch, np.int64)
-        # what calls do not donate
+        # a copy that no call donates
         self._initial = None if self._taken is None else jax.tree.map(jnp.copy, self._memory)
 
     def read_lanes(self, tokens: np.ndarray, sizes: np.ndarray, starts: np.ndarray) -> None:
-        """Read the first `sizes` [b] of tokens [b n*block]; asynchronous.
+        """Read tokens in the lanes; asynchronous.
 
-        Every lane that reads something is at the beginning of a block. `logits` are those after
-        the last token of each lane, and undefined where it reads none.
+        Every lane that reads must be at the beginning of a block, or start a document. Afterwards
+        `logits` are those after the last token of each lane, and undefined in lanes that read none.
 
         Args:
-          starts: [b] bool, a document begins.
+          tokens: [b n*block], padded at the end.
+          sizes: [b], how many tokens each lane reads.
+          starts: [b] bool, whether a document begins with the lane's first token.
         """
         found: Array | None = None
         for piece, count, begin in self._pieces(tokens, sizes, starts):
@@ -95,7 +99,7 @@ class LaneStream(Streamer):
         self._logits = found
 
     def skim_lanes(self, tokens: np.ndarray, sizes: np.ndarray, starts: np.ndarray) -> None:
-        """As `read_lanes`, without logits; asynchronous."""
+        """Like `read_lanes`, without computing logits; asynchronous."""
         for piece, count, begin in self._pieces(tokens, sizes, starts):
             ctx = self._begin(piece, count, begin)
             self._wait()
@@ -108,7 +112,7 @@ class LaneStream(Streamer):
     def losses_lanes(
         self, tokens: np.ndarray, targets: np.ndarray, sizes: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """As `read_lanes`, and return nll and correct of the targets, [b n*block] each."""
+        """Read tokens like `read_lanes`; return nll and correct of targets, [b n*block] each."""
         nll, correct, at = [], [], 0
         for piece, count, begin in self._pieces(tokens, sizes, np.zeros(self.batch, bool)):
             ctx, width = self._begin(piece, count, begin), piece.shape[1]
@@ -121,12 +125,12 @@ class LaneStream(Streamer):
         return np.concatenate(nll, 1), np.concatenate(correct, 1)
 
     def lane_losses(self, batch: Batch[np.ndarray]) -> tuple[Array, ...]:
-        """As `Streamer.lane_losses`, block by block if a part of the state is taken away."""
+        """Like `Streamer.lane_losses`, but block by block if the ablation restores state there."""
         if self._taken is None:
             return super().lane_losses(batch)
         parts = []
         for at in range(0, self.chunk, self.block):
-            # lanes without a token here are through with their document
+            # also in lanes without tokens here: they have finished their document
             self._take_away(np.ones(self.batch, bool))
             own = slice(at, at + self.block)
             masks = (jnp.asarray(mask[:, own]) for mask in (batch["reset"], batch["valid"]))
@@ -137,15 +141,17 @@ class LaneStream(Streamer):
     def _pieces(
         self, tokens: np.ndarray, sizes: np.ndarray, starts: np.ndarray
     ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Yield tokens, sizes and starts of each call: of one, or of blocks between which a part
-        of the state is taken away."""
+        """Yield tokens, sizes and starts of each call.
+
+        This is one call, or one for each block if the ablation restores state between blocks.
+        """
         width = tokens.shape[1] if self._taken is None else self.block
         for at in range(0, tokens.shape[1], width):
             count = np.clip(sizes - at, 0, width)
             yield tokens[:, at : at + width], count, starts if at == 0 else np.zeros_like(starts)
 
     def _begin(self, tokens: np.ndarray, sizes: np.ndarray, starts: np.ndarray) -> Context:
-        """Return the masks of a call of whole blocks."""
+        """Prepare a call of whole blocks: apply the ablation, and return the masks."""
         if (self.positions[(sizes > 0) & ~starts] % self.block).any():
             raise ValueError("a lane is not at the beginning of a block")
         self.positions = np.where(starts, 0, self.positions)
@@ -186,7 +192,7 @@ class LaneStream(Streamer):
         return LaneState(jax.tree.unflatten(tree, taken), int(self.positions[number]))
 
     def set_lanes(self, states: Sequence[LaneState]) -> None:
-        """Continue from a state in each lane, which are copied."""
+        """Set the state of each lane to a copy of the given one, and continue from there."""
         trees = [state.memory for state in states]
         leaves = _join_lanes([jax.tree.leaves(tree) for tree in trees], self._axes)
         old, tree = jax.tree.flatten(self._memory)
@@ -216,12 +222,12 @@ _restore = jax.jit(restore_lanes, static_argnums=(3, 4))
 
 
 class LanePlan(NamedTuple):
-    """How documents are read.
+    """How many lanes read documents, and in which chunks.
 
     Attributes:
       lanes: number of lanes.
       chunk: tokens that each lane reads in a call.
-      padding: share of the computed tokens that are none of a document's.
+      padding: share of padding in the computed tokens.
     """
 
     lanes: int
@@ -230,13 +236,15 @@ class LanePlan(NamedTuple):
 
 
 def plan_lanes(sizes: Sequence[int], batch: int, block: int, longest: int = CHUNK) -> LanePlan:
-    """Return the largest plan with little padding, else that with the least.
+    """Return the plan with the most tokens per call among those with little padding.
+
+    Little is `MOST_PADDING`, or the least padding of any plan if that is more.
 
     Args:
-      sizes: tokens of the documents, of which whole blocks are read.
-      batch: most lanes.
-      block: of the model; chunks are multiples of it.
-      longest: most tokens of a chunk, about.
+      sizes: number of tokens of each document; only whole blocks of them are read.
+      batch: maximum number of lanes.
+      block: block length of the model; chunks are multiples of it.
+      longest: approximate maximum number of tokens of a chunk.
     """
     plans = []
     read = sum(size // block * block for size in sizes)
@@ -255,7 +263,7 @@ def plan_lanes(sizes: Sequence[int], batch: int, block: int, longest: int = CHUN
 
 
 def _count_calls(calls: Sequence[int], lanes: int) -> int:
-    """Return the calls if each document goes to the first free lane, long ones first."""
+    """Return the number of calls if each document goes to the first free lane, long ones first."""
     loads = [0] * lanes
     for count in sorted(calls, reverse=True):
         loads[loads.index(min(loads))] += count
@@ -266,9 +274,9 @@ class ReadDocument(NamedTuple):
     """A document that was read up to its last whole block.
 
     Attributes:
-      number: of it.
-      state: after its whole blocks.
-      left: [n], its tokens after them, fewer than a block.
+      number: number of the document.
+      state: state of a lane after the whole blocks.
+      left: [n], the tokens after the whole blocks, fewer than a block.
     """
 
     number: int
@@ -282,13 +290,15 @@ def read_documents(
     open_document: Callable[[int], Iterable[np.ndarray]],
     advance: Callable[[int], None] = lambda tokens: None,
 ) -> Iterator[ReadDocument]:
-    """Read documents up to their last whole blocks; yield each when it is read.
+    """Read the whole blocks of documents, and yield each document as soon as it is read.
 
     Args:
-      stream: in its initial state.
-      numbers: of the documents; each goes to the first free lane, so long ones should come first.
-      open_document: returns the tokens of a document, from bos on, in pieces [n].
-      advance: counts tokens that were read.
+      stream: a stream in its initial state.
+      numbers: numbers of the documents. Each document goes to the first free lane, so long ones
+        should come first.
+      open_document: called with a number; returns the document's tokens, from bos on, in pieces
+        [n].
+      advance: called after each call of the model with the number of tokens that it read.
     """
     empty, waiting = stream.lane(0), iter(numbers)
     lanes: list[_Lane | None] = [None] * stream.batch
@@ -297,7 +307,7 @@ def read_documents(
         for i in range(stream.batch):
             while (lane := lanes[i]) is None or lane.is_read:
                 if lane is not None:
-                    # of less than a block nothing is read
+                    # a document of less than one block: nothing was read
                     state = stream.lane(i) if lane.has_begun else empty
                     yield ReadDocument(lane.number, state, lane.left)
                 number = next(waiting, None)
@@ -319,12 +329,12 @@ def read_documents(
 
 
 class _Lane:
-    """What a lane reads of a document.
+    """The document that a lane reads, and what is left of it.
 
     Attributes:
-      number: of the document.
-      has_begun: something was read.
-      left: [n], the tokens after the whole blocks, once all of them are read.
+      number: number of the document.
+      has_begun: whether anything was read.
+      left: [n], the tokens after the whole blocks, once all whole blocks are read.
     """
 
     def __init__(

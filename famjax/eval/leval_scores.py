@@ -1,20 +1,21 @@
-"""L-Eval's scores of exams (arXiv 2307.11088), as its `auto_eval.py` and `em.py` compute them."""
+"""L-Eval's scores for exams (arXiv 2307.11088), as its `auto_eval.py` and `em.py` compute them."""
 
 from __future__ import annotations
 
 import re
 
-# removed from an answer that tells what code prints
+# phrases that are removed from an answer about what some code prints
 _TOLD = re.compile("will be|of the code|is|would be|the value of|the result of|printed")
 
 
 def letters(several: bool, output: str, reference: str) -> float:
-    """Return 1 if an answer chooses the letters that a reference begins with.
+    """Return 1 if the output chooses exactly the letters that the reference begins with.
 
-    A part of several right letters scores 0.25.
+    A non-empty proper subset of the right letters scores 0.25, anything else 0.
 
     Args:
-      several: more than one letter may be right; else the first of A to D in the output counts.
+      several: whether more than one letter may be right. If not, the first letter of A to D in the
+        output counts.
     """
     right = set(re.findall("[A-D]", reference.split()[0]))
     chosen = _chosen(output, several)
@@ -22,7 +23,7 @@ def letters(several: bool, output: str, reference: str) -> float:
 
 
 def _chosen(output: str, several: bool) -> set[str]:
-    """Return the letters of an answer. One with words but without these letters counts as A."""
+    """Return the chosen letters; an output with none of A to D counts as A."""
     if output in "ABCD":
         return set(output)
     if not several:
@@ -36,7 +37,10 @@ def _chosen(output: str, several: bool) -> set[str]:
 
 
 def contains(output: str, reference: str) -> float:
-    """Return 1 if a reference is in an output, but for case and spaces, or is the same number."""
+    """Return 1 if the output contains the reference, or both are the same number, else 0.
+
+    Case and spaces do not matter.
+    """
     try:
         return float(float(output) == float(reference))
     except ValueError:
@@ -48,16 +52,16 @@ def _packed(text: str) -> str:
 
 
 def final_number(output: str, reference: str) -> float:
-    """Return 1 if an output ends with the number of a reference (GSM8K).
+    """Return 1 if the final number of the output is that of the reference, else 0 (GSM8K).
 
-    That is what follows "The answer is", or else the last number of the first paragraph.
+    The final number is the one after "The answer is", or else the last one of the first paragraph.
     """
     found = _result(output)
     return float(found != "" and float(found) == float(_result(reference)))
 
 
 def _result(text: str) -> str:
-    """Return the digits of the result, without a fraction; "" if there is none."""
+    """Return the digits of the final number before a decimal point; "" without a number."""
     told = re.search(r"The answer is (\S+)", text)
     words = text.split("\n\n")[0].split(" ")
     last = next((word for word in reversed(words) if re.search(r"\d", word)), "")
@@ -65,16 +69,16 @@ def _result(text: str) -> str:
 
 
 def truth(output: str, reference: str) -> float:
-    """Return 1 if the first "true" or "false" in an output is the reference."""
+    """Return 1 if the first "true" or "false" in the output equals the reference, else 0."""
     found = re.search("true|false", output.lower())
     return float(found is not None and found[0] == reference.lower())
 
 
 def printed(output: str, reference: str) -> float:
-    """Return 1 if what code prints is in an answer that explains it.
+    """Return 1 if an output that explains what some code prints contains the reference, else 0.
 
-    The answer's last words count, or those after "the final output": three more than a reference
-    has.
+    Of the output, only the words after "the final output" count, or else the last words; in both
+    cases three more than the reference has.
     """
     most = len(reference.split()) + 3
     _, found, after = _TOLD.sub("", _joined(output)).rpartition("the final output")
@@ -83,6 +87,6 @@ def printed(output: str, reference: str) -> float:
 
 
 def _joined(text: str) -> str:
-    """Return printed arrays in one line, without commas, quotes and fractions of 0."""
+    """Return a text in one line, without commas, quotes, and ".0" after whole numbers."""
     text = re.sub(r",|'|\\|\.0", "", re.sub(r"\s+", " ", text))
     return text.replace("] [", "][").replace("[ [", "[[").replace("] ]", "]]")

@@ -1,4 +1,4 @@
-"""Log-likelihoods of continuations after contexts of any length, in a stream."""
+"""Log-likelihoods of continuations after contexts of any length, computed by streaming."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ from famjax.train.run import Run
 
 
 class Continuation(NamedTuple):
-    """Tokens, and what they follow: at least one token, such as bos.
+    """Tokens to score, and the context before them.
 
     Attributes:
-      context, tokens: [n] int32.
+      context: [n] int32, at least one token, such as bos.
+      tokens: [n] int32, the tokens to score.
     """
 
     context: np.ndarray
@@ -31,11 +32,11 @@ class Continuation(NamedTuple):
 
 
 class Score(NamedTuple):
-    """Of a continuation.
+    """The score of a continuation.
 
     Attributes:
       log_likelihood: sum of log p(token) in nats.
-      is_greedy: no token was likelier than any of its own.
+      is_greedy: whether each of its tokens was the likeliest one.
     """
 
     log_likelihood: float
@@ -48,7 +49,7 @@ def log_likelihoods(
     """Return the scores of continuations. Each is read once, from the beginning of its context.
 
     Raises:
-      UserError: one exceeds full attention's KV cache.
+      UserError: a context and its continuation exceed full attention's KV cache.
     """
     if not continuations:
         return []
@@ -73,7 +74,10 @@ def log_likelihoods(
 def _losses(
     streamer: Streamer, source: Source, block: int
 ) -> Iterator[tuple[Batch[np.ndarray], tuple[np.ndarray, np.ndarray]]]:
-    """Yield each batch with its losses, fetched one batch late: the host prepares the next."""
+    """Yield each batch with its losses.
+
+    Results are fetched one batch late, so that the host prepares the next one meanwhile.
+    """
     waiting: deque[Any] = deque()
     for rows in one_pass(source, streamer.batch, streamer.chunk, block):
         waiting.append((rows, streamer.lane_losses(rows)))
@@ -83,7 +87,10 @@ def _losses(
 
 
 class _Continuations(Source):
-    """Documents of a context and a continuation, each to the first free lane."""
+    """A source of documents that consist of a context and its continuation.
+
+    Each goes to the first free lane.
+    """
 
     def __init__(self, continuations: Sequence[Continuation]):
         self._continuations, self._next = continuations, 0

@@ -1,7 +1,8 @@
-"""Long documents with questions: a document is read once, and asked from copies of its state.
+"""Evaluation on generated long documents with questions.
 
-Answers are generated greedily, and scored by RULER's rule: the share of the references that an
-answer contains, whatever the case (arXiv 2404.06654, 4).
+A document is read once; each question is answered from a copy of the state after it. Answers are
+generated greedily, and scored by RULER's rule: the share of the references that an answer contains,
+ignoring case (arXiv 2404.06654, 4).
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from famjax.train.run import Run
 LENGTHS = [1024, 4096, 16384]
 # RULER's bar, the score of Llama 2 7B at 4,096 tokens; NoLiMa's share of the base score
 RULER_BAR, NOLIMA_SHARE = 0.856, 0.85
-# equal parts of a document, by which scores are reported
+# number of equal parts of a document for which scores are reported
 _DEPTHS = 5
 
 
 def evaluate(run: Run, request: Request) -> dict[str, Any]:
-    """Return the results of `evaluate_long`; files and facts are by default the run's own."""
+    """Return the results of `evaluate_long`; by default with the run's own files and facts."""
     task, data = find_task(request.task), run.config.data
     own = data.files if data.task != "text" else ""
     files = request.files or (own if task.has_files else "")
@@ -89,33 +90,36 @@ def evaluate_long(
     Documents are generated while they are read; memory does not grow with their length.
 
     Args:
-      run: of any task.
-      name: of the task.
-      lengths: most tokens of a document, the question and its answer included.
-      examples: documents of each length.
-      batch: documents read together.
-      questions: asked of each document.
-      files: filler of a task that has files, as `data.files`; "" is Python's standard library.
-      facts: file of the facts of a task that has them, as `data.long.facts`.
-      ablate: answer also with these ablations (`famjax.eval.ablations`), of the same documents.
-      quiet: no progress.
-      folder: keeps every example in a file of JSON lines; a later call with equal arguments
-        continues. With other lengths, too, what is there is kept.
+      run: a run of any task.
+      name: name of the long task.
+      lengths: maximum number of tokens of a document, including the question and its answer.
+      examples: number of documents of each length.
+      batch: number of documents that are read together.
+      questions: number of questions about each document.
+      files: filler of a task that takes files, in the form of `data.files`; "" is Python's standard
+        library.
+      facts: file with the facts of a task that takes them, in the form of `data.long.facts`.
+      ablate: ablations (`famjax.eval.ablations`) with which the same questions about the same
+        documents are answered again.
+      quiet: whether to hide the progress.
+      folder: folder of the examples file, to which every example is written. A later call with
+        equal arguments, or with other lengths, answers only what is missing there.
 
     Returns:
-      task, source, files, facts, examples (the name of the file), settings (what identifies its
-      examples), effective_length (of RULER's and NoLiMa's rule), and rows, one for each length:
-      length, examples (answers), score (their mean), interval (95%, a bootstrap over documents),
-      ablations (see `famjax.eval.examples.ablation_scores`), by_depth (of each fifth of the
-      document, None where nothing was asked), cut (answers
-      at their most tokens without the full score), updates (blocks of a document), seconds,
-      tokens_per_second (of reading), answer_seconds (of one question to a batch), state_bytes (of a
-      document), peak_bytes (of the process when the length had been read).
+      task, source, files, facts, examples (the name of the examples file), settings (a hash that
+      identifies the examples), effective_length (by the rules of RULER and NoLiMa), and rows, one
+      for each length: length, examples (number of answers), score (their mean), interval (95%, a
+      bootstrap over documents), ablations (see `famjax.eval.examples.ablation_scores`), by_depth
+      (score for each fifth of the document, None where no fact was), cut (number of answers that
+      reached their maximum number of tokens without the full score), updates (blocks per document),
+      seconds, tokens_per_second (of reading), answer_seconds (time to answer one question for a
+      batch of documents), state_bytes (of one document), peak_bytes (of the process after reading
+      this length).
 
     Raises:
-      UserError: there is nothing to ablate, a length is too short, or exceeds full attention's KV
-        cache, the tokenizer cannot express an answer, the task has fewer questions, or
-        the file is damaged.
+      UserError: there is nothing to ablate, a length is too short or exceeds full attention's KV
+        cache, the tokenizer cannot express an answer, the task has fewer questions, or the
+        examples file is damaged.
     """
     task = find_task(name)
     if files and not task.has_files:
@@ -179,9 +183,13 @@ def _batches(numbers: Sequence[int], size: int) -> Iterator[Sequence[int]]:
 
 
 def effective_lengths(rows: Sequence[dict[str, Any]]) -> dict[str, int | None]:
-    """Return the longest length whose score reaches a bar, as do all shorter ones, by rule.
+    """Return for each rule the longest length up to which all scores reach the rule's bar.
 
-    RULER: 85.6%. NoLiMa: 85% of the score of the shortest length. None: not even the shortest.
+    The bar of RULER is 85.6%, that of NoLiMa 85% of the score at the shortest length. The result is
+    None if not even the shortest length reaches it.
+
+    Args:
+      rows: rows with length and score, in ascending order of lengths.
     """
     bars = {"ruler": RULER_BAR, "nolima": NOLIMA_SHARE * rows[0]["score"]}
     lengths: dict[str, int | None] = {}
@@ -195,12 +203,12 @@ def effective_lengths(rows: Sequence[dict[str, Any]]) -> dict[str, int | None]:
 
 
 def score(output: str, question: Question) -> float:
-    """Return the share of the references that an output contains, whatever the case (RULER).
+    """Return the share of the references that an output contains, ignoring case (RULER).
 
-    Of a question of which any reference suffices, 1 if there is one.
+    If any one reference suffices (`any_of`), one of them scores 1.
 
-    Of a question with `wrong` answers (BABILong) only the first sentence counts, it has to have all
-    references, as whole words, and none of the wrong ones.
+    If the question has `wrong` answers (BABILong), only the first sentence of the output counts. It
+    scores 1 if it contains all references, as whole words, and none of the wrong answers, else 0.
     """
     if question.wrong is None:
         lowered = output.lower()
@@ -220,7 +228,7 @@ def _has_word(text: str, word: str) -> bool:
 
 
 def _is_settled(text: str, question: Question) -> bool:
-    """Return whether what follows a text cannot change its score."""
+    """Return whether no continuation of a text can change its score."""
     if question.wrong is None:
         return score(text, question) == 1
     return _first_sentence(text) != text.lstrip()
@@ -234,12 +242,12 @@ def _check(
     examples: int,
     questions: int,
 ) -> None:
-    """Refuse what would fail while it is read."""
+    """Raise early the errors that would otherwise occur while documents are read."""
     check_capacity(run.model.stack.capacity, lengths[-1])
     for number in range(examples):
         first = document(lengths[0], number)
         if not number:
-            # a piece of the filler, which may not fit
+            # take a piece of the filler, which may not fit
             list(islice(first.tokens(), 2))
         known = len(first.questions)
         if questions > known:
@@ -253,10 +261,14 @@ def _ask(
     questions: int,
     progress: TokenProgress,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Read documents side by side and answer their questions; return the fields of `Example`s."""
+    """Read documents together and answer their questions.
+
+    Returns:
+      the fields of each `Example` but the length, and the times of the batch.
+    """
     reading.seconds = 0.0
     found = list(reading.read(list(documents), lambda n: documents[n].tokens(), progress.advance))
-    # in the order of their numbers, whichever was read first
+    # sort by number, since documents end in any order
     found.sort(key=lambda each: each[""].number)
     begin = time.perf_counter()
     rows = []
@@ -301,10 +313,10 @@ def _answer(
     documents: dict[int, Document],
     question: int,
 ) -> list[tuple[str, bool]]:
-    """Return the answer of each document to its question, and whether it was cut, by an ablation.
+    """Return the answer about each document with an ablation, and whether the answer was cut.
 
-    An answer ends with a stop token, when its score is settled, or at its most tokens, without a
-    full score then.
+    An answer ends with a stop token, when its score is settled, or at its maximum number of tokens.
+    It counts as cut if it reached the maximum without the full score.
     """
     asked = [documents[each[name].number].content.questions[question] for each in found]
     answers = answer_prompts(
@@ -351,5 +363,5 @@ def _row(
 
 
 def _part(depth: float | None) -> int:
-    """Return the number of the part of a document; -1 is none."""
+    """Return which of the `_DEPTHS` parts of a document a depth lies in; -1 without a depth."""
     return -1 if depth is None else min(int(depth * _DEPTHS), _DEPTHS - 1)

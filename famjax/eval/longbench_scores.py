@@ -1,4 +1,4 @@
-"""LongBench's scores of answers (arXiv 2308.14508), as its `metrics.py` computes them."""
+"""LongBench's scores for answers (arXiv 2308.14508), as its `metrics.py` computes them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Iterator, Sequence
 
 
 def numbers(output: str, reference: str) -> float:
-    """Return the share of the numbers in an output that are the reference's."""
+    """Return the share of the numbers in an output that equal the reference's number."""
     found = re.findall(r"\d+", output)
     (right, *_) = re.findall(r"\d+", reference)
     return found.count(right) / len(found) if found else 0.0
 
 
 def code(output: str, reference: str) -> float:
-    """Return the similarity of a reference and the first line of an output, in whole percent.
+    """Return the similarity of the reference and the output's first line, rounded to percents.
 
-    That is difflib's ratio, to which the library of LongBench falls back. Empty lines before it
-    and lines with a comment or a backquote do not count.
+    The similarity is difflib's ratio, which the library that LongBench uses falls back to. Empty
+    lines at the beginning, and lines with a comment or a backquote, are skipped.
     """
     lines = output.lstrip("\n").split("\n")
     first = next((line for line in lines if not re.search("`|#|//", line)), "")
@@ -26,9 +26,9 @@ def code(output: str, reference: str) -> float:
 
 
 def classes(output: str, reference: str, options: Sequence[str]) -> float:
-    """Return 1 / n if the right class is among the n classes in an output.
+    """Return 1 / n if the right class is among the n classes that an output names, else 0.
 
-    Classes that are a part of the right one's name do not count.
+    Classes whose name is a part of the right class's name do not count.
     """
     found = [name for name in options if name in output]
     found = [name for name in found if name == reference or name not in reference]
@@ -36,11 +36,12 @@ def classes(output: str, reference: str, options: Sequence[str]) -> float:
 
 
 def rouge_l_unique(output: str, reference: str) -> float:
-    """Return ROUGE-L of summaries as the package rouge has it, which counts a word once.
+    """Return ROUGE-L of summaries as the package rouge computes it, which counts each word once.
 
-    With R and O the sets of the reference's and the output's words, and C the words in a longest
-    common subsequence of any sentence of the one with any of the other, it is the F1 of the
-    precision |C| / |O| and the recall |C| / |R|. Sentences end at a period, words at white space.
+    R and O are the sets of words of the reference and the output. C is the set of words in the
+    longest common subsequences of any sentence of the reference with any of the output. The score
+    is the F1 of the precision |C| / |O| and the recall |C| / |R|. Sentences end at a period, words
+    at white space.
     """
     written, right = list(_sentences(output)), list(_sentences(reference))
     if not written or not right:
@@ -52,13 +53,13 @@ def rouge_l_unique(output: str, reference: str) -> float:
 
 
 def _sentences(text: str) -> Iterator[list[str]]:
-    # white space alone is a sentence of one empty word there
+    # the package rouge takes white space between periods for a sentence of one empty word
     yield from (sentence.split() or [""] for sentence in text.split(".") if sentence)
 
 
 def _common_words(first: Sequence[str], second: Sequence[str]) -> Iterator[str]:
     """Yield the words of the longest common subsequence that the package rouge finds."""
-    # the lengths of those of the first i and j words
+    # lengths[i][j]: length of the longest common subsequence of the first i and the first j words
     lengths = [[0] * (len(second) + 1) for _ in range(len(first) + 1)]
     for i, word in enumerate(first, 1):
         for j, other in enumerate(second, 1):

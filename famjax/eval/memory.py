@@ -15,7 +15,7 @@ from famjax.eval.streaming import Streamer
 
 
 def memory_report() -> dict[str, int]:
-    """Return resident_bytes and peak_bytes of the process; outside Linux both are the peak."""
+    """Return resident_bytes and peak_bytes of the process. Outside Linux, both are the peak."""
     # kilobytes, but bytes on macOS
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
@@ -35,13 +35,14 @@ def measure_flatness(
     """Return the growth of the process's memory while streaming.
 
     Args:
-      streamer: provides a new stream.
-      tokens: [t], repeated.
-      first, last: token counts at the first and the last measurement of the peak.
+      streamer: a stream; a new one like it is measured.
+      tokens: [t], read again and again.
+      first, last: numbers of tokens after which the peak is measured first and last.
 
     Returns:
-      peaks: rows of tokens and peak_bytes, at each doubling from first to last; growth: the last
-      peak over the first, minus 1; state_bytes: of the streamer, before and after.
+      peaks, rows of tokens and peak_bytes at each doubling from `first` to `last`; growth, the last
+      peak over the first, minus 1; state_bytes, a list of the size of the stream's state before and
+      after.
     """
     stream = streamer.new_stream()
     before = stream.state_bytes()
@@ -59,9 +60,9 @@ def measure_flatness(
 
 
 def update_tokens(config: Config) -> int:
-    """Return the tokens from one update of the memory to the next.
+    """Return the number of tokens between updates of the memory.
 
-    Of a stack without blocks it is the span that it attends to.
+    This is a block, or the attention span of a stack without blocks.
     """
     model = config.model
     return model.block_len if has_blocks(model) else model.feedback.span

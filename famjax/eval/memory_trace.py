@@ -1,17 +1,19 @@
-"""What a memory does along a document: its size, what changes it, and what it is worth.
+"""Measures of a memory along a document: how large it is, how it changes, and what it is worth.
 
-The measures of a memory F of one layer after block tau. F has f parts: FAM's are its tokens [d],
-those of a delta-rule memory are its key heads [k e].
+They are measured in each layer for the memory F after block tau. F has f parts: FAM's parts are its
+tokens [d], those of a delta-rule memory are its key heads [k e].
 
-    rms         sqrt(mean F^2); of the paper's sum it grows with the document
-    turn        angle between a part of F_tau and of F_{tau-1} in degrees, mean over parts
+    rms         sqrt(mean F^2); with the paper's sum as the update it grows with the document
+    turn        angle in degrees between a part of F_tau and the same part of F_{tau-1}, mean over
+                parts
     similarity  cosine between two parts of F, mean over pairs
     rank        exp(entropy of s / sum(s)), s the singular values of F [f d], from 1 to min(f, d);
-                of a head [k e], mean over heads
-    mass        share of the block's attention weights on F_{tau-1}; of a delta-rule memory the
-                share of lengths, |read from F| / (|read from F| + |attention|)
-    gates       how far each token moves (`famjax.layers.memory_gate`), or the rates of a block's
-                tokens by head, mean over tokens (`famjax.layers.delta_memory`)
+                for a delta-rule memory that of a head [k e], mean over heads
+    mass        share of the block's attention weights on F_{tau-1}; for a delta-rule memory the
+                share of norms, |read from F| / (|read from F| + |attention|)
+    gates       how far each memory token moves (`famjax.layers.memory_gate`), or for a delta-rule
+                memory the rates of a block's tokens for each head, mean over tokens
+                (`famjax.layers.delta_memory`)
 """
 
 from __future__ import annotations
@@ -34,23 +36,24 @@ from famjax.stacks.residual import ResidualStack
 from famjax.tasks.passkey import evaluated_task
 from famjax.train.run import Run
 
-# blocks of one compiled call
+# number of blocks in one compiled call
 _BLOCKS = 32
-# blocks before the last one to which gradients are followed
+# number of blocks before the last one to which gradients are followed
 REACH = 32
 
 
 class MemoryTrace(NamedTuple):
-    """Measures by block (n), layer with a memory (l) and part of it (f), arrays of float32.
+    """Measures of a memory, as float32 arrays over blocks (n), layers with a memory (l), parts (f).
 
     Attributes:
       loss: [n], nats per token.
-      rms, turn, similarity, rank, mass: [n l], see above.
-      gates: [n l f]; [n 0 f] if the update has none.
-      without: [n f], loss in excess of `loss` if one part of all layers is set back to its initial
-        value before the block.
-      fresh: [n], the same for all parts.
-      rates: [n w], the mean rate of each token; [n 0] for FAM, whose gates are of blocks.
+      rms, turn, similarity, rank, mass: [n l], see the module.
+      gates: [n l f]; [n 0 f] if the memory's update has no gates.
+      without: [n f], by how much the loss exceeds `loss` if one part is set back to its initial
+        value in all layers before the block.
+      fresh: [n], the same if all parts are set back.
+      rates: [n w], the mean rate of each token of a block; [n 0] for FAM, which has one gate for
+        the whole block.
     """
 
     loss: np.ndarray
@@ -66,14 +69,14 @@ class MemoryTrace(NamedTuple):
 
 
 def memory_tokens(run: Run, files: str | None, length: int, passkey: bool = False) -> np.ndarray:
-    """Return the first document of `length` tokens.
+    """Return the tokens of the first document that has `length` tokens, [length].
 
     Args:
-      files: text; None for documents of what the run is trained on.
-      passkey: a passkey document, whatever the run is trained on; `files` is None.
+      files: texts, in the form of `data.files`; None takes a document of the run's own task.
+      passkey: take a passkey document whatever the run's task is; `files` must be None then.
 
     Raises:
-      UserError: there is no document of that length.
+      UserError: no document has that length.
     """
     if length < 1:
         raise UserError(f"--length {length}: must be at least 1")
@@ -88,8 +91,8 @@ def trace_memory(run: Run, tokens: np.ndarray, quiet: bool = False) -> MemoryTra
     """Read a document [t] and return the measures of the memory after each of its whole blocks.
 
     Raises:
-      UserError: the model has no memory, or memories of different shapes; or the document has
-        fewer than two blocks and a token after them, or more than full attention's cache.
+      UserError: the model has no memory, or memories of different shapes; or the document is
+        shorter than two blocks and one token, or longer than full attention's cache.
     """
     model, n, w = run.model, _whole_blocks(run, tokens), run.model.block_len
     graph, params = nnx.split(model)
@@ -111,7 +114,7 @@ def trace_memory(run: Run, tokens: np.ndarray, quiet: bool = False) -> MemoryTra
 
 
 def _whole_blocks(run: Run, tokens: np.ndarray) -> int:
-    """Return how many blocks of a document [t] have a target for each token.
+    """Return the number of blocks of a document [t] in which every token has a next token.
 
     Raises:
       UserError: as `trace_memory`.
@@ -129,7 +132,7 @@ def _whole_blocks(run: Run, tokens: np.ndarray) -> int:
 
 
 def check_has_memory(run: Run) -> None:
-    """Raise a `UserError` for a model without a memory, or with different ones."""
+    """Raise a `UserError` for a model without a memory, or with memories of different shapes."""
     model, stack = run.config.model, run.model.stack
     name = model.mixer if model.stack == "residual" else model.stack
     memories = stack.memories(run.model.init_state(1)) if isinstance(stack, ResidualStack) else []
@@ -179,7 +182,10 @@ def _trace_blocks(
 
 
 def _mean_gates(gates: list[Array], f: int) -> tuple[Array, Array]:
-    """Return a block's gates [l f], and by token [w]; empty where there are none."""
+    """Return a block's mean gates [l f], and the mean rate of each token [w].
+
+    The axes l and w are empty if the memory has no gates, or none for each token.
+    """
     if not gates:
         return jnp.zeros((0, f)), jnp.zeros(0)
     by_layer = _by_layer(gates)
@@ -191,9 +197,9 @@ def _mean_gates(gates: list[Array], f: int) -> tuple[Array, Array]:
 def gradient_reach(run: Run, tokens: np.ndarray) -> np.ndarray:
     """Return how much the last block's loss depends on earlier memories: [REACH l].
 
-    Entry k is |dL/dF| |F| of the memory k + 1 blocks before the last one, that is before which the
-    block k blocks earlier is read: the change of the loss by a relative change of the memory, to
-    first order.
+    Entry k is |dL/dF| |F| of the memory F that is read by the block k blocks before the last one,
+    and was thus written by the block before that. To first order it is the change of the loss for a
+    relative change of the memory.
 
     Raises:
       UserError: as `trace_memory`.
@@ -219,7 +225,7 @@ def _read_blocks(graph: Any, params: Params, state: State, tokens: Array) -> Sta
 
 @functools.partial(jax.jit, static_argnums=0)
 def _reach(graph: Any, params: Params, state: State, tokens: Array, targets: Array) -> Array:
-    """Return |dL/dF| |F| for the memories before each block [n l], L the loss of the last one."""
+    """Return |dL/dF| |F| [n l] for the memories before each block; L is the last block's loss."""
     model = nnx.merge(graph, params)
     stack = model.stack
     n = len(tokens)
@@ -246,7 +252,7 @@ def _reach(graph: Any, params: Params, state: State, tokens: Array, targets: Arr
 
 
 def _norms(memory: Array) -> Array:
-    """[repeats b f ...] -> [repeats]."""
+    """Return the norm of each repeat's memory: [repeats b f ...] -> [repeats]."""
     return jnp.sqrt(jnp.square(memory.reshape(len(memory), -1)).sum(1))
 
 
@@ -259,7 +265,11 @@ def _block_loss(
 
 
 def _by_layer(memories: list[Array]) -> Array:
-    """Return arrays [repeats 1 ...] of a pattern's layers as one [l ...], in the layers' order."""
+    """Return one array [l ...] in the order of layers.
+
+    Args:
+      memories: for each layer of the mixer pattern, an array [repeats 1 ...].
+    """
     stacked = jnp.stack(memories, 1)
     return stacked.reshape(-1, *stacked.shape[3:])
 
@@ -271,14 +281,14 @@ def _rms(fams: Array) -> Array:
 
 def _turn(before: Array, after: Array) -> Array:
     """[l f ...], [l f ...] -> [l] in degrees; 0 for parts that were empty."""
-    # of the chord, since an arccos of a cosine near 1 has no digits in float32
+    # from the chord, since the arccos of a cosine near 1 has no precision in float32
     chord = jnp.sqrt(jnp.square(_unit(after) - _unit(before)).sum(-1))
     degrees = jnp.rad2deg(2 * jnp.arcsin(jnp.minimum(chord / 2, 1)))
     return jnp.where(_unit(before).any(-1), degrees, 0).mean(-1)
 
 
 def _similarity(fams: Array) -> Array:
-    """[l f ...] -> [l]; 0 with a part that is empty, and for a single part."""
+    """[l f ...] -> [l]; pairs with an empty part count as 0, and a single part gives 0."""
     f = fams.shape[1]
     unit = _unit(fams)
     cosines = jnp.einsum("lfd,lgd->lfg", unit, unit) * (1 - jnp.eye(f))

@@ -1,6 +1,7 @@
 """Passkey retrieval from documents of any length (TransformerFAM 3.2, D.1).
 
-A document is read once, and asked at every length: the question is put to a copy of the state.
+A document is read once. At every length the question is asked to a copy of the state, and reading
+goes on.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from famjax.tasks.passkey import LENGTHS, Passkey, evaluated_task
 from famjax.tasks.task import Request
 from famjax.train.run import Run
 
-# the last number of a document's seed; training's third number is another
+# last number of the seeds of a document and of its shift; no seed in training is equal to these
 _EVALUATION, _SHIFT = 2, 3
 
 
 def evaluate(run: Run, request: Request) -> list[dict[str, Any]]:
-    """Return the rows of `evaluate_passkey`; what was answered before is kept in the folder."""
+    """Return the rows of `evaluate_passkey`; answers are kept in the folder for later calls."""
     lengths, examples = request.lengths or LENGTHS, request.examples or 20
     file = None
     if request.folder is not None:
@@ -60,38 +61,40 @@ def evaluate_passkey(
 
     The n-th document of every length has the same key and the same filler. It is read once, up to
     the longest length; at every length a copy of the state reads the question. With
-    `data.passkey.needle_within`, which puts the needle anywhere in a part of the document, every
-    length has its own documents.
+    `data.passkey.needle_within`, which puts the needle anywhere in a part of the document, lengths
+    whose needles would be at different places have documents of their own.
 
-    A batch keeps its size to its longest length: `examples` of less than `batch` documents for some
-    lengths cost as much as `batch` documents.
+    A batch keeps its size up to its longest length: a length with fewer than `batch` examples costs
+    as much as one with `batch` examples.
 
     Args:
-      run: of any task; keys and digits are as many as in its `data.passkey`.
-      lengths: tokens of a document.
-      examples: documents of each length, or a function of the length.
-      batch: documents streamed together.
-      quiet: no progress.
-      whole: read every document from its first token. Otherwise a stack with a finite receptive
-        field reads only the tokens that the answer can depend on, with bitwise the same answer.
-      anywhere: the n-th document is shorter by a random part of a block, so that questions are
-        anywhere in their block, and cross the end of one.
-      file: keeps the answers of the batches that were read; a later call with equal arguments
+      run: a run of any task; documents have as many keys and digits as its `data.passkey`.
+      lengths: numbers of tokens of a document.
+      examples: number of documents of each length, or a function of the length.
+      batch: number of documents that are streamed together.
+      quiet: whether to hide the progress.
+      whole: whether to read every document from its first token. If not, a stack with a finite
+        receptive field reads only the tokens that the answer can depend on; answers are bitwise the
+        same.
+      anywhere: shorten each document by a random part of a block, so that questions are anywhere in
+        their block, and may cross its end.
+      file: file that keeps the answers of finished batches; a later call with equal arguments
         continues after them.
-      ablate: read the same documents also with these ablations (`famjax.eval.ablations`).
+      ablate: ablations (`famjax.eval.ablations`) with which the same documents are read again.
 
     Returns:
-      A row for each length: length, examples, key_accuracy (all tokens of the answer correct),
-      token_accuracy, key_chance and token_chance (of guessing digits), read (tokens read of each
-      document after the question at the next shorter length), seconds, tokens_per_second (of
-      those), peak_bytes (of the process when the length was first read), by_document (whether each
-      key was found), updates (blocks of a document), state_bytes (of one), ablations (by name:
-      score, the share of keys found so, and gain, the mean paired difference and its 95% interval
-      over documents), documents (what identifies them: runs of equal ones read the same).
+      A row for each length: length, examples, key_accuracy (share of answers with all tokens
+      correct), token_accuracy, key_chance and token_chance (of guessing digits), read (tokens of
+      each document that were read after the question at the next shorter length), seconds,
+      tokens_per_second (of these tokens), peak_bytes (of the process when the length was first
+      read), by_document (whether each key was found), updates (blocks per document), state_bytes
+      (of one document), ablations (for each by name: score, the share of keys that it finds, and
+      gain, the mean paired difference and its 95% interval over documents), documents (a hash: runs
+      with the same hash read the same documents).
 
     Raises:
-      UserError: a length is too short for the task, or exceeds full attention's KV cache; there is
-        nothing to ablate; or the file is not readable.
+      UserError: a length is too short for the task or exceeds full attention's KV cache, there is
+        nothing to ablate, or the file is not readable.
     """
     task = evaluated_task(run.tokenizer, run.config.data.passkey)
     counts = [examples(length) if callable(examples) else examples for length in lengths]
@@ -138,12 +141,12 @@ def evaluate_passkey(
 def _ablated(
     run: Run, streamer: Streamer, documents: Documents, ablate: Sequence[str]
 ) -> dict[str, tuple[LaneStream, Documents]]:
-    """Return a stream of each ablation, and the documents as it has to read them."""
+    """Return for each ablation a stream, and the documents that it has to read."""
     update = update_tokens(run.config)
     readings = {}
     for name in ablate:
         stream = LaneStream(run.model, streamer.batch, streamer.chunk, name, update)
-        # with a reset at every block an answer depends on no chunk before its own
+        # with a reset at every block, an answer does not depend on earlier chunks
         nothing = name == "reset" and update == run.model.block_len
         readings[name] = stream, replace(documents, receptive_field=0) if nothing else documents
     return readings
@@ -161,7 +164,11 @@ def _with_ablated(rows: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]
 
 
 def _version(documents: Documents, batches: Sequence[Batch]) -> str:
-    """Return a hash of what decides the documents; a document shows the tokenizer's part in it."""
+    """Return a hash that identifies the documents.
+
+    It is over the settings that determine them and the tokens of one document, which depend on the
+    tokenizer.
+    """
     task = documents.task
     decided = [task.digits, len(task.names), task.needle_within, documents.shifts]
     first = (
@@ -174,9 +181,9 @@ class Batch(NamedTuple):
     """Documents that are read together.
 
     Attributes:
-      numbers: of the documents.
-      questions: lengths in ascending order, and the number of documents to count there.
-      seed: of the documents, before their number.
+      numbers: numbers of the documents.
+      questions: pairs of a length and the number of documents that count there, in ascending order.
+      seed: first numbers of the documents' seeds; the document's number follows.
     """
 
     numbers: range
@@ -191,7 +198,7 @@ def _plan(
     for group in _group_lengths(documents, sorted(set(zip(lengths, counts, strict=True)))):
         seed = (0, group[0][0] if documents.task.needle_within else 0)
         for first in range(0, max(count for _, count in group), batch):
-            # the last batch is padded with documents that do not count, to keep the compiled shape
+            # documents that do not count fill up the last batch, to keep the compiled shape
             questions = [(n, min(count - first, batch)) for n, count in group if count > first]
             batches.append(Batch(range(first, first + batch), questions, seed))
     return batches
@@ -200,10 +207,10 @@ def _plan(
 def _group_lengths(
     documents: Documents, requests: list[tuple[int, int]]
 ) -> list[list[tuple[int, int]]]:
-    """Return ascending lengths and counts, grouped by those whose documents begin equally."""
+    """Return pairs of a length and a count, grouped by lengths whose documents begin the same."""
     if not documents.task.needle_within:
         return [requests] if requests else []
-    # shorter documents have their needles earlier
+    # the needles of shorter documents are at other places: each of these lengths is a group
     short = [pair for pair in requests if pair[0] < documents.needle_anywhere]
     groups = [[pair] for pair in short] + [requests[len(short) :]]
     return [group for group in groups if group]
@@ -214,10 +221,10 @@ class Documents:
     """The documents of an evaluation.
 
     Attributes:
-      task: of the documents.
-      shifts: documents are shorter by less than this number of tokens.
-      chunk: tokens of a call; reading starts and is asked at multiples of it.
-      receptive_field: of the model; None reads everything.
+      task: the passkey task.
+      shifts: documents are shortened by a random number of tokens below this.
+      chunk: tokens per call. Reading starts, and is interrupted for questions, at multiples of it.
+      receptive_field: the model's receptive field; None reads everything.
     """
 
     task: Passkey
@@ -226,19 +233,22 @@ class Documents:
     receptive_field: int | None
 
     def length(self, batch: Batch, number: int, length: int) -> int:
-        """Return the tokens of a document."""
-        # the same at all lengths: a longer document's question never begins before a shorter one's
+        """Return the number of tokens of a document at a nominal length."""
+        # the shift does not depend on the length, so that a longer document's question never begins
+        # before a shorter one's
         rng = np.random.default_rng([*batch.seed, number, _SHIFT])
         return max(length - int(rng.integers(self.shifts)), self.task.shortest)
 
     @property
     def needle_anywhere(self) -> int:
-        """The length from which on a needle is at the same place, whatever the length."""
+        """The length from which on the place of the needle does not depend on the length."""
         return self.task.needle_within + self.task.shortest + self.shifts - 1
 
     def tokens(self, batch: Batch, number: int, length: int, start: int) -> Iterator[np.ndarray]:
-        """Yield a document from token `start` in pieces [2 chunk]: tokens, and a flag that is 1
-        for the answer's."""
+        """Yield a document from token `start` in pieces [2 chunk].
+
+        The first row has the tokens, the second is 1 for tokens of the answer and else 0.
+        """
         rng = np.random.default_rng([*batch.seed, number, _EVALUATION])
         pieces = (
             np.stack([piece.tokens, (piece.weights == 1).astype(np.int32)])
@@ -247,18 +257,18 @@ class Documents:
         return islice(rechunk(pieces, self.chunk), start // self.chunk, None)
 
     def start_of_question(self, batch: Batch, length: int) -> int:
-        """Return the chunk's start where the state is copied, before every question."""
+        """Return where the state is copied: the start of a chunk before all questions begin."""
         shortest = min(self.length(batch, number, length) for number in batch.numbers)
         return (shortest - self.task.question_len) // self.chunk * self.chunk
 
     def first_token(self, start: int) -> int:
-        """Return the first token to read for the outputs from `start` on."""
+        """Return the first token that has to be read for exact outputs from `start` on."""
         if self.receptive_field is None:
             return 0
         return max(start - self.receptive_field, 0) // self.chunk * self.chunk
 
     def cost(self, batch: Batch) -> int:
-        """Return the tokens that are read, questions and documents that do not count included."""
+        """Return how many tokens are read, including questions and documents that do not count."""
         total = position = 0
         for length, _ in batch.questions:
             start = self.start_of_question(batch, length)
@@ -270,7 +280,7 @@ class Documents:
 def _ask(
     stream: Streamer, documents: Documents, batch: Batch, progress: TokenProgress
 ) -> list[dict[str, Any]]:
-    """Read a batch of documents, and ask at every length; return the answers for each."""
+    """Read a batch of documents, and ask at every length; return a row for each length."""
     rows = []
     position, pieces = 0, _lockstep(documents, batch, 0)
     for length, count in batch.questions:
@@ -296,25 +306,25 @@ def _ask(
 
 
 def _lockstep(documents: Documents, batch: Batch, start: int) -> Iterator[np.ndarray]:
-    """Yield the longest documents of a batch together from token `start`, [b 2 chunk]."""
+    """Yield the batch's documents of the longest length from token `start`, [b 2 chunk]."""
     longest = batch.questions[-1][0]
     every = [
         documents.tokens(batch, number, documents.length(batch, number, longest), start)
         for number in batch.numbers
     ]
-    # they are read up to the question of the shortest
+    # not strict: all are read only up to the question of the shortest one
     return (np.stack(pieces) for pieces in zip(*every, strict=False))
 
 
 def _answers(
     stream: Streamer, documents: Documents, batch: Batch, length: int, start: int
 ) -> list[list[bool]]:
-    """Return for each document which tokens of the answer are predicted correctly."""
+    """Return for each document which tokens of the answer the model predicts correctly."""
     texts = []
     for number in batch.numbers:
         end = documents.length(batch, number, length)
         text = np.concatenate(list(documents.tokens(batch, number, end, start)), -1)
-        # what follows a text cannot change its answers
+        # the model is causal: padding after a text cannot change its answers
         texts.append(np.pad(text, ((0, 0), (0, length - end))))
     line = np.stack(texts)
     tokens, targets, wanted = line[:, 0, :-1], line[:, 0, 1:], line[:, 1, 1:] == 1
@@ -332,7 +342,7 @@ def _skim(stream: Streamer, tokens: np.ndarray) -> None:
 
 
 def _losses(stream: Streamer, tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Read tokens [b t] in all lanes; return whether the targets are predicted."""
+    """Read tokens [b t] in all lanes; return whether each target was predicted, [b t]."""
     if not isinstance(stream, LaneStream):
         return stream.losses(tokens, targets)[1]
     size = tokens.shape[1]
@@ -366,7 +376,7 @@ def _check_passkey(run: Run, task: Passkey, lengths: Sequence[int], sizes: Seque
 
 
 def _ablation_scores(batches: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return the keys found with each ablation, and how many more the run as it is finds."""
+    """Return for each ablation the share of keys found, and the run's gain over it."""
     found = np.array([all(hits) for batch in batches for hits in batch["hits"]], float)
     scores = {}
     for name in batches[0].get("ablated", {}):
@@ -378,8 +388,11 @@ def _ablation_scores(batches: list[dict[str, Any]]) -> dict[str, dict[str, Any]]
 
 
 def _first_peak(batches: list[dict[str, Any]]) -> int:
-    """Return the lowest of the batches: later ones have longer documents before them."""
-    # answers from before 2026-11-26 have none
+    """Return the lowest peak of a length's batches.
+
+    Before later batches, the process has already read longer documents.
+    """
+    # answers that were saved before 2026-11-26 have no peak
     peaks = [batch["peak"] for batch in batches if "peak" in batch]
     return min(peaks, default=memory_report()["peak_bytes"])
 
@@ -397,7 +410,7 @@ def _passkey_row(
         "key_accuracy": float(np.mean([all(hits) for hits in answers])),
         "token_accuracy": float(np.mean(np.concatenate(answers))),
         "key_chance": 10.0**-task.digits,
-        # of a token with the answer's mean number of digits
+        # chance to guess a token that has the answer's mean number of digits
         "token_chance": float(np.mean(10.0**-digits)),
         "read": batches[0]["read"],
         "seconds": seconds,

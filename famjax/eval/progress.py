@@ -23,9 +23,9 @@ class TokenProgress:
     """Shows tokens, tokens/s, and the remaining time if the total is known.
 
     Args:
-      what: label.
-      total: in the units of `part` in `advance`; None if unknown.
-      quiet: show nothing.
+      what: label at the start of each line.
+      total: total work, in the units of `part` in `advance`; None if unknown.
+      quiet: whether to show nothing.
       patience: seconds before the first output.
     """
 
@@ -39,11 +39,11 @@ class TokenProgress:
         self._live = Live(console=console, auto_refresh=False, transient=True) if live else None
         self._tokens = self._part = self._answers = 0
         self._due = time.monotonic() + patience
-        # time, tokens and part at the first advance, which excludes compilation
+        # time, tokens and part at the first advance; rates start there, to exclude compilation
         self._first: tuple[float, int, int] | None = None
 
     def advance(self, tokens: int, part: int | None = None) -> None:
-        """Count tokens, and their `part` of the total, by default the same number."""
+        """Count tokens, and the `part` of the total that they are, by default the same number."""
         self._tokens += tokens
         self._part += tokens if part is None else part
         now = time.monotonic()
@@ -51,7 +51,7 @@ class TokenProgress:
         self._show(now, *self._first)
 
     def answer(self, count: int) -> None:
-        """Count answers, whose time is a part of what is left."""
+        """Count answers; the time that they take goes into the estimate of what is left."""
         self._answers += count
         if self._first is not None:
             self._show(time.monotonic(), *self._first)
@@ -69,9 +69,9 @@ class TokenProgress:
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
-        """Show that the body compiles, and then how long it took, if it takes long.
+        """Show that the body of the `with` compiles, and then how long it took, if it takes long.
 
-        For the first call of a program, which compiles it.
+        The body should be the first call of a jitted function.
         """
         if self._quiet:
             yield

@@ -1,4 +1,7 @@
-"""Questions about documents of files: each document is read once, answers start from its state."""
+"""Evaluation on questions about documents in files.
+
+Each document is read once; its questions are answered from the state after it.
+"""
 
 from __future__ import annotations
 
@@ -35,8 +38,8 @@ from famjax.tasks.task import Request
 from famjax.tokenizers.tokenizer import Tokenizer
 from famjax.train.run import Run
 
-# lanes' documents whose questions are answered together, in batches of about equal lengths, if
-# their states fit in so many bytes
+# number of documents per lane whose questions are answered together, so that batches have prompts
+# of similar lengths, and the maximum size of these documents' states, in bytes
 _TOGETHER, _HELD_BYTES = 8, 2**30
 
 
@@ -44,11 +47,12 @@ class _Work(NamedTuple):
     """A document to read.
 
     Attributes:
-      number: in the file's order.
-      document: with the questions that are asked.
+      number: number of the document, in the order of the files.
+      document: the document, with the questions that are asked.
       prompts: tokens [n] of each question.
-      size: tokens with bos, as it is read.
-      tokens: tokens with bos; more than `size` were cut off.
+      size: number of tokens that are read, including bos.
+      tokens: number of tokens of the whole document, including bos; more than `size` if its
+        beginning is cut off.
     """
 
     number: int
@@ -62,19 +66,21 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
     """Evaluate a run on documents with questions.
 
     Returns:
-      task, source, files, examples (the name of the file of examples), settings (what identifies
-      them), window; documents, questions, skipped (lines that were left out, and why), cut
-      (answers at their most tokens), cut_documents (to the window); metric (the first), score (its
-      mean; of a collection that over its data sets), interval (95%, a bootstrap over documents),
-      scores (the mean of each metric), subsets (of a collection, `famjax.eval.subsets`),
-      ablations (by name: score, gain, as `famjax.eval.examples.ablation_scores`); rows,
-      one for each octave of document lengths: from, to, documents, questions, score; longest
-      (tokens of a document), lanes, chunk, padding (share of the computed tokens of documents),
-      tokens_per_second (of reading), answer_seconds (of a question), state_bytes (of a document).
+      task, source, files, examples (the name of the examples file), settings (a hash that
+      identifies the examples), window; documents, questions, skipped (lines that were left out, and
+      why), cut (number of answers that reached their maximum number of tokens), cut_documents
+      (number of documents that were cut to the window); metric (the first one), score (its mean; in
+      a collection, the mean over its data sets), interval (95%, a bootstrap over documents), scores
+      (the mean of each metric), subsets (rows of a collection's data sets, see
+      `famjax.eval.subsets`), ablations (see `famjax.eval.examples.ablation_scores`); rows, one for
+      each octave of document lengths: from, to, documents, questions, score; longest (tokens of the
+      longest document), updates (blocks of the longest document that was read), lanes, chunk,
+      padding (share of padding in the computed tokens), tokens_per_second (of reading),
+      answer_seconds (per question), state_bytes (of one document), peak_bytes (of the process).
 
     Raises:
-      UserError: a line that cannot be read, a document that exceeds full attention's cache, or a
-        metric without its library.
+      UserError: a line cannot be read, a document exceeds full attention's cache, or the library of
+        a metric is not installed.
     """
     task = TASKS[request.task]
     assert isinstance(task, QuestionSet)
@@ -100,7 +106,7 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
     left = [each for each in work if not store.has(_group(each.number), _version(each))]
     if left:
         _answer_all(run, task, left, request, store)
-    # those of more documents, of an earlier call, stay in the file
+    # only of these documents: an earlier call may have kept examples of more
     examples, times = store.of_length(0, len(work))
     plan = _plan(run, work, request.batch)
     return {
@@ -143,7 +149,7 @@ def _metrics(task: QuestionSet, documents: Sequence[AskedDocument]) -> list[str]
 def _prepare(
     run: Run, task: QuestionSet, documents: Sequence[AskedDocument], window: int | None
 ) -> tuple[list[_Work], int]:
-    """Tokenize; return the documents that are read, and how many were cut to the window."""
+    """Tokenize the documents; return them, and how many are cut to the window."""
     encode, capacity = run.tokenizer.encode, run.model.stack.capacity
     work, cut = [], 0
     for number, document in enumerate(documents):
@@ -171,7 +177,10 @@ def _prepare(
 
 
 def _check_options(tokenizer: Tokenizer, document: AskedDocument) -> None:
-    """Refuse options without tokens, or with unknown ones, whose likelihoods mean nothing."""
+    """Raise a `UserError` for options without tokens, or with unknown ones.
+
+    Their likelihoods would mean nothing.
+    """
     for asked in document.questions:
         for option in asked.options:
             tokens = tokenizer.encode(f" {option}")
@@ -184,7 +193,7 @@ def _check_options(tokenizer: Tokenizer, document: AskedDocument) -> None:
 
 
 def _most(run: Run, task: QuestionSet, asked: Asked) -> int:
-    """Return the most tokens that follow a question."""
+    """Return the maximum number of tokens after a question."""
     if not asked.options or not _is_ranked(task):
         return task.answer_tokens if asked.answer_tokens is None else asked.answer_tokens
     return max(len(run.tokenizer.encode(f" {option}")) for option in asked.options)
@@ -195,7 +204,7 @@ def _is_ranked(task: QuestionSet) -> bool:
 
 
 def _encode(run: Run, work: _Work) -> np.ndarray:
-    """Return the tokens of a document, [size]: bos, and the last of them."""
+    """Return the tokens of a document that are read, [size]: bos and the document's last ones."""
     tokens = run.tokenizer.encode(work.document.text)
     tokens = tokens[len(tokens) - (work.size - 1) :]
     return np.append(np.int32(run.tokenizer.bos_id), tokens).astype(np.int32)
@@ -206,7 +215,7 @@ def _group(number: int) -> tuple[int, range]:
 
 
 def _version(work: _Work) -> str:
-    """Return what changes with a document or the questions that are asked of it."""
+    """Return a hash that changes with the document or the questions about it."""
     return digest([work.document.text, [list(asked) for asked in work.document.questions]])
 
 
@@ -219,12 +228,12 @@ def _plan(run: Run, work: Sequence[_Work], batch: int) -> LanePlan:
 
 
 class _Prompt(NamedTuple):
-    """A question of a document that was read.
+    """A question about a document that was read.
 
     Attributes:
       work: the document.
-      question: its number.
-      documents: the document, by the name of the ablation.
+      question: number of the question.
+      documents: for each ablation by name, the document as it was read with it.
     """
 
     work: _Work
@@ -237,7 +246,7 @@ class _Prompt(NamedTuple):
 
     @property
     def tokens(self) -> np.ndarray:
-        """[n], the rest of the document and the question."""
+        """[n], tokens of the document after its whole blocks, then of the question."""
         return np.concatenate([self.documents[""].left, self.work.prompts[self.question]])
 
 
@@ -291,12 +300,12 @@ def _count_held(run: Run, lanes: int, readings: int) -> int:
 
 
 class _Output(NamedTuple):
-    """What was answered.
+    """An answer.
 
     Attributes:
-      text: of it.
-      scores: by metric, the first is the score.
-      cut: it ended at its most tokens.
+      text: its text.
+      scores: its score by each metric; the first one is "the" score.
+      cut: whether it reached its maximum number of tokens.
     """
 
     text: str
@@ -312,7 +321,7 @@ def _answer(
     prompts: Sequence[_Prompt],
     progress: TokenProgress,
 ) -> list[_Output]:
-    """Return what is answered to each prompt with an ablation."""
+    """Return the answer to each prompt with the ablation `name`."""
     if _is_ranked(task):
         return _rank(run, task, reading, name, prompts, progress)
     stream = reading.answering[name]
@@ -361,7 +370,10 @@ def _rank(
     prompts: Sequence[_Prompt],
     progress: TokenProgress,
 ) -> list[_Output]:
-    """Return for each prompt the likeliest of its options, and whether it is right."""
+    """Return for each prompt the likeliest of its options, and whether it is right.
+
+    The second score is for the option that is the likeliest per byte.
+    """
     stream = reading.answering[name]
     pairs = [(prompt, option) for prompt in prompts for option in prompt.asked.options]
     scores = np.zeros(len(pairs))
@@ -387,7 +399,7 @@ def _rank(
 
 
 def _batches(prompts: Sequence[_Prompt], batch: int) -> Iterator[list[int]]:
-    """Yield the numbers of prompts of about equal lengths."""
+    """Yield batches of indices of prompts with similar lengths."""
     order = sorted(range(len(prompts)), key=lambda i: len(prompts[i].tokens))
     for first in range(0, len(order), batch):
         yield order[first : first + batch]
@@ -440,7 +452,7 @@ def _scores(metrics: Sequence[str], examples: Sequence[Example]) -> dict[str, An
 
 
 def _rows(work: Sequence[_Work], examples: Sequence[Example]) -> list[dict[str, Any]]:
-    """Return the score by octave of document lengths."""
+    """Return a row with the score for each octave of document lengths."""
     octaves: dict[int, list[Example]] = {}
     sizes = {each.number: each.size for each in work}
     for example in examples:

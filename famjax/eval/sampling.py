@@ -16,7 +16,7 @@ class Sampling(NamedTuple):
     Attributes:
       key: a random key, the same for all tokens of a text.
       temperature, top_k, top_p: as in `sample`.
-      size: of the vocabulary; rows of a padded embedding table beyond it are masked.
+      size: size of the vocabulary. Logits beyond it, of a padded embedding table, are masked.
     """
 
     key: Any
@@ -42,9 +42,9 @@ def sample(
       key: a random key, the same for all tokens of a text.
       position: folded into the key, so that a token's randomness depends on its position only.
       temperature: divides the logits; 0 is greedy.
-      top_k: only so many of the likeliest tokens; 0 = all.
-      top_p: only the likeliest tokens that together reach this probability (Holtzman et al. 2019),
-        after the other two; 1 = all.
+      top_k: sample only from the `top_k` likeliest tokens; 0 = all.
+      top_p: sample only from the likeliest tokens that together reach this probability (Holtzman et
+        al. 2019), computed after temperature and top_k; 1 = all.
 
     Returns:
       [b 1] int32.

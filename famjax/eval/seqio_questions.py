@@ -1,11 +1,11 @@
-"""Sets of questions as seqio tasks, for T5X and other users of seqio. Needs the extra seqio.
+"""Question sets as seqio tasks, for T5X and other users of seqio. Needs the extra seqio.
 
     from famjax.eval.seqio_questions import register
     register("qasper", {"test": "qasper/*.jsonl.gz"}, vocabulary)
     seqio.get_mixture_or_task("famjax_qasper")
 
-An example is a question: its document and prompt are the inputs, its first reference is the
-targets. Options are not ranked there: an answer is right if it is equal to the right option.
+Each question is an example: its document and prompt are the inputs, and its first reference is the
+targets. Options are not ranked: an answer is right if it equals the right option.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def register(name: str, files: Mapping[str, str], vocabulary: Any) -> str:
     """Register `famjax_NAME` in seqio, and return that name.
 
     Args:
-      name: of a set of questions in `famjax.tasks.TASKS`, such as "qasper".
-      files: by split, as `famjax eval --tasks NAME:FILES` takes them.
-      vocabulary: of seqio, of inputs and targets.
+      name: name of a question set in `famjax.tasks.TASKS`, such as "qasper".
+      files: for each split the files, in the form of `famjax eval --tasks NAME:FILES`.
+      vocabulary: seqio vocabulary for inputs and targets.
 
     Raises:
-      UserError: no such set, a split that cannot be read, or seqio is not installed.
+      UserError: there is no such question set, a split cannot be read, or seqio is not installed.
     """
     if missing := missing_modules(["seqio", "tensorflow"]):
         raise UserError(f"seqio tasks: {missing_message(missing)}")
@@ -48,7 +48,7 @@ def register(name: str, files: Mapping[str, str], vocabulary: Any) -> str:
     signature["metrics"] = several
 
     def dataset(split: str, shuffle_files: bool, seed: int | None = None) -> Any:
-        del shuffle_files, seed  # there is one file, in its order
+        del shuffle_files, seed  # the questions keep their order
         return tf.data.Dataset.from_generator(
             lambda: iter(examples[split]), output_signature=signature
         )
@@ -66,7 +66,10 @@ def register(name: str, files: Mapping[str, str], vocabulary: Any) -> str:
 
 
 def _examples(task: QuestionSet, files: str) -> Iterator[dict[str, Any]]:
-    """Yield the questions of files, of which an empty list has a string's type."""
+    """Yield the questions in files as features.
+
+    Lists are arrays of objects, so that empty ones count as lists of strings.
+    """
     documents, _ = task.load(files, skip_broken=False)
     for document in documents:
         for asked in document.questions:
@@ -81,7 +84,7 @@ def _examples(task: QuestionSet, files: str) -> Iterator[dict[str, Any]]:
 
 
 def _postprocess(output: str, example: Mapping[str, Any], is_target: bool = False) -> Any:
-    """Return an output as it is, and in place of a target what it is scored by."""
+    """Return an output unchanged; in place of a target return what the output is scored with."""
     if not is_target:
         return output
     return {

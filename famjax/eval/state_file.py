@@ -1,8 +1,8 @@
 """State files: the memory of a document on disk, of constant size.
 
-A state file is a safetensors file: eight bytes with the header's length, the header in JSON, the
-arrays. The header's metadata identifies the model, its parameters and the tokenizer. Its sha256
-is over the whole file with the digest itself written as zeros.
+A state file is a safetensors file: eight bytes with the length of the header, the header in JSON,
+then the arrays. The header's metadata identifies the model, its parameters and the tokenizer, and
+has a sha256 of the whole file, computed with zeros in place of the digest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from famjax.train.run import Run
 _FORMAT, _VERSION = "famjax-state", "1"
 _READ_AGAIN = "read the document again: famjax generate RUN --read DOCUMENT --state-out FILE"
 _BLANK = "0" * 64
-# of the header, at most
+# maximum size of the header
 _HEADER_BYTES = 1 << 24
 _TYPES = {
     "bool": "BOOL",
@@ -51,12 +51,13 @@ def save_state(path: str | Path, state: StreamState, run: Run) -> None:
     """Write the memory of one lane; an existing file is replaced atomically.
 
     Args:
-      path: of the file.
-      state: of a one-lane `Streamer` over the run's model.
+      path: path of the file.
+      state: state of a one-lane `Streamer` over the run's model.
       run: the run of that model.
 
     Raises:
-      UserError: the file cannot be written, or is a device or a pipe. A full disk is an `OSError`.
+      UserError: the file cannot be written, or is a device or a pipe.
+      OSError: the disk is full.
     """
     refuse_special(Path(path))
     names, leaves = _flatten(state.memory)
@@ -77,7 +78,7 @@ def save_state(path: str | Path, state: StreamState, run: Run) -> None:
 
 
 def refuse_special(path: Path) -> None:
-    """Raise a `UserError` for a device or a pipe, which a file that replaces it would destroy."""
+    """Raise a `UserError` for a device or a pipe: replacing it by a file would destroy it."""
     if path.exists() and not path.is_file() and not path.is_dir():
         raise UserError(f"{path}: is a device or a pipe; give a file that can be written")
 
@@ -150,10 +151,9 @@ def _fingerprints(run: Run) -> dict[str, str]:
 
 
 def model_fingerprint(run: Run) -> str:
-    """Return the sha256, in hex, of the model's config and of every bit of its parameters.
+    """Return the sha256, in hex, of the model's config, mixer constants and parameters.
 
-    Default values of the config are excluded, so that new keys do not invalidate old memories. The
-    constants of its mixers are included.
+    Default values of the config are excluded, so that new keys do not invalidate old memories.
     """
     digest = hashlib.sha256(json.dumps(_non_defaults(run.config.model), sort_keys=True).encode())
     if constants := mixer_constants(run.config.model):

@@ -1,4 +1,4 @@
-"""Streaming: a model over documents of any length, in constant memory, with one compiled shape."""
+"""Streaming documents of any length through a model: constant memory, one compiled shape."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from famjax.eval.sampling import Sampling
 from famjax.experiment.memory import check_bytes_fit
 from famjax.models.language_model import LanguageModel
 
-# approximate tokens of a call: enough to keep the device busy, few enough to fit in memory
+# approximate number of tokens per call: enough to keep the device busy, few enough to fit in memory
 CHUNK = 1024
 # maximum tokens that one call generates, to amortize dispatch and synchronization
 PIECE = 32
-# calls in flight: the host prepares the next one while the device computes
+# maximum number of calls in flight: the host prepares the next one while the device computes
 _MAX_IN_FLIGHT = 2
 
 
@@ -32,8 +32,8 @@ class StreamState(NamedTuple):
     """The state of a stream.
 
     Attributes:
-      memory: the model's carried state of b lanes.
-      tokens: read so far by every lane.
+      memory: the model's carried state for b lanes.
+      tokens: number of tokens that every lane has read so far.
     """
 
     memory: State
@@ -41,16 +41,16 @@ class StreamState(NamedTuple):
 
 
 class StreamFunctions(NamedTuple):
-    """The jitted functions of a model. Their state argument is donated, but for `search`.
+    """The jitted functions of a model. All of them but `search` donate their state argument.
 
     Attributes:
       start: (params, b) -> state.
-      read: (params, state, tokens, ctx, last) -> (logits [b v] after token `last`, one number or
-        one for each lane, [b]; state).
-      skim: (params, state, tokens, ctx) -> (a number that is ready when the state is, state).
+      read: (params, state, tokens, ctx, last) -> (logits [b v] after the token with index `last`,
+        state). `last` is one index for all lanes, or [b].
+      skim: (params, state, tokens, ctx) -> (a scalar that is ready when the state is, state).
       losses: (params, state, tokens, targets, ctx, last) -> (nll, correct, logits [b v], state).
       step: (params, state, tokens [b 1], targets [b 1], ctx) -> as `losses`.
-      draw: (logits [b v], sampling, position) -> [b 1], the token at that position of the text.
+      draw: (logits [b v], sampling, position) -> tokens [b 1] at that position of the text.
       write: (params, state, token [1 1], position, count, sampling, stops) ->
         (tokens [PIECE], number of tokens written, logits [1 v], state).
       search: (params, state, logits [b v], settings, stops, prompt) -> hypotheses, as
@@ -69,9 +69,9 @@ class StreamFunctions(NamedTuple):
 
 @functools.lru_cache(maxsize=8)
 def jit_functions(graph: Any) -> StreamFunctions:
-    """Return the jitted functions of a model's graph, with parameters as arguments.
+    """Return the jitted functions of a model's graph; they take its parameters as arguments.
 
-    All streams over models of one shape share them and compile once.
+    All streams over models with the same graph share them, and compile once.
     """
 
     def start(params: Params, batch: int) -> State:
@@ -80,14 +80,14 @@ def jit_functions(graph: Any) -> StreamFunctions:
     def read(params: Params, state: State, tokens: Array, ctx: Context, last: Array):
         model = nnx.merge(graph, params)
         x, state = model.stack(model.embed(tokens), state, ctx)
-        # logits of one token only: with a large vocabulary those of all dominate the cost
+        # logits of one token only: with a large vocabulary, those of all tokens dominate the cost
         x = jnp.take(x, last, axis=1) if last.ndim == 0 else x[jnp.arange(len(last)), last]
         return model.logits(x), state
 
     def skim(params: Params, state: State, tokens: Array, ctx: Context):
         model = nnx.merge(graph, params)
-        # XLA omits what only the logits need: without `scan_layers` also the last layer's attention
-        # and feed-forward
+        # XLA omits what only the logits need; without `scan_layers` that includes the last layer's
+        # attention and feed-forward
         _, state = model.stack(model.embed(tokens), state, ctx)
         return jax.tree.leaves(state)[0].ravel()[0], state
 
@@ -148,24 +148,24 @@ def jit_functions(graph: Any) -> StreamFunctions:
 class Streamer:
     """A stream of b lanes through a model, all at the same position.
 
-    Calls are padded to `chunk` tokens, so there is one compiled shape, and memory does not depend
-    on the length of the input. In the middle of a block the stream continues token by token to the
-    block's end, so pieces of whole chunks are the fastest (see `rechunk`).
+    Calls are padded to `chunk` tokens, so that there is one compiled shape, and memory does not
+    depend on the length of the input. In the middle of a block, a stream reads token by token up to
+    the block's end. Pieces of whole chunks are therefore the fastest (see `rechunk`).
 
     Args:
-      model: one whose `stack` follows the protocol of carried states.
-      batch: b.
-      chunk: tokens of a call, a multiple of `model.block_len`; None is about 1024.
-      reset_every: resets the state every so many tokens, a multiple of `model.block_len`; with the
-        block length, an ablation of the memory. None = never.
+      model: a model whose `stack` follows the protocol of carried states.
+      batch: b, the number of lanes.
+      chunk: tokens per call, a multiple of `model.block_len`; None is about 1024.
+      reset_every: number of tokens after which the state is reset again and again, a multiple of
+        `model.block_len`; the block length itself ablates the memory. None never resets.
 
     Attributes:
       batch, chunk: as given.
-      block: of the model.
-      tokens: read so far by every lane.
+      block: block length of the model.
+      tokens: number of tokens that every lane has read so far.
 
     Raises:
-      UserError: a size that does not fit the model.
+      UserError: a size does not fit the model.
     """
 
     def __init__(
@@ -214,7 +214,10 @@ class Streamer:
         self._memory = jax.tree.map(self._commit, self._functions.start(self._params, batch))
 
     def _commit(self, array: Array) -> Array:
-        """Commit a state that no parameter went into to the parameters' device, if it is one."""
+        """Commit an array of the initial state to the parameters' device, if they are on one.
+
+        Arrays that do not depend on a parameter are not committed by themselves.
+        """
         device = jax.tree.leaves(self._params)[0].sharding
         if array.committed or len(device.device_set) > 1:
             return array
@@ -247,7 +250,8 @@ class Streamer:
     def skim(self, tokens: np.ndarray) -> None:
         """Read `chunk` tokens [b chunk] from a block's start, without logits; asynchronous.
 
-        The state is that of `read`. Small models without `scan_layers` are read faster.
+        The state afterwards is the same as after `read`. For small models without `scan_layers`
+        this is faster.
 
         Raises:
           UserError: the tokens exceed full attention's KV cache; nothing was read.
@@ -284,39 +288,41 @@ class Streamer:
     def lane_losses(self, batch: Batch[np.ndarray]) -> tuple[Array, ...]:
         """Read one batch of `famjax.data.lanes` [b chunk], with a different document in each row.
 
-        Must not be mixed with the other methods, which need all lanes at the same position. Does
-        not count tokens or check the capacity of full attention.
+        This must not be mixed with the other methods, which need all lanes at the same position. It
+        does not count tokens, or check the capacity of full attention.
 
         Returns:
-          As `losses`, on the device; asynchronous.
+          nll and correct as `losses`, but on the device; asynchronous.
         """
         ctx = Context(jnp.asarray(batch["reset"]), jnp.asarray(batch["valid"]))
         return self._call(batch["tokens"], batch["targets"], ctx, self.chunk - 1)
 
     def step(self, tokens: Array | np.ndarray) -> None:
-        """Read one token per lane [b 1], which may be on the device; asynchronous."""
+        """Read one token per lane, [b 1] on the host or the device; asynchronous."""
         self._check_capacity(1)
         self._read_token(tokens, None)
 
     def draw(self, sampling: Sampling) -> np.ndarray:
-        """Sample the next token [1] without reading it. For one lane."""
+        """Sample the next token [1] without reading it. Only for streams of one lane."""
         return np.asarray(self._functions.draw(self.logits, sampling, self._position(0)))[0]
 
     def write(self, token: int, count: int, sampling: Sampling, stops: np.ndarray) -> np.ndarray:
-        """Alternately read a token and sample the next, in one program. For one lane.
+        """Alternately read a token and sample the next one, in one compiled program.
+
+        Only for streams of one lane.
 
         Args:
-          token: the last sampled one, not read yet.
-          count: maximum tokens to sample, up to PIECE.
+          token: the last sampled token, which was not read yet.
+          count: maximum number of tokens to sample, at most PIECE. If full attention's KV cache has
+            room for fewer, only those are sampled.
           sampling: the sampling parameters.
-          stops: [...] int32, stop tokens, which are not read.
+          stops: [...] int32, stop tokens; sampling ends after one.
 
         Returns:
-          [1 to count], the sampled tokens; the last, a stop or not, is not read.
+          [1 to count], the sampled tokens. The last one, stop token or not, is not read.
 
         Raises:
-          UserError: full attention's KV cache is full. If it has room for fewer than `count`
-            tokens, those are sampled.
+          UserError: full attention's KV cache is full.
         """
         if self._reset_every is not None or self.batch != 1:
             raise ValueError("write needs one lane and no reset_every")
@@ -341,12 +347,13 @@ class Streamer:
     def search(
         self, settings: BeamSettings, stops: np.ndarray, prompt: np.ndarray | None = None
     ) -> Hypotheses:
-        """Return the best continuations of each lane, by beam search. The stream stays as it is.
+        """Return the best continuations of each lane by beam search. The stream is not modified.
 
         Args:
-          settings: of the search.
+          settings: settings of the search.
           stops: [...] int32, stop tokens.
-          prompt: [b p] int32, tokens before, whose n-grams count; -1 is none.
+          prompt: [b p] int32, previous tokens whose n-grams count for `no_repeat_ngram`; -1 is
+            padding.
 
         Raises:
           UserError: the hypotheses do not fit full attention's KV cache, or the device.
@@ -362,7 +369,7 @@ class Streamer:
             )
         hypotheses = self.batch * settings.beams
         what = f"searching with {hypotheses:,} hypotheses of up to {longest:,} tokens"
-        # finished ones beside those that go on
+        # 8 bytes per token: the tokens of the finished hypotheses, and of the unfinished ones
         check_bytes_fit(what, hypotheses * (self._lane_bytes + 8 * longest))
         return self._functions.search(
             self._params, self._memory, self.logits, settings, stops, prompt
@@ -373,7 +380,7 @@ class Streamer:
 
     @property
     def logits(self) -> Array:
-        """[b v] of the token after the last one read."""
+        """[b v], logits of the token after the last one that was read."""
         if self._logits is None:
             raise ValueError("no logits: nothing was read yet, or only skimmed")
         return self._logits
@@ -393,7 +400,7 @@ class Streamer:
     def _dispatch(
         self, tokens: np.ndarray, targets: np.ndarray | None
     ) -> Iterator[tuple[int, tuple[Array, ...]]]:
-        """Dispatch the calls that read `tokens`; yield the size and the result of each."""
+        """Dispatch the calls that read `tokens`; yield for each its number of tokens and result."""
         if tokens.ndim != 2 or tokens.shape[0] != self.batch:
             raise ValueError(f"tokens {tokens.shape} are not [b t] with b={self.batch}")
         count = tokens.shape[1]
@@ -421,7 +428,11 @@ class Streamer:
         check_capacity(self._capacity, longest)
 
     def _read_chunk(self, tokens: np.ndarray, targets: np.ndarray | None) -> tuple[Array, ...]:
-        """Read up to `chunk` tokens from a block's start; [b chunk] results, or ()."""
+        """Read up to `chunk` tokens from a block's start.
+
+        Returns:
+          nll and correct, [b chunk] each, or () without targets.
+        """
         size = tokens.shape[1]
         padding = ((0, 0), (0, self.chunk - size))
         valid = np.broadcast_to(np.arange(self.chunk) < size, (self.batch, self.chunk))
@@ -474,7 +485,7 @@ class Streamer:
             self._in_flight.popleft().block_until_ready()
 
     def _reset_mask(self, valid: np.ndarray) -> Array | None:
-        """Return the reset mask [b t]; False at padding, where a reset would discard the state."""
+        """Return the reset mask [b t]. It is False at padding: a reset would discard the state."""
         if self._reset_every is None:
             return None
         index = self.tokens + np.arange(valid.shape[1])
@@ -484,7 +495,7 @@ class Streamer:
 
     @property
     def state(self) -> StreamState:
-        """A copy of the stream's state, which later calls do not change."""
+        """A copy of the stream's state; later calls do not change it."""
         return StreamState(jax.tree.map(jnp.copy, self._memory), self.tokens)
 
     @state.setter
@@ -504,7 +515,7 @@ class Streamer:
         self._logits = None
 
     def state_bytes(self) -> int:
-        """Return the bytes of the carried state of all lanes."""
+        """Return the size of the carried state of all lanes, in bytes."""
         return sum(leaf.nbytes for leaf in jax.tree.leaves(self._memory))
 
 
@@ -514,10 +525,10 @@ def check_capacity(
     """Raise a `UserError` if a document is longer than the model's state can hold.
 
     Args:
-      capacity: of the stack; None is unlimited.
-      tokens: of a document.
-      document: its name; "" is none.
-      remedy: what can be done with the model as it is.
+      capacity: the stack's capacity in tokens; None is unlimited.
+      tokens: number of tokens of the document.
+      document: the document's name, for the message; "" leaves it out.
+      remedy: advice for the message on what can be done with the model as it is.
     """
     if capacity is not None and tokens > capacity:
         of = f" of {document}" if document else ""
@@ -528,9 +539,9 @@ def check_capacity(
 
 
 def rechunk(pieces: Iterable[np.ndarray], size: int) -> Iterator[np.ndarray]:
-    """Yield `pieces` [... n] regrouped to pieces [... size], the last of them shorter.
+    """Regroup `pieces` [... n] to pieces [... size]; the last one may be shorter.
 
-    Memory is that of one piece of either kind.
+    At most about one input piece and one output piece are in memory.
     """
     held: list[np.ndarray] = []
     count = 0

@@ -1,4 +1,4 @@
-"""Scores of a collection, such as LongBench: one for each data set, and the mean over them."""
+"""Scores of a collection of data sets, such as LongBench: one for each data set, and their mean."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import numpy as np
 
 from famjax.eval.examples import Example
 
-# words of a document, from and below (LongBench-E)
+# ranges of the number of words of a document, from the first number to below the second, as in
+# LongBench-E
 LENGTHS = {"0-4k": (0, 4000), "4-8k": (4000, 8000), "8k+": (8000, math.inf)}
 
 
 def by_subset(examples: Sequence[Example]) -> dict[str, list[Example]]:
-    """Return the examples of each data set; those of no collection are of ""."""
+    """Return the examples of each data set; the name of a set outside any collection is ""."""
     subsets: dict[str, list[Example]] = {}
     for example in examples:
         subsets.setdefault(example.subset, []).append(example)
@@ -23,7 +24,7 @@ def by_subset(examples: Sequence[Example]) -> dict[str, list[Example]]:
 
 
 def mean_score(examples: Sequence[Example], metric: str) -> float:
-    """Return the mean over data sets of a metric, over the questions that have it."""
+    """Return the mean of a metric over data sets, each averaged over its questions that have it."""
     known = [example for example in examples if metric in example.scores]
     means = [np.mean([e.scores[metric] for e in found]) for found in by_subset(known).values()]
     return float(np.mean(means))
@@ -33,8 +34,8 @@ def subset_rows(examples: Sequence[Example]) -> list[dict[str, Any]]:
     """Return a row for each data set of a collection.
 
     Returns:
-      name, documents, questions, metric, score, cut; by_words (of `LENGTHS`, the score of the
-      documents of so many words, if that is known).
+      rows of name, documents, questions, metric, score, cut, and by_words: for each range of
+      `LENGTHS` the score on documents with so many words, where this is known.
     """
     return [
         {

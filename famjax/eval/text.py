@@ -1,4 +1,4 @@
-"""Text evaluation: loss on whole documents, with memory and without, or in windows."""
+"""Evaluation on text: the loss with and without memory, on whole documents or in windows."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ _FIRST_BUCKET = 8
 _BUCKETS = 64 - _FIRST_BUCKET
 
 
-# a report does not list so many documents, which may be millions
+# with more documents than this, a report does not list them: there may be millions
 _MANY_DOCUMENTS = 1000
 
 
 def evaluate(run: Run, request: Request) -> dict[str, Any]:
-    """Return the files and the results of `evaluate_text`; by document if they are not too many."""
+    """Return the results of `evaluate_text`, and files; `by_document` is left out if it is long."""
     files, window, score = request.files, request.window, request.score
     scores = evaluate_text(
         run,
@@ -72,39 +72,40 @@ def evaluate_text(
     lines is scored. Documents are read in batches. "Without memory" is the same run on the same
     tokens with a reset at the start of each block.
 
-    With a window, documents are read in windows of so many tokens, each with an empty memory, and
-    the last `score` predictions of each are scored, all for a document's first window. The windows
-    overlap so that every token is scored once (T2R 3.2.1).
+    With a window, documents are read in windows of that many tokens, each with an empty memory.
+    Only the last `score` predictions of a window are scored, but all of a document's first window.
+    Windows overlap so that every token is scored once (T2R 3.2.1).
 
     Args:
-      run: any.
-      files: as `data.files`; None is the holdout.
-      max_bytes: start no further document after so many bytes of text; started documents are read
-        to their end.
-      batch: documents per batch.
-      quiet: no progress.
-      window: tokens of a window, a multiple of the model's block; None reads documents whole.
-      score: at most the window, which is the default.
-      words: of the texts, by which `word_perplexity` is measured; None counts them, between white
-        space. Published figures have a data set's own count, whatever a tokenizer makes of it
+      run: any run.
+      files: texts, in the form of `data.files`; None is the holdout.
+      max_bytes: start no further document after this number of bytes of text. Started documents are
+        read to their end.
+      batch: number of documents per batch.
+      quiet: whether to hide the progress.
+      window: tokens per window, a multiple of the model's block; None reads whole documents.
+      score: number of predictions that are scored per window, at most `window`; None is `window`.
+      words: number of words of the texts, for `word_perplexity`; None counts words between white
+        space. Published results use the data set's own count, which does not depend on a tokenizer
         (PG-19: arXiv 1911.05507, 4.2).
-      ablate: read it also with these ablations (`famjax.eval.ablations`); `reset` always is.
+      ablate: ablations (`famjax.eval.ablations`) with which the texts are read again; `reset`
+        always is one.
 
     Returns:
-      window, score; documents, documents_left, tokens, bytes, seconds, tokens_per_second (every
-      reading counts: with the memory, without, and with each ablation), state_bytes (of one
-      document); words, word_perplexity (e to the nats of a word); loss
-      (nats per token), accuracy, perplexity, bits_per_byte; the
-      same four in without_memory, and their improvement by memory in memory_gain; the same four of
-      each ablation but `reset` in ablations, and gain: by how many bits per byte the run is better,
-      and the ends of its 95% interval over documents (None of one document); the same four of
-      context-free baselines in unigram and uniform (`famjax.eval.guessing`); by_position: rows of
-      from, to (position of the predicted token in its document or window), tokens, loss, accuracy,
-      loss_without_memory; by_document, by file and line: rows
-      of file, line, tokens, bytes, nats, nats_without_memory, and ablated (nats by ablation).
+      window, score; documents, documents_left (not read), tokens, bytes, seconds, tokens_per_second
+      (every reading counts: with memory, without, and with each ablation), state_bytes (of one
+      document); words, word_perplexity (e to the nats per word); loss (nats per token), accuracy,
+      perplexity, bits_per_byte; the same four without memory in without_memory, and how much memory
+      improves them in memory_gain; the same four for each ablation but `reset` in ablations, with
+      gain, a list of how many bits per byte the run is better and the ends of the 95% interval over
+      documents (None if there is only one document); the same four for context-free baselines in
+      unigram and uniform (`famjax.eval.guessing`); by_position, rows of from, to (positions of the
+      predicted token in its document or window), tokens, loss, accuracy, loss_without_memory;
+      by_document, ordered by file and line, rows of file, line, tokens, bytes, nats,
+      nats_without_memory, and ablated (nats for each ablation).
 
     Raises:
-      UserError: there is no such text, nothing to ablate, a document exceeds full attention's KV
+      UserError: there is no such text, or nothing to ablate, a document exceeds full attention's KV
         cache, or the window is invalid.
     """
     if batch < 1 or (max_bytes is not None and max_bytes < 1):
@@ -197,7 +198,7 @@ def _check_window(run: Run, window: int | None, score: int | None) -> None:
 
 
 def _check_documents(run: Run, source: TextSource) -> None:
-    """Refuse documents that full attention's KV cache does not hold, before any is read."""
+    """Raise a `UserError` before reading if full attention's KV cache cannot hold a document."""
     capacity, block = run.model.stack.capacity, run.model.block_len
     if capacity is None:
         return
@@ -229,7 +230,13 @@ def text_source(run: Run, files: str | None) -> TextSource:
 
 
 def windows(source: Source, rows: int, window: int, score: int) -> Iterator[Batch[np.ndarray]]:
-    """Yield batches of windows until all documents are read; see `evaluate_text`."""
+    """Yield batches of windows until all documents are read.
+
+    Args:
+      source: the documents.
+      rows: number of windows per batch.
+      window, score: as in `evaluate_text`.
+    """
     every = _windows(Reader(source, 0, 1), window, score)
     while together := list(islice(every, rows)):
         missing = rows - len(together)
@@ -237,7 +244,7 @@ def windows(source: Source, rows: int, window: int, score: int) -> Iterator[Batc
 
 
 def _empty_window(window: int) -> Batch[np.ndarray]:
-    # new: is not of the window before it; starts: is a document's first
+    # new: tokens that are not in the window before it; starts: first token of a document
     return {**empty_row(window), "new": np.zeros(window, bool), "starts": np.zeros(window, bool)}
 
 
@@ -267,10 +274,10 @@ def _windows(reader: Reader, window: int, score: int) -> Iterator[Batch[np.ndarr
 def _predictions(
     run: Run, rows: Iterator[Batch[np.ndarray]], streams: Sequence[Streamer], block: int
 ) -> Iterator[tuple[Batch[np.ndarray], np.ndarray, list[tuple[np.ndarray, np.ndarray]]]]:
-    """Yield each batch, its positions [b t], and (nll, correct) [b t] with memory, without, and
-    with each ablation.
+    """Yield each batch, the positions of its tokens [b t], and the results of all streams.
 
-    Results are fetched one batch late, so that the host prepares the next one meanwhile.
+    The results are pairs (nll, correct), [b t] each: with memory, without, and with each ablation.
+    They are fetched one batch late, so that the host prepares the next one meanwhile.
     """
     waiting: deque[Any] = deque()
     read = np.zeros(streams[0].batch, np.int64)
@@ -293,7 +300,7 @@ def token_positions(batch: Batch[np.ndarray], read: np.ndarray) -> tuple[np.ndar
     """Return each token's position in its document [b t], and the next position of each lane [b].
 
     Args:
-      read: [b], tokens of each lane's document in earlier batches.
+      read: [b], number of tokens that earlier batches had of each lane's document.
     """
     index = np.arange(batch["reset"].shape[1])
     start = np.maximum.accumulate(np.where(batch["reset"], index, -1), axis=1)
@@ -302,7 +309,12 @@ def token_positions(batch: Batch[np.ndarray], read: np.ndarray) -> tuple[np.ndar
 
 
 class _MetricSums:
-    """Metric sums over tokens, in buckets of positions: 0 to 255, 256 to 511, 512 to 1023, ..."""
+    """Sums of metrics over tokens, by buckets of positions: 0 to 255, 256 to 511, 512 to 1023, ...
+
+    Attributes:
+      bytes: total size of the predicted tokens.
+      tokens, nll, correct: [buckets], number of tokens, and sums over them.
+    """
 
     def __init__(self) -> None:
         self.bytes = 0
@@ -328,7 +340,7 @@ class _MetricSums:
         return self.compute_scores(float(self.nll.sum()), float(self.correct.sum()))
 
     def compute_scores(self, nll: float, correct: float) -> dict[str, float]:
-        """Return the scores of the added tokens from a sum of nll and of correct predictions."""
+        """Return the scores of the added tokens for a sum of nll and of correct predictions."""
         tokens = float(self.tokens.sum())
         loss = nll / tokens
         return {
@@ -342,7 +354,7 @@ class _MetricSums:
 def _word_scores(
     source: TextSource, keys: Sequence[Key], words: int | None, nats: float
 ) -> dict[str, Any]:
-    """Return the words of the documents that were read, and the perplexity of a word."""
+    """Return the number of words of the documents that were read, and the perplexity per word."""
     if words is None:
         pieces = (text for key in keys for text in source.scored_texts(key))
         words = sum(len(text.split()) for text in pieces)
@@ -353,7 +365,13 @@ def _word_scores(
 def _document_rows(
     sums: DocumentSums, keys: Sequence[Key], names: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return a row for each document; `keys` are the documents' in the order of their start."""
+    """Return a row for each document, ordered by file and line.
+
+    Args:
+      sums: sums of the values of each document.
+      keys: keys of the documents, in the order in which they were started.
+      names: names of the ablations.
+    """
     rows = []
     for (file, line, _), (tokens, size, nll, reset_nll, *ablated) in zip(
         keys, sums.sums, strict=True
@@ -369,7 +387,7 @@ def _document_rows(
 def _ablation_scores(
     names: Sequence[str], sums: Sequence[_MetricSums], documents: DocumentSums
 ) -> dict[str, Any]:
-    """Return the scores with each ablation, and how much better the run is by document."""
+    """Return the scores with each ablation, and the gain of the run over it."""
     found: dict[str, Any] = {}
     for i, (name, totals) in enumerate(zip(names, sums, strict=True)):
         found[name] = totals.scores()

@@ -1,4 +1,4 @@
-"""Evaluation of toy tasks: accuracy of answers and of whole episodes."""
+"""Evaluation on toy tasks: the accuracy of answers and of whole episodes."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ def evaluate_toy(
 ) -> dict[str, Any]:
     """Evaluate a run on the test episodes of a toy task.
 
-    Episodes are read in batches, and concatenated with the memory carried over if the run was
-    trained so (`data.toy.concatenate`).
+    Episodes are read in batches. If the run was trained on concatenated episodes
+    (`data.toy.concatenate`), they are concatenated here, too, and the memory is carried over.
 
     Args:
-      run: with the task's vocabulary.
-      task: name.
-      lengths: steps of the test episodes; None is the config's.
-      examples: episodes of each length.
-      batch: episodes per batch.
-      quiet: no progress.
+      run: a run with the task's vocabulary.
+      task: name of the task.
+      lengths: numbers of steps of the test episodes; None is the config's.
+      examples: number of episodes of each length.
+      batch: number of episodes per batch.
+      quiet: whether to hide the progress.
 
     Returns:
       task, and rows, one for each length: length, examples, answers (their number), accuracy
@@ -96,7 +96,8 @@ def evaluate_toy(
 class _EpisodePass(Source):
     """A source that yields each test episode once.
 
-    Each lane has one document with its share of them, or takes the next episode when free.
+    If episodes are concatenated, each lane has one document with its share of them. If not, each
+    episode goes to the first free lane.
     """
 
     def __init__(self, source: ToySource, concatenate: bool):
@@ -117,7 +118,12 @@ class _EpisodePass(Source):
 def _evaluate(
     run: Run, source: ToySource, lanes: int, concatenate: bool, quiet: bool
 ) -> tuple[np.ndarray, int, float]:
-    """Return correct and all answers of each episode [episodes 2], tokens read, and seconds."""
+    """Read all episodes of a source.
+
+    Returns:
+      [episodes 2], for each episode the number of correct answers, and of all answers; the number
+      of tokens read; the seconds it took.
+    """
     block = run.config.model.block_len
     stream = Streamer(run.model, lanes, max(CHUNK // block, 1) * block)
     counts = np.zeros((lanes, len(source) + 1, 2), np.int64)
@@ -139,7 +145,7 @@ def _evaluate(
 def _results(
     run: Run, source: _EpisodePass, stream: Streamer, block: int
 ) -> Iterator[tuple[Batch[np.ndarray], np.ndarray]]:
-    """Yield each batch and its correct predictions [b t], fetched one batch late."""
+    """Yield each batch, and whether its predictions are correct [b t], fetched one batch late."""
     waiting: deque[Any] = deque()
     at = np.zeros(stream.batch, np.int64)
     for batch in one_pass(source, stream.batch, stream.chunk, block):
@@ -156,7 +162,14 @@ def _results(
 def _count_answers(
     counts: np.ndarray, started: np.ndarray, read: Batch[np.ndarray], correct: np.ndarray
 ) -> np.ndarray:
-    """Add a batch to `counts` [b episodes 2]; return the started episodes of each lane [b]."""
+    """Add the answers of a batch to `counts`; return the new `started`.
+
+    Args:
+      counts: [b episodes 2], correct and all answers of each lane's episodes; modified in place.
+      started: [b], how many episodes each lane has started.
+      read: the batch.
+      correct: [b t], whether predictions are correct.
+    """
     number = started[:, None] + np.cumsum((read["tokens"] == BEGIN) & read["valid"], axis=1)
     lane, position = np.nonzero(read["weights"] > 0)
     episode = number[lane, position]

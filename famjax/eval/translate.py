@@ -1,4 +1,4 @@
-"""Evaluation of an encoder-decoder on pairs: BLEU and chrF of translations, ROUGE of summaries."""
+"""Evaluation of encoder-decoders: BLEU and chrF of translations, ROUGE of summaries."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from famjax.eval.translator import Translation, Translator
 from famjax.tasks.task import Request
 from famjax.train.run import Run
 
-# pairs whose outputs are kept together, should the evaluation be stopped
+# number of pairs whose outputs are stored together, for an evaluation that is stopped and continued
 _GROUP = 512
-# that are tried for the best
+# the length penalties that `request.tune` tries
 PENALTIES = tuple(i / 5 for i in range(11))
 _ROUGE = ("rouge_lsum", "rouge_l", "rouge_1", "rouge_2")
 
 
 def read_pairs(files: str) -> Pairs:
-    """Return the pairs of "SOURCES=TARGETS", or of files of JSON lines."""
+    """Return the pairs of files given as "SOURCES=TARGETS", or as files of JSON lines."""
     source, _, target = files.partition("=")
     try:
         return Pairs(source, target)
@@ -37,10 +37,11 @@ def read_pairs(files: str) -> Pairs:
 
 
 def evaluate(run: Run, request: Request) -> dict[str, Any]:
-    """Evaluate with a length penalty, or with the best of several (`request.tune`).
+    """Evaluate with one length penalty, or with the best of several (`request.tune`).
 
     Returns:
-      What `evaluate_search` does; if tuned also penalties, (length penalty, score) of each.
+      a result of `evaluate_search`. With `request.tune` it is the result of the best penalty, and
+      also has penalties, a list of [length penalty, score].
     """
     if not request.tune:
         (found,) = evaluate_search(run, request, (request.length_penalty,))
@@ -56,20 +57,22 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
 def evaluate_search(
     run: Run, request: Request, length_penalties: Sequence[float]
 ) -> list[dict[str, Any]]:
-    """Write the targets of the sources, and compare them with those of the files.
+    """Generate targets for the sources, and compare them with the targets in the files.
 
     Returns:
-      By length penalty, all of one search: task, files, examples (the name of the file of outputs),
-      settings (what identifies them), beam, length_penalty, no_repeat_ngram, max_tokens; pairs,
-      empty_sources and empty_targets, cut (outputs at their most tokens), longer (sources with more
-      tokens than longest_trained), tokens (of all outputs), tokens_per_second, seconds (of the
-      search); rows (one of them); of translate bleu, chrf, bleu_tokenized and bleu_compounds (see
-      `famjax.eval.translation_scores`), from 0 to 100, signatures (of each, by sacrebleu) and
-      tokenized (whether the files were taken to be); of summarize rouge_lsum, rouge_l, rouge_1
-      and rouge_2, from 0 to 1.
+      a result for each length penalty, all from one search: task, files, examples (the name of the
+      examples file with the outputs), settings (a hash that identifies them), beam, length_penalty,
+      no_repeat_ngram, max_tokens; pairs and documents (number of pairs), empty_sources,
+      empty_targets, cut (number of outputs that reached their maximum number of tokens), longer
+      (number of sources with more tokens than longest_trained), longest_trained (maximum number of
+      tokens of a source in training), tokens (of all outputs), tokens_per_second, seconds (of the
+      search); rows (a single row). For the task translate also bleu, chrf, bleu_tokenized and
+      bleu_compounds (see `famjax.eval.translation_scores`), from 0 to 100, signatures (sacrebleu's,
+      for each score) and tokenized (whether the files were taken as tokenized text); for summarize
+      rouge_lsum, rouge_l, rouge_1 and rouge_2, from 0 to 1.
 
     Raises:
-      UserError: a model without an encoder, files that are not pairs, or a missing library.
+      UserError: the model has no encoder, the files are not pairs, or a library is missing.
     """
     assert request.files  # `needs_files`
     pairs, is_summary = read_pairs(request.files), request.task == "summarize"
@@ -98,10 +101,14 @@ def evaluate_search(
 
 
 class _Search:
-    """What is asked of a search by one length penalty, and the outputs so far.
+    """The settings of a search for one of its length penalties, and the outputs so far.
 
     Args:
-      number: of the penalty among those of the search, all of them in its time.
+      run: the run.
+      request: the request.
+      pairs: the sources and targets.
+      number: index of this penalty in `length_penalties`.
+      length_penalties: all penalties that share the search, and thus its time.
     """
 
     def __init__(
@@ -132,15 +139,15 @@ class _Search:
         }
         self._name = examples_name(self._settings)
         file = request.folder and request.folder / self._name
-        # what changed since is told once
+        # only one of the searches says which settings changed
         self._store = Examples(file, self._settings, quiet=number > 0)
 
     def has(self, numbers: range) -> bool:
-        """Return whether the pairs with these numbers are there."""
+        """Return whether the outputs for the pairs with these numbers are known."""
         return self._store.has((0, numbers), str(len(numbers)))
 
     def add(self, numbers: range, found: Sequence[Translation], seconds: float) -> None:
-        """Add what was written for the sources with these numbers."""
+        """Add the outputs for the sources with these numbers."""
         examples = [
             _make_example(number, *self._pairs[number], each, self.is_summary)
             for number, each in zip(numbers, found, strict=True)
@@ -154,7 +161,7 @@ class _Search:
         self._store.add(((0, numbers), examples, times))
 
     def result(self, count: int, longest: int) -> dict[str, Any]:
-        """Return the scores of the first pairs; see `evaluate_search`."""
+        """Return the result over the first `count` pairs; see `evaluate_search`."""
         request = self._request
         examples, times = self._store.of_length(0, count)
         seconds, tokens = (sum(t[key] for t in times) for key in ("answer", "tokens"))
@@ -186,7 +193,7 @@ def _translate(
     searches: Sequence[_Search],
     progress: TokenProgress,
 ) -> None:
-    """Write the targets of the sources with these numbers, and add them to the searches."""
+    """Generate targets for the sources with these numbers, and add them to the searches."""
     before = translator.seconds
     with progress.compiling():
         found = translator.translate_each(
@@ -218,7 +225,7 @@ def _make_example(
 
 
 def _scores(output: str, target: str, is_summary: bool) -> dict[str, float]:
-    """Return the scores of one output, from 0 to 1; the first is shown with it."""
+    """Return the scores of one output, from 0 to 1; the first one is its main score."""
     if is_summary:
         return {name: score_answer(name, output, [target]) for name in _ROUGE}
     return {"chrf": translation_scores.chrf([output], [target]).value / 100}

@@ -1,7 +1,7 @@
-"""Scores of translations, from 0 to 100 over a corpus: BLEU and chrF, by sacrebleu.
+"""BLEU and chrF of translations over a corpus, from 0 to 100, by sacrebleu.
 
-Each hypothesis has one reference. The signature says how a score was made; scores compare only
-where it is the same (Post, 2018, arXiv 1804.08771).
+Each hypothesis has one reference. A score's signature says how it was computed; only scores with
+the same signature are comparable (Post, 2018, arXiv 1804.08771).
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from typing import Any, Literal, NamedTuple
 from famjax.core.errors import UserError
 from famjax.core.optional import missing_message, missing_modules
 
-# of sacrebleu; none is for texts that are tokenized already, as by Moses in fairseq's preprocessing
+# sacrebleu's tokenizers; "none" is for texts that are already tokenized, for example by Moses in
+# fairseq's preprocessing
 Tokenizer = Literal["13a", "none"]
 _COMPOUND = re.compile(rb"(\S)-(\S)")
 
 
 class Score(NamedTuple):
-    """A score and sacrebleu's signature of it."""
+    """A score and its sacrebleu signature."""
 
     value: float
     signature: str
@@ -31,13 +32,18 @@ def bleu(
     """Return sacrebleu's BLEU, cased.
 
     Raises:
-      UserError: there are no texts, or not as many references, or sacrebleu is not installed.
+      UserError: there are no texts, the numbers of hypotheses and references differ, or sacrebleu
+        is not installed.
     """
     return _score(_metrics().BLEU(tokenize=tokenizer), hypotheses, references)
 
 
 def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """Return sacrebleu's chrF: character n-grams to 6, beta 2. Errors: as of `bleu`."""
+    """Return sacrebleu's chrF, with character n-grams up to 6 and beta 2.
+
+    Raises:
+      UserError: as `bleu`.
+    """
     return _score(_metrics().CHRF(), hypotheses, references)
 
 
@@ -46,10 +52,10 @@ def tokenized_bleu(
 ) -> Score:
     """Return the tokenized BLEU of papers on WMT En-Fr, WMT Zh-En and IWSLT De-En.
 
-    Without smoothing, as multi-bleu.perl and fairseq's score have it: 0 if no 4-gram is right.
+    It is not smoothed, like multi-bleu.perl and fairseq's score: 0 if no 4-gram is right.
 
     Raises:
-      UserError: as of `bleu`.
+      UserError: as `bleu`.
     """
     metric = _metrics().BLEU(tokenize=tokenizer, smooth_method="none", force=True)
     return _score(metric, hypotheses, references)
@@ -60,10 +66,10 @@ def compound_split_bleu(
 ) -> Score:
     """Return the tokenized BLEU of papers on WMT En-De (Vaswani et al., 2017): compounds are split.
 
-    It does not compare with `tokenized_bleu`: a compound is three tokens.
+    It is not comparable with `tokenized_bleu`, since a compound counts as three tokens.
 
     Raises:
-      UserError: as of `bleu`.
+      UserError: as `bleu`.
     """
     metrics = _metrics()
     # both are tokenized before compounds are split
@@ -78,7 +84,7 @@ def compound_split_bleu(
 
 
 def split_compounds(text: str) -> str:
-    """Return a tokenized text with "a-b" as "a ##AT##-##AT## b", as the papers' scripts do.
+    """Return a tokenized text with "a-b" replaced by "a ##AT##-##AT## b", like the papers' scripts.
 
     get_ende_bleu.sh of tensor2tensor and compound_split_bleu.sh of fairseq replace (\\S)-(\\S) in
     Perl, which sees bytes. Matches do not overlap: "a-b-c" is split once, "aa-bb-cc" twice.

@@ -1,4 +1,4 @@
-"""Writes the targets of sources with an encoder-decoder, in batches: by beam search or sampling."""
+"""Generation of targets with an encoder-decoder, in batches, by beam search or sampling."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from famjax.eval.sampling import Sampling
 from famjax.models.seq2seq import Seq2Seq
 from famjax.train.run import Run
 
-# of a source's length in tokens, which is rounded up to a multiple: few shapes, few programs
+# lengths of sources are rounded up to a multiple of this, so that few shapes are compiled
 _MULTIPLE = 16
-# most tokens of a target: so many times the source's, and so many more
+# the maximum number of tokens of a target is _LONGER times the source's, plus _MORE
 _LONGER, _MORE = 2, 16
 
 
 class Translation(NamedTuple):
-    """What was written for a source.
+    """The generated target of a source.
 
     Attributes:
-      text: the likeliest hypothesis, or the sampled one.
-      score: log p / length ** length_penalty; 0 if it was sampled.
-      tokens: of it, eos included.
-      cut: it ended at the most tokens, and not with eos.
-      source_tokens: of the source, eos included.
+      text: the best hypothesis of the search, or the sampled text.
+      score: log p / length ** length_penalty; 0 if the text was sampled.
+      tokens: number of tokens of the text, including eos.
+      cut: whether the text ended at the maximum number of tokens, and not with eos.
+      source_tokens: number of tokens of the source, including eos.
     """
 
     text: str
@@ -47,20 +47,21 @@ class Translation(NamedTuple):
 
 
 class Translator:
-    """Translates: `Translator(run).translate(["Guten Tag."])[0].text`.
+    """Translates texts: `Translator(run).translate(["Guten Tag."])[0].text`.
 
     Args:
-      run: of a model with an encoder.
-      beams: hypotheses that are extended at once; 1 is greedy.
+      run: a run whose model has an encoder.
+      beams: number of hypotheses that are extended at once; 1 is greedy decoding.
       length_penalty: see `famjax.eval.beam`.
-      no_repeat_ngram: no so many tokens in a row come twice in a target; 0 = they may.
-      batch: sources that are decoded together.
-      sampling: how to sample targets instead of searching for them; None searches.
-      max_tokens: most tokens of a target, eos included. None is twice the source's and 16 more, but
-        at most those of the longest target in training.
+      no_repeat_ngram: size of the n-grams that must not occur twice in a target; 0 allows
+        repetitions.
+      batch: number of sources that are decoded together.
+      sampling: sampling parameters, to sample targets instead of searching; None searches.
+      max_tokens: maximum number of tokens of a target, including eos. None is twice the source's
+        number plus 16, but at most the longest target in training.
 
     Attributes:
-      seconds: that programs have run so far, without their compilation.
+      seconds: time that compiled programs have run so far, without compilation.
 
     Raises:
       UserError: the model has no encoder, or a number is out of its range.
@@ -83,7 +84,8 @@ class Translator:
             )
         check_beams(beams, length_penalty, no_repeat_ngram, run.tokenizer.vocab_size)
         self._run, self._batch, self._sampling = run, batch, sampling
-        # the last token of a hypothesis is not read, that of a sample is
+        # the last token of a sample takes a place in the cache, since it is read, unlike that of a
+        # hypothesis
         capacity = run.model.stack.capacity
         self._capacity = capacity if capacity is None or sampling is None else capacity - 1
         self._max_tokens = max_tokens
@@ -103,7 +105,8 @@ class Translator:
         """Return the translation of each text.
 
         Args:
-          advance: called with the number of texts of each batch when it is written.
+          texts: the sources.
+          advance: called after each batch with its number of texts.
         """
         return self.translate_each(texts, [self._length_penalty], advance)[0]
 
@@ -113,9 +116,9 @@ class Translator:
         length_penalties: Sequence[float],
         advance: Callable[[int], None] = lambda count: None,
     ) -> list[list[Translation]]:
-        """Return the translations of texts by each of several length penalties, in one search."""
+        """Return for each of several length penalties the translations of texts, in one search."""
         tokenizer = self._run.tokenizer
-        # without outer white space, as those trained on
+        # without white space at the ends, as in training
         sources = [np.append(tokenizer.encode(text.strip()), tokenizer.eos_id) for text in texts]
         found: list[dict[int, Translation]] = [{} for _ in length_penalties]
         for numbers, tokens, segment in batches(sources, self._batch):
@@ -128,7 +131,7 @@ class Translator:
 
     @property
     def longest(self) -> int:
-        """Return the most tokens of a source in training, eos included."""
+        """Return the maximum number of tokens of a source in training, including eos."""
         data = self._run.config.data
         return data.source_length or data.length
 
@@ -139,7 +142,7 @@ class Translator:
         numbers: Sequence[int],
         length_penalties: Sequence[float],
     ) -> list[list[Translation]]:
-        """Translate sources [b s] with these numbers, by each length penalty."""
+        """Translate sources [b s] with each length penalty; `numbers` seed the sampling."""
         settings = replace(
             self._settings,
             max_tokens=self._most_tokens(tokens.shape[1]),
@@ -159,7 +162,7 @@ class Translator:
         ]
 
     def _run_program(self, program: Any, params: Params, tokens: np.ndarray, *others: Any) -> Any:
-        """Run a program on sources [b s], and count the time."""
+        """Run a jitted function on sources [b s], and add its time to `seconds`."""
         arguments = (self._graph, params, tokens, *others)
         shapes = tuple(np.shape(a) for a in jax.tree.leaves((tokens, others)))
         if shapes not in self._compiled:
@@ -171,7 +174,7 @@ class Translator:
         return found
 
     def _most_tokens(self, source: int) -> int:
-        """Return the most tokens of targets of sources with so many."""
+        """Return the maximum number of tokens of targets for sources of `source` tokens."""
         if self._max_tokens is not None:
             return self._max_tokens
         data = self._run.config.data
@@ -208,7 +211,7 @@ def _search(
     stops: Array,
     bos: Array,
 ) -> Hypotheses:
-    """Encode sources [b s], and search for their targets."""
+    """Encode sources [b s], and find their targets by beam search."""
     model: Seq2Seq = nnx.merge(graph, params)
     step, logits, state = _begin(model, tokens, segment, bos, settings.beams)
     return beam_search(step, logits, state, model.stack.row_axes(state), settings, stops)
@@ -228,7 +231,7 @@ def _sample(
 ) -> tuple[Array, Array]:
     """Encode sources [b s], and sample their targets: tokens [b t] and lengths [b].
 
-    What is drawn for a source depends on its number [b], and not on its row or batch.
+    The randomness of a source depends on its number [b], not on its row or batch.
     """
     keys = jax.vmap(jax.random.fold_in, (None, 0))(sampling.key, numbers)
     step, logits, state = _begin(nnx.merge(graph, params), tokens, segment, bos, 1)
@@ -246,7 +249,7 @@ def _sample(
         written = written.at[:, length].set(token[:, 0])
         length = length + 1
         ends = jnp.isin(token[:, 0], stops) | (length == most)
-        # a target that has ended is written on, and cut off
+        # finished targets continue until all are finished; their lengths cut off the rest
         lengths = jnp.where((lengths == 0) & ends, length, lengths)
         logits, state = step(token, state)
         return length, written, lengths, logits[:, 0], state
@@ -260,7 +263,11 @@ def _sample(
 def _begin(
     model: Seq2Seq, tokens: Array, segment: Array, bos: Array, beams: int
 ) -> tuple[Step, Array, State]:
-    """Return `step` with the sources [b s], the logits [b v] after bos, and the state after it."""
+    """Encode sources [b s], and read bos.
+
+    Returns:
+      the model's step, bound to the encoded sources; the logits [b v] and the state after bos.
+    """
     ctx = Context(source=model.read_source(tokens, segment))
     state = model.unstack(model.init_state(len(tokens)), beams)
     logits, state = model.step(jnp.full((len(tokens), 1), bos), state, ctx)
@@ -271,13 +278,14 @@ def _begin(
 def batches(
     sources: Sequence[np.ndarray], batch: int
 ) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
-    """Yield batches of sources of equal lengths, rounded up, longest first.
+    """Yield batches of sources whose rounded-up lengths are equal, longest first.
 
-    So what a source is padded to, and the most tokens of its target, depend on no other source.
+    The padding of a source, and the maximum number of tokens of its target, thus do not depend on
+    other sources.
 
-    Returns:
-      numbers [n], at most `batch` of them; tokens and segment [batch s] of `Seq2Seq.read_source`,
-      whose last rows repeat the first if there are fewer sources.
+    Yields:
+      numbers [n] of the sources, at most `batch`; tokens and segment [batch s] for
+      `Seq2Seq.read_source`. With fewer than `batch` sources, the last rows repeat the first ones.
     """
 
     def size_of(number: int) -> int:

@@ -1,4 +1,4 @@
-"""Words of texts in any script, for ROUGE."""
+"""Splitting of texts in any script into words, for ROUGE."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LATIN = re.compile("[a-z0-9]+")
 def split_words(text: str) -> list[str]:
     """Return the words of a text in lower case: runs of letters, marks and numbers of any script.
 
-    Of scripts that are written without spaces each character, with its marks, is a word.
+    In scripts that are written without spaces, each character with its marks is a word.
     """
     words: list[str] = []
     # whether the next letter, or the next mark, belongs to the last word
@@ -38,10 +38,10 @@ def split_words(text: str) -> list[str]:
 
 
 class UnicodeTokenizer:
-    """Splits texts for rouge-score.
+    """A tokenizer for rouge-score that splits texts in any script.
 
     Args:
-      latin: rouge-score's tokenizer, which stems words of Latin letters without marks.
+      latin: rouge-score's own tokenizer, which stems words of Latin letters without marks.
     """
 
     def __init__(self, latin: Any):

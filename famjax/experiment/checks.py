@@ -1,7 +1,7 @@
 """Config validation: sizes and combinations that cannot work.
 
-Each check yields error lines that name the key, its value and the fix. The first one is raised;
-later checks rely on earlier ones.
+Each check yields error lines that name the key, its value and the fix. The first error is raised,
+since later checks rely on earlier ones.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from famjax.mixers import MIXERS, mixer_specs
 from famjax.optimizers import OPTIMIZERS
 from famjax.tasks import TASKS
 
-# clusters of an adaptive softmax, one table each; WikiText-103 uses 4
+# maximum number of clusters of an adaptive softmax, one table each; WikiText-103 uses 4
 _MAX_CLUSTERS = 64
-# of data.part_bytes
+# minimum of data.part_bytes
 _SHORTEST_PART = 256
-# layers unrolled in one program
+# maximum number of layers unrolled in one program
 _MAX_UNROLLED_LAYERS = 1000
 
-# Linear maps that can have adapters.
+# projections that can have adapters
 ADAPTABLE_MAPS = (
     *(f"attention.{name}" for name in ("q", "k", "v", "out")),
     *(f"mlp.{name}" for name in ("gate", "up", "down")),
@@ -199,7 +199,7 @@ def _check_match(config: Config) -> Iterator[str]:
             f"{named}: random weights have no attention to match; give init=FOLDER, a run or the "
             f"output of famjax convert --to t2r, {off}"
         )
-    # softmax attention over the tokens of earlier steps would need their KV cache
+    # the softmax attention to match would need a KV cache to attend to tokens of earlier steps
     if config.data.layout != "packed":
         yield (
             f"{named} starts each row with an empty memory, data.layout={config.data.layout} "
@@ -217,7 +217,7 @@ def _check_match(config: Config) -> Iterator[str]:
 
 
 def _check_reconstruction(config: Config) -> Iterator[str]:
-    """Yield an error line for what a layer's output has that its memory cannot rebuild."""
+    """Yield an error line for each setting with which outputs cannot be rebuilt from a memory."""
     named, m = f"train.reconstruction_loss={config.train.reconstruction_loss:g}", config.model
     if not config.train.reconstruction_loss:
         return
@@ -257,7 +257,7 @@ def _check_stack(config: Config) -> Iterator[str]:
 
 
 def _check_other_stacks(config: Config) -> Iterator[str]:
-    """Yield settings that stacks other than the residual one would silently ignore."""
+    """Yield an error line for each setting that stacks other than `residual` would ignore."""
     m, t = config.model, config.train
     named = f"model.stack={m.stack}"
     for name, rate in vars(m.dropout).items():
@@ -434,7 +434,7 @@ def _check_optimizer(config: Config) -> Iterator[str]:
 
 
 def _check_bptt_warmup(config: Config) -> Iterator[str]:
-    """Yield what prevents the row length of a step from doubling up to data.length."""
+    """Yield an error line for what prevents rows from doubling in length up to data.length."""
     m, d, t = config.model, config.data, config.train
     start, off = f"train.bptt_start={t.bptt_start}", "or train.bptt_start=0"
     if t.bptt_start == d.length and not t.bptt_double_every:
@@ -518,5 +518,5 @@ _MODEL_CHECKS = (
 
 
 def _doubling_lengths(value: int) -> list[int]:
-    """Return the lengths that double to `value`, in ascending order."""
+    """Return the lengths from which repeated doubling gives `value`, in ascending order."""
     return [value // 2**n for n in reversed(range(value.bit_length())) if value % 2**n == 0]

@@ -1,4 +1,4 @@
-"""Checks of models with an encoder: what attends to it, and what cannot be combined with it yet."""
+"""Checks of models with an encoder, and of settings that cannot be combined with one yet."""
 
 from __future__ import annotations
 

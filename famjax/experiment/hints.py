@@ -1,7 +1,7 @@
-"""Hints for option names of other trainers: the name of the same thing in famjax.
+"""Hints for option names of other trainers: the name of the equivalent in famjax.
 
-Names are compared in lower case, without leading dashes, with _ for -. Of an unknown dotted name
-the last part is looked up: `trainer.max_epochs=3` is `max_epochs`.
+Names are compared in lower case, without leading dashes, with _ for -. If a dotted name is unknown,
+its last part is looked up: `trainer.max_epochs=3` is looked up as `max_epochs`.
 """
 
 from __future__ import annotations
@@ -266,7 +266,7 @@ TRAIN: dict[str, Hint] = {
     "debug": "metrics of each step are in RUN/metrics.jsonl; famjax plan shows what is compiled",
 }
 
-# of the verbs that read a run
+# hints for the verbs that read a run
 _RUN_VERBS: dict[str, Hint] = {
     **dict.fromkeys(("run", "r", "run_dir", "model", "m", "model_path", "model_dir"), _RUN),
     **dict.fromkeys(("model_name_or_path", "checkpoint", "ckpt", "checkpoint_path"), _RUN),
@@ -337,7 +337,7 @@ HINTS: dict[str, dict[str, Hint]] = {
         "mixer": "--to",
         "attention": "--to",
     },
-    # instead of a verb
+    # words in place of a verb
     "": {
         **dict.fromkeys(("evaluate", "test", "validate", "ppl", "benchmark_run"), "eval"),
         **dict.fromkeys(
@@ -361,7 +361,7 @@ def find_hint(name: str, value: str = "", verb: str = "train") -> str:
 
     Args:
       name: as typed, such as "--batch-size".
-      value: its value, repeated in the hint.
+      value: the option's value, which is repeated in the hint.
       verb: the famjax verb; "" if `name` is in place of the verb.
     """
     known = HINTS.get(verb, {})

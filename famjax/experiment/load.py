@@ -34,8 +34,8 @@ from famjax.core.json_files import parse_json, read_whole, shorten
 from famjax.core.paths import expanded
 from famjax.experiment.hints import find_hint
 
-# The package of experiments, installed beside famjax. Located by path, since "configs" on the
-# import path may belong to another project.
+# The package of experiments, which is installed beside famjax. It is located by path, since
+# "configs" on the import path may belong to another project.
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
 
@@ -47,8 +47,9 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
         the path of a run's `config.json`. A name that begins with an underscore is a base that
         experiments derive from (`famjax.replace_values`).
       overrides: "section.key=value", "--section.key=value", or "--section.key", "value".
-        "init=FOLDER" takes shape and tokenizer from that folder before the others are applied, and
-        mixers that its model lacks have the settings of `famjax convert` unless given.
+        "init=FOLDER" takes shape and tokenizer from that folder before the other overrides are
+        applied. Mixers that the folder's model lacks get the settings of `famjax convert`, except
+        for keys that are given.
 
     Raises:
       UserError: an unknown config or key, a value of the wrong type, or a size that cannot work.
@@ -58,7 +59,7 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
     if config.init:
         # the run may be opened from any working directory
         config = replace(config, init=str(expanded(config.init).absolute()))
-    # they import JAX, for which a mistyped key need not wait
+    # imported late, since they import JAX: the error for a mistyped key need not wait for that
     from famjax.experiment.checks import validate
     from famjax.experiment.unused_keys import check_unused_keys
 
@@ -71,10 +72,10 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
 
 
 def _apply_init(config: Config, overrides: Sequence[str]) -> Config:
-    """Return the config with the model and the tokenizer of the folder `init`, if given.
+    """Return the config with the model and the tokenizer of the folder `init`, if `init` is given.
 
-    Keys of how the model is computed (dropout, remat, dtype, LoRA, ...) stay those of `config`. A
-    run's own config.json already has both.
+    Keys that say how the model is computed or trained (dropout, remat, dtype, LoRA, ...) are kept
+    from `config`. In a run's own config.json model and tokenizer are already those of the folder.
     """
     inits = [value for key, value in _parse_overrides(overrides) if key == "init"]
     init = inits[-1] if inits else config.init
@@ -104,7 +105,7 @@ def _apply_init(config: Config, overrides: Sequence[str]) -> Config:
     names = ("tokenizer", "tokenizer.model", "words.txt")
     copy = next((str(folder / name) for name in names if (folder / name).exists()), None)
     if copy is None and there.data.tokenizer not in ("bytes", "task"):
-        # the path in its config.json may be from another machine and is not opened
+        # the path in the folder's config.json may be from another machine, so it is not opened
         raise UserError(
             f"init={init}: its copy of the tokenizer {there.data.tokenizer} is missing; restore "
             f"{', '.join(names[:-1])} or {names[-1]}, whichever it had"
@@ -118,9 +119,9 @@ def _apply_convert_settings(config: Config, old: ModelConfig, given: Sequence[st
     """Return the config with `MixerSpec.convert_settings` of mixers that the model `old` lacks.
 
     Args:
-      given: keys that stay as they are.
+      given: keys that are not changed.
     """
-    # as in `load_config`
+    # imported late, as in `load_config`
     from famjax.mixers import MIXERS
 
     new = set(mixer_pattern(config.model)) - set(mixer_pattern(old))
@@ -148,7 +149,7 @@ def available_configs() -> dict[str, Path]:
 
 
 def _bases() -> set[str]:
-    """Return the names of the files of `configs/` that experiments derive from."""
+    """Return the names of the files in `configs/` from which experiments derive."""
     return {p.stem for p in CONFIGS.glob("_[!_]*.py")}
 
 
@@ -162,7 +163,7 @@ def difference(a: Config, b: Config) -> list[str]:
 
 
 def read_config(name_or_path: str) -> Config:
-    """Return a config as it is written, its sizes not checked.
+    """Return a config as it is written, without checking its sizes.
 
     Raises:
       UserError: there is no such config, or it is damaged.
@@ -199,7 +200,7 @@ def _load_python(path: Path) -> Config:
     module = ModuleType(path.stem)
     module.__file__ = str(path)
     try:
-        # Not imported: cached bytecode would be stale if the file changes within a second.
+        # Not imported, since cached bytecode would be stale if the file changes within a second.
         exec(compile(source, str(path), "exec"), module.__dict__)
         make = module.__dict__.get("config")
         config = make() if callable(make) else None
@@ -208,7 +209,7 @@ def _load_python(path: Path) -> Config:
             raise
         raise UserError(f"{path}{_line_number(error, path)}: {error}") from error
     except ModuleNotFoundError as error:
-        # the schema's module until 0.1.0
+        # until 0.1.0 the schema was in this module
         hint = "; import famjax.config.schema" if error.name == "famjax.core.config" else ""
         raise UserError(f"{path}{_line_number(error, path)}: {error}{hint}") from error
     except Exception as error:
@@ -231,7 +232,7 @@ def _line_number(error: Exception, path: Path) -> str:
 
 
 def override(config: Config, overrides: Sequence[str]) -> Config:
-    """Return `config` with "section.key=value" overrides applied; checks no sizes."""
+    """Return `config` with "section.key=value" overrides applied, without checking sizes."""
     for key, value in _parse_overrides(overrides):
         config = _set(config, key, value)
     return config
@@ -284,7 +285,8 @@ def _parse_value(key: str, value: str, kind: Any) -> Any:
     import tyro  # not needed to read configs
 
     text = value.capitalize() if kind is bool else value  # tyro reads True and False
-    # Of one field: to build the parser of the whole schema takes 50 times as long, for every key.
+    # A class of one field, since building the parser of the whole schema for every key takes 50
+    # times as long.
     field = dataclasses.make_dataclass("Field", [("value", kind)])
     try:
         # tyro prints a box around some errors even with console_outputs=False.
@@ -303,18 +305,19 @@ def _parse_value(key: str, value: str, kind: Any) -> Any:
 
 
 def to_json(config: Config) -> str:
-    """Return the config as JSON, one key a line; `from_json` gives the same config back."""
+    """Return the config as JSON, one key per line, from which `from_json` restores it."""
     return json.dumps(dataclasses.asdict(config), indent=2) + "\n"
 
 
 def from_json(text: str, report: Callable[[str], None] | None = None) -> Config:
     """Return the config that `to_json` wrote.
 
-    A missing key was added after the config was saved. It takes its default, and `report` (default:
-    print to standard error) gets a note, so that runs of older versions still load.
+    If a key is missing, it was added to the schema after the config was saved. So that runs of
+    older versions still load, it takes its default, and `report` (default: print to standard error)
+    is called with a note.
 
     Raises:
-      UserError: not JSON, an unknown key, or a value of the wrong type.
+      UserError: the text is not JSON, or has an unknown key or a value of the wrong type.
     """
     try:
         tree = parse_json(text, unique=True)

@@ -1,7 +1,7 @@
 """The memory of devices and machines, and checks that a model fits, before any allocation.
 
-Only what clearly cannot fit is rejected: a lower bound on the need is compared with all available
-memory. A model that passes may still run out of memory.
+Only what clearly cannot fit is rejected: a lower bound on the memory needed is compared with all
+available memory. A model that passes may still run out of memory.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ENCODER = "model.encoder.layers"
 
 
 class DeviceMemory(NamedTuple):
-    """The memory of all devices that share a model, in bytes, and its name in messages."""
+    """The memory of all devices that share a model, in bytes, and the devices' name in messages."""
 
     bytes: int
     name: str
@@ -36,8 +36,8 @@ def check_training_fits(config: Config, available: DeviceMemory | None = None) -
     """Raise a `UserError` if training cannot fit the devices on any mesh.
 
     Args:
-      config: with a vocabulary size; 0 counts as none.
-      available: memory of other devices than those of this process.
+      config: config with a vocabulary size; with size 0 the vocabulary is not counted.
+      available: memory of the devices, if they are not those of this process.
     """
     available = available or device_memory()
     kinds = "parameters, gradients and optimizer state"
@@ -80,7 +80,7 @@ def _check_fits(
 
 
 def largest_key(config: Config, needs: Callable[[Config], int]) -> str:
-    """Return the key, with its value, whose default would save the most memory."""
+    """Return the "key=value" that would save the most memory if it were at its default."""
     reduced = {key: needs(other) for key, other in _iter_defaults(config)}
     key = min(reduced, key=lambda key: reduced[key])
     return f"{key}={values(config)[key]}"
@@ -89,7 +89,8 @@ def largest_key(config: Config, needs: Callable[[Config], int]) -> str:
 def _iter_defaults(config: Config) -> Iterator[tuple[str, Config]]:
     """Yield each integer key, and the config with that key at its default.
 
-    Of an encoder one layer stays: without one it would be another kind of model.
+    If there is an encoder, one of its layers stays, since without an encoder the model would be of
+    another kind.
     """
     for section in ("model", "data"):
         for path in ((), *((name,) for name in _sections(getattr(config, section)))):
@@ -123,13 +124,13 @@ def _replace_value(config: Any, path: tuple[str, ...], name: str, value: Any) ->
 
 
 def device_memory() -> DeviceMemory:
-    """Return the memory of the devices: that of accelerators, or the machine's for CPUs."""
+    """Return the memory of the accelerators, or of the machine if the devices are CPUs."""
     import jax
 
     device = jax.local_devices()[0]
     if device.platform != "cpu":
         limit = (device.memory_stats() or {}).get("bytes_limit")
-        if not limit:  # an accelerator that does not report it passes every check
+        if not limit:  # not reported: every check passes
             return DeviceMemory(2**63, f"the {device.device_kind} devices have")
         number = jax.device_count()
         have = "device has" if number == 1 else "devices have together"
@@ -143,7 +144,7 @@ def device_memory() -> DeviceMemory:
 
 
 def host_bytes(root: Path = Path("/")) -> int:
-    """Return the memory of this machine with its swap, or the limit of this process.
+    """Return the memory of this machine including swap, or the limit of this process if lower.
 
     Args:
       root: directory of the control groups' proc/self/cgroup and sys/fs/cgroup.
@@ -160,7 +161,7 @@ def _total_bytes() -> int:
         import os
 
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return 2**63  # a system that does not report it passes every check
+    return 2**63  # not reported: every check passes
 
 
 def _cgroup_limits(root: Path) -> Iterator[int]:
@@ -181,7 +182,7 @@ def _cgroup_limits(root: Path) -> Iterator[int]:
 
 
 def _process_limit() -> Iterator[int]:
-    """Yield the limit of `ulimit -v`, if any."""
+    """Yield the limit set by `ulimit -v`, if any."""
     with contextlib.suppress(ImportError, OSError, ValueError):
         import resource
 

@@ -1,4 +1,4 @@
-"""Whether a mesh divides a config's dimensions."""
+"""Checks that a mesh divides a config's dimensions."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from famjax.mixers import mixer_specs
 
 
 def call_blocks(config: ResolvedConfig) -> int:
-    """Return the blocks per call of a training step, of the shortest call if BPTT warms up."""
+    """Return the number of blocks per call in a training step, of the shortest if BPTT warms up."""
     blockwise = any(spec.is_blockwise for spec in mixer_specs(config.model))
     block_len = config.model.block_len if blockwise else 1
     return config.train.bptt_start // config.train.bptt_segments // block_len
 
 
 def tensor_sizes(config: ResolvedConfig) -> dict[str, int]:
-    """Return the sizes that the tensor axis must divide, by config key."""
+    """Return the sizes that the mesh's tensor axis must divide, by config key."""
     m = config.model
     if m.stack == "lstm":
         return {"model.width": m.width}
@@ -27,7 +27,7 @@ def tensor_sizes(config: ResolvedConfig) -> dict[str, int]:
 
 
 def check_divides(config: ResolvedConfig) -> None:
-    """Raise a `UserError` if an axis divides nothing, so that devices would duplicate work."""
+    """Raise a `UserError` if an axis divides nothing, since devices would duplicate work."""
     mesh = config.mesh
     for key, size in tensor_sizes(config).items():
         if size % mesh.tensor:
@@ -44,19 +44,19 @@ def check_divides(config: ResolvedConfig) -> None:
 
 
 def check_rows(config: Config, devices: int) -> None:
-    """Raise a `UserError` if rows do not divide over axes with explicit sizes.
+    """Raise a `UserError` if the rows cannot be divided over axes with explicit sizes.
 
     For axes of size -1 `duplicated_work` warns instead.
 
     Args:
-      config: its mesh as the user wrote it.
-      devices: number of devices of the mesh.
+      config: config with the mesh as the user wrote it.
+      devices: number of devices in the mesh.
     """
     mesh, accumulate = config.mesh, config.train.accumulate
     explicit = {name: getattr(mesh, name) for name in ("data", "fsdp")}
     parts = math.prod(size for size in explicit.values() if size > 0)
     rows = config.data.batch // accumulate
-    if rows % parts and devices % parts == 0:  # else the mesh is wrong
+    if rows % parts and devices % parts == 0:  # otherwise the mesh is wrong
         sizes = " x ".join(f"mesh.{name}={size}" for name, size in explicit.items() if size > 1)
         raise UserError(
             f"data.batch={config.data.batch}: {rows} rows at a time do not divide by {sizes}; take "

@@ -1,6 +1,6 @@
 """Checks of each config value by itself: its type, and the range of numbers.
 
-They run before the checks in `famjax.experiment.checks`, which rely on them.
+The checks in `famjax.experiment.checks` run after these and rely on them.
 """
 
 from __future__ import annotations
@@ -97,17 +97,17 @@ _LOWEST: dict[str, float] = {
     "eval.examples": 1,
     "profile.memory": 0,
 }
-# of every int except the seed: shapes and step counts are 32-bit integers
+# maximum of every int except the seed: shapes and step counts are 32-bit integers
 MAX_INT32 = 2**31 - 1
-# of floats: larger ones are infinite in float32, smaller ones 0
+# limits of floats: in float32 larger numbers are infinite, and smaller ones 0
 _LARGEST_FLOAT, _SMALLEST_FLOAT = 3.4e38, 1.2e-38
 HIGHEST = {
-    # ten times the deepest trained model; each layer is a name in a checkpoint
+    # ten times the deepest model ever trained; each layer is a name in a checkpoint
     "model.layers": 10_000,
     "model.encoder.layers": 10_000,
     "data.passkey.digits": 1000,
     "data.passkey.keys": 8,
-    # an episode is generated at once
+    # an episode is generated as a whole, in memory
     "data.toy.steps": 100_000,
     "data.toy.start_steps": 100_000,
     "data.toy.test_steps": 100_000,
@@ -129,7 +129,7 @@ _FRACTIONS = (
     "train.rsp",
     "model.feedback.span_start",
 )
-# at least 0 and less than 1
+# keys whose value must be at least 0 and less than 1
 _SHARES = (
     "optimizer.beta1",
     "optimizer.beta2",
@@ -185,7 +185,7 @@ def _memory_note(config: Config, key: str) -> str:
 
 
 def _is_text(value: str) -> bool:
-    """Return whether the operating system accepts it as a path."""
+    """Return whether the operating system accepts a value as a path."""
     try:
         return b"\0" not in value.encode("utf-8", "surrogateescape")
     except UnicodeEncodeError:

@@ -1,6 +1,6 @@
-"""Parameter counts and memory by arithmetic, before anything is traced or allocated.
+"""Parameter counts and memory, computed by arithmetic before anything is traced or allocated.
 
-Python ints do not overflow. A test compares the counts with the models.
+All numbers are Python ints, which do not overflow. A test compares the counts with the models.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from famjax.optimizers import OPTIMIZERS
 
 # bytes of a float32
 _FLOAT = 4
-# Host memory of a row of a training process, its reader and cursor: a third of the measured size.
+# host bytes of a row in a training process, for its reader and cursor: a third of the measured size
 _ROW_BYTES = 1000
-# of a token on the host: id, target and weight of 4 each, three flags
+# host bytes of a token: id, target and weight of 4 bytes each, and three flags
 _TOKEN_BYTES = 15
-# of a source's token: id and number of its source
+# host bytes of a source's token: its id and the number of its source
 _SOURCE_BYTES = 8
 
 
@@ -30,9 +30,9 @@ class ParamCount(NamedTuple):
     """Parameter counts of a model.
 
     Attributes:
-      weights: all except the adapters.
-      adapters: low-rank adapters.
-      maps: of the weights, the feature maps of linear layers.
+      weights: number of all parameters except adapters.
+      adapters: number of parameters of low-rank adapters.
+      maps: number of parameters of the feature maps of linear layers, which `weights` includes.
     """
 
     weights: int
@@ -41,13 +41,13 @@ class ParamCount(NamedTuple):
 
 
 def count_params(model: ModelConfig) -> ParamCount:
-    """Return a model's parameter counts; its sizes need not be consistent."""
+    """Return a model's parameter counts, even if its sizes are inconsistent."""
     decoder, encoder = _decoder_params(model), _encoder_params(model)
     return ParamCount(*(a + b for a, b in zip(decoder, encoder, strict=True)))
 
 
 def _encoder_params(model: ModelConfig) -> ParamCount:
-    """Parameters of the encoder, and of the decoder's attention to its output."""
+    """Count the parameters of the encoder, and of the decoder's attention to its output."""
     encoder, depth = model.encoder, model.layers
     if not encoder.layers:
         return ParamCount(0, 0, 0)
@@ -66,7 +66,7 @@ def _encoder_params(model: ModelConfig) -> ParamCount:
 def _decoder_params(model: ModelConfig) -> ParamCount:
     vocabulary, top = _embedding_params(model), _norm_params(model) if model.arch.pre_norm else 0
     if model.stack == "lstm":
-        # two matrices for each layer, and its biases
+        # two matrices and the biases of each layer
         layer = 2 * 4 * model.width**2 + 4 * model.width
         return ParamCount(vocabulary + top + model.layers * layer, 0, 0)
     if is_segmented(model):
@@ -90,8 +90,10 @@ def _decoder_params(model: ModelConfig) -> ParamCount:
 
 
 def _pattern(model: ModelConfig) -> list[MixerSpec]:
-    """Return the specs of the pattern's mixers, an unknown one, which another check reports, as
-    the first."""
+    """Return the specs of the mixers in the pattern.
+
+    An unknown mixer, which another check reports, is replaced by the first of `MIXERS`.
+    """
     first = next(iter(MIXERS.values()))
     return [MIXERS.get(name, first) for name in mixer_pattern(model)]
 
@@ -101,7 +103,7 @@ def _norm_params(model: ModelConfig) -> int:
 
 
 def _embedding_params(model: ModelConfig) -> int:
-    """Parameters of the embedding and the head; 0 if the vocabulary is not known."""
+    """Count the parameters of embedding and head; 0 if the vocabulary size is not known."""
     v, d = model.vocab_size, model.width
     try:
         cuts = [int(part) for part in model.adaptive.cutoffs.split(",") if part]
@@ -118,7 +120,7 @@ def _embedding_params(model: ModelConfig) -> int:
 
 
 def _query_params(model: ModelConfig) -> int:
-    """Parameters of query and output projections, with the norms before and after."""
+    """Count the parameters of query and output projections, and of the norms around them."""
     (d, h, _, e, _), arch = sizes(model), model.arch
     total = _norm_params(model) * (2 if arch.post_norm else 1) + 2 * d * h * e
     total += h * e if arch.qkv_bias else 0
@@ -140,7 +142,7 @@ def _mlp_params(model: ModelConfig) -> int:
 
 
 def _adapter_params(model: ModelConfig, names: tuple[str, ...]) -> int:
-    """Parameters of the adapters of a layer's projections with these names."""
+    """Count the parameters of the adapters on those of a layer's projections in `names`."""
     d, h, g, e, hidden = sizes(model)
     shapes = {
         "attention.q": d + h * e,
@@ -161,7 +163,7 @@ def _adapter_params(model: ModelConfig, names: tuple[str, ...]) -> int:
 
 
 def _feedback_params(model: ModelConfig) -> tuple[int, int]:
-    """Weights and adapters of the layers of a Feedback Transformer, or of its Transformer twin."""
+    """Count weights and adapters of the layers of the stack `feedback` or `transformer`."""
     c, layers, arch = model.feedback, model.layers, model.arch
     e = sizes(model).e
     kind = "previous" if model.stack == "transformer" else c.composition
@@ -224,7 +226,7 @@ def training_bytes(config: Config) -> int:
         trained = params.weights - params.maps
     # with clipping all gradients exist at once
     optimizer = config.optimizer
-    spec = OPTIMIZERS.get(optimizer.name)  # another check reports an unknown one
+    spec = OPTIMIZERS.get(optimizer.name)  # another check reports an unknown name
     copies = (spec.moments if spec else 1) + (optimizer.clip_norm > 0)
     return weight_bytes(model) + copies * _FLOAT * trained
 
@@ -245,7 +247,7 @@ def batch_bytes(config: Config) -> int:
 
 
 def _score_bytes(config: Config, size: int) -> int:
-    """Bytes of the attention weights of one layer, for the rows of one microbatch."""
+    """Return the bytes of one layer's attention weights for the rows of one microbatch."""
     model, data = config.model, config.data
     rows = max(data.batch // config.train.accumulate, 1)
     most = max((spec.scores(config) for spec in mixer_specs(model)), default=0)
@@ -255,6 +257,6 @@ def _score_bytes(config: Config, size: int) -> int:
 
 
 def _source_length(config: Config) -> int:
-    """Return the tokens of a row's sources; 0 without an encoder."""
+    """Return the number of tokens for the sources in a row; 0 without an encoder."""
     data = config.data
     return (data.source_length or data.length) if config.model.encoder.layers else 0

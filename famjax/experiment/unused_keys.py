@@ -1,7 +1,7 @@
 """Config keys without effect: an override that would be silently ignored is an error.
 
-Every key of the schema is in one of two lists: `ALWAYS`, or the keys of `make_rules()`, which say
-when a key has no effect.
+Every key of the schema is either in `ALWAYS`, the keys that always have an effect, or in one of the
+rules of `make_rules()`, which say when a key has no effect.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from famjax.tasks import TASKS, Task
 
 
 class Rule(NamedTuple):
-    """When keys have no effect.
+    """Says when keys have no effect.
 
     Attributes:
       keys: `fnmatch` patterns of keys.
-      unused: config -> the setting under which they have no effect; "" if they are used.
-      fix: a setting under which they have an effect.
-      switch: 0, false, none and "" are always accepted: they turn off what a config file may have
-        turned on.
+      unused: function from a config to the setting that leaves the keys without effect; "" if the
+        keys are used.
+      fix: a setting with which the keys have an effect.
+      switch: always accept the values 0, false, none and "", which turn off what a config file may
+        have turned on.
     """
 
     keys: tuple[str, ...]
@@ -48,13 +49,13 @@ def check_unused_keys(config: Config, overridden: Iterable[str]) -> None:
 
 
 def find_rules(key: str) -> list[Rule]:
-    """Return the rules of a key, in their order."""
+    """Return the rules that apply to a key, in order."""
     rules = make_rules()
     return [rule for rule in rules if any(fnmatchcase(key, pattern) for pattern in rule.keys)]
 
 
 def make_rules() -> tuple[Rule, ...]:
-    """Return all rules; those of the registries anew, since a mixer may be registered later."""
+    """Return all rules; registry rules are made anew, since mixers may be registered later."""
     return (*_registry_rules(), *_RULES)
 
 
@@ -62,7 +63,7 @@ def make_rules() -> tuple[Rule, ...]:
 
 
 def _unused_unless(used: Callable[[Config], bool], *keys: str) -> Callable[[Config], str]:
-    """Return a rule's `unused`: the values of `keys` if `used(config)` is false."""
+    """Return a rule's `unused`, which names the values of `keys` if `used(config)` is false."""
 
     def unused(config: Config) -> str:
         if used(config):
@@ -117,7 +118,7 @@ def _names_by_key(
     }
 
 
-# keys of mixers that are used without one of them, too
+# keys of mixers that may be used without these mixers, and when they are
 _USED_WITHOUT_MIXER: dict[str, Callable[[Config], bool]] = {
     "model.capacity": lambda config: (
         config.model.arch.learned_positions or config.model.stack == "autocompressor"
@@ -128,7 +129,7 @@ _USED_WITHOUT_MIXER: dict[str, Callable[[Config], bool]] = {
 
 
 def _requires_mixer_unless(used: Callable[[Config], bool], *names: str) -> Callable[[Config], str]:
-    """Return `_requires_mixer`, for a key that is used anyway where `used(config)` is true."""
+    """Return `_requires_mixer` for a key that is also used whenever `used(config)` is true."""
     unused = _requires_mixer(*names)
     return lambda config: "" if used(config) else unused(config)
 
@@ -152,7 +153,7 @@ def _requires_task(*names: str) -> Callable[[Config], str]:
 
 def _no_attention_weights(config: Config) -> str:
     specs = mixer_specs(config.model)
-    # an encoder's layers have weights
+    # an encoder's layers have attention weights
     if (
         not specs
         or config.model.encoder.layers
@@ -177,12 +178,12 @@ def _no_rotation(config: Config) -> str:
 
 
 def _nothing_rotated(config: Config) -> str:
-    """Return the same of the whole model: an encoder's layers rotate theirs."""
+    """Return `_no_rotation` of the whole model: "" with an encoder, whose layers use RoPE."""
     return "" if config.model.encoder.layers else _no_rotation(config)
 
 
 def _no_rotated_elements(config: Config) -> str:
-    """Return `_nothing_rotated`, also if the rotated share of the elements is 0."""
+    """Return `_nothing_rotated`, or the setting that makes the rotated share of elements 0."""
     nothing = config.model.arch.rotary_fraction == 0
     return _nothing_rotated(config) or ("model.arch.rotary_fraction=0" if nothing else "")
 
@@ -194,7 +195,7 @@ def _elu_map(config: Config) -> str:
 
 # The lists
 
-# Used by every model and every run; `experiment/checks.py` rejects some of them in combinations.
+# keys that every model and every run uses; `experiment/checks.py` rejects some combinations of them
 ALWAYS = (
     "name",
     "seed",
@@ -380,7 +381,7 @@ _RULES = (
         "model.encoder.cross=linear",
     ),
     Rule(("model.encoder.features",), _elu_map, "another map"),
-    # attention to an encoder has the map of linear layers, and nothing else of them
+    # attention to an encoder uses `map` of linear layers, but none of these keys
     Rule(
         ("model.linear.features", "model.linear.rope", "model.linear.chunk"),
         _requires_mixer("linear"),

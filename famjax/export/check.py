@@ -18,15 +18,17 @@ from famjax.mixers import is_bounded, mixer_specs
 from famjax.models.language_model import LanguageModel
 from famjax.models.seq2seq import Seq2Seq
 
-# as a fraction of the logits' range
+# largest accepted difference of logits, as a fraction of their range
 _LIMIT = 1e-4
 # maximum number of compared logits, those of the last tokens
 _LOGITS = 1 << 26
 
 
 def sample_tokens(config: ModelConfig) -> tuple[np.ndarray, int]:
-    """Return random tokens [2 t] of two and a partial block, and the number of compared positions,
-    the last ones."""
+    """Return random tokens [2 t], and how many of the last positions to compare.
+
+    The tokens fill two blocks and a part of a third.
+    """
     specs = mixer_specs(config)
     block = max([config.block_len, *(spec.window(config) for spec in specs)])
     count = 2 * block + 3
@@ -55,7 +57,7 @@ def compute_logits(model: LanguageModel, tokens: np.ndarray, last: int) -> np.nd
         state = model.init_state(len(tokens))
         source = None
         if isinstance(model, Seq2Seq):
-            # of an encoder-decoder the same tokens are source and target
+            # an encoder-decoder reads the same tokens as source and target
             source = model.read_source(tokens, valid.astype(jnp.int32))
         x, _ = model.stack(model.embed(tokens), state, Context(valid=valid, source=source))
         return model.logits(x[:, count - last : count])
@@ -67,7 +69,7 @@ def compute_logits(model: LanguageModel, tokens: np.ndarray, last: int) -> np.nd
 
 
 def run_logits(model: LanguageModel, tokens: np.ndarray, last: int) -> np.ndarray:
-    """Return the logits of the run; a `UserError` if they are not finite."""
+    """Return the logits of the run's model; raise a `UserError` if they are not finite."""
     logits = compute_logits(model, tokens, last)
     if not np.isfinite(logits).all():
         raise UserError("the run's logits are not finite; export a run that has not diverged")
@@ -75,10 +77,10 @@ def run_logits(model: LanguageModel, tokens: np.ndarray, last: int) -> np.ndarra
 
 
 def compare_logits(by: str, exported: np.ndarray, run: np.ndarray) -> str:
-    """Return a line on the difference of the logits.
+    """Return a line about the difference of the logits.
 
     Args:
-      by: what computed the logits of the export.
+      by: name of what computed the logits of the export, for messages.
 
     Raises:
       UserError: the difference is above the limit.

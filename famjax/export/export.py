@@ -26,16 +26,17 @@ def export(
 ) -> list[str]:
     """Write a run to the folder `dest` in one of `FORMATS`.
 
-    The folder appears after it is written, read back, and its logits are compared.
+    The folder appears only after it has been written and read back, and its logits compared.
 
     Args:
-      run: its folder, with the newest good checkpoint, or that of a Hugging Face model.
-      dest: must not exist.
-      dtype: float32 or bfloat16, of the tensors of hf.
+      run: folder of the run, whose newest good checkpoint is exported, or of a Hugging Face model.
+      dest: folder to write, which must not exist.
+      format: one of `FORMATS`.
+      dtype: dtype of the tensors in the format hf, float32 or bfloat16.
       report: called with a line before steps that may take a minute.
 
     Returns:
-      Lines on what was compared, and the differences.
+      Lines about what was compared, and the differences.
 
     Raises:
       UserError: a wrong argument, or the logits differ from the run's.

@@ -35,7 +35,7 @@ from famjax.models.language_model import LanguageModel
 from famjax.tokenizers.tokenizer import Tokenizer
 
 CODE = ("configuration_famjax.py", "modeling_famjax.py")
-# of a model with an encoder, too
+# copied as well for a model with an encoder
 CODE_OF_PAIRS = "modeling_famjax_seq2seq.py"
 _GENERATION, _ENDS = "generation_config.json", ("bos_token_id", "eos_token_id")
 # keys of the source's config.json that are dropped: older names, and properties of its files
@@ -55,7 +55,7 @@ _STALE = (
 
 
 def write(source: ExportSource, folder: Path) -> list[str]:
-    """Write the folder and return lines on the comparison."""
+    """Write the folder and return lines about the comparison with the run."""
     before = _source_config(source.folder, source.run.config.init)
     reference, source = source.reference_model(), source.merge_adapters()
     family = native_family(source.model, str(before.get("model_type"))) or FAMJAX
@@ -158,7 +158,7 @@ def _transformers_logits(
     with check.silence_transformers():
         model = kind.from_pretrained(folder, dtype=torch.float32).eval()
     ids = torch.tensor(tokens)
-    # of an encoder-decoder the same tokens are source and target, as in `check.compute_logits`
+    # an encoder-decoder reads the same tokens as source and target, as in `check.compute_logits`
     targets = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
     with torch.no_grad():
         logits = model(ids, logits_to_keep=last, **targets).logits

@@ -1,4 +1,4 @@
-"""Exports the parameters alone as an Orbax checkpoint: a run for inference."""
+"""Exports only the parameters, as an Orbax checkpoint that famjax opens as a run for inference."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ first axis; config.json has the shape of the model.
 
 
 def write(source: ExportSource, folder: Path) -> list[str]:
-    """Write the folder and return lines on the comparison."""
+    """Write the folder and return lines about the comparison with the run."""
     source = source.merge_adapters()
     save_tokenizer(source.run.tokenizer.name, folder)
     write_model(folder, source.run.config, source.run.model, source.run.step)

@@ -1,4 +1,4 @@
-"""Exports the adapters alone in peft's format, for models of Hugging Face families."""
+"""Exports only the adapters, in peft's format, for models of Hugging Face families."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class _Adapter(NamedTuple):
 
 
 def write(source: ExportSource, folder: Path) -> list[str]:
-    """Write the folder and return lines on the comparison."""
+    """Write the folder and return lines about the comparison with the run."""
     model = source.model
     if not model.lora.rank:
         raise UserError(f"{source.folder}: has no adapters; take --format hf for the whole model")
@@ -86,7 +86,7 @@ def write(source: ExportSource, folder: Path) -> list[str]:
 
 
 def _check_read_back(source: ExportSource, tensors: Tensors, folder: Path) -> str:
-    """Compare the updates of the written adapters to each Hugging Face tensor with ours."""
+    """Compare the written adapters' update of each Hugging Face tensor with that of ours."""
     there = load_file(folder / _WEIGHTS)
     worst = 0.0
     for module, pairs in _modules(source, tensors).items():
@@ -113,7 +113,7 @@ def _check_read_back(source: ExportSource, tensors: Tensors, folder: Path) -> st
 
 
 def _describe_base(source: ExportSource) -> str:
-    """Describe the base model, which is not Hugging Face's if its weights were trained."""
+    """Describe the base model, which is not the Hugging Face model if its weights were trained."""
     init = Path(source.run.config.init)
     if Checkpoints(init / CHECKPOINTS).latest() == 0 and (init / SOURCE).exists():
         return "the model that was converted"

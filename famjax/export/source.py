@@ -23,8 +23,8 @@ class ExportSource:
 
     Attributes:
       run: the opened run.
-      folder: of the run.
-      dtype: float32 or bfloat16, of the tensors to write.
+      folder: folder of the run.
+      dtype: dtype of the tensors to write, float32 or bfloat16.
     """
 
     run: Run
@@ -40,8 +40,10 @@ class ExportSource:
         return replace(self, run=self.run.merge_adapters())
 
     def reference_model(self) -> LanguageModel:
-        """Return the reference model for the comparison: parameters in the exported dtype,
-        everything else in float32."""
+        """Return the reference model for the comparison.
+
+        Its parameters are rounded to the exported dtype; it computes in float32.
+        """
         # float32 keeps adapters separate, so that the merge is compared too
         run = self.run if self.dtype == "float32" else self.merge_adapters().run
         short = check.sample_capacity(run.config.model)

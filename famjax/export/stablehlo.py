@@ -1,7 +1,8 @@
 """Exports StableHLO with `jax.export`: programs that run without famjax, on CPU, CUDA and TPU.
 
-Two pure functions of parameters and state: `prefill` processes a chunk of whole blocks, `step` one
-token. The parameters are arguments, saved next to the programs, so that programs are small.
+The programs are two pure functions of parameters and state: `prefill` processes a chunk of whole
+blocks, `step` one token. The parameters are arguments, and are saved next to the programs, so that
+the programs are small.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ PLATFORMS = ("cpu", "cuda", "tpu")
 # arrays by name: plain dicts need no famjax classes when the program is loaded
 NamedArrays = dict[str, Any]
 
-# of a README: how its code loads the programs of FOLDER
+# start of the code in a README: loads the programs of FOLDER
 LOADING = """\
 ```
 pip install jax flatbuffers safetensors
@@ -81,7 +82,7 @@ for _ in range(20):
 
 
 def write(source: ExportSource, folder: Path) -> list[str]:
-    """Write the folder and return lines on the comparison."""
+    """Write the folder and return lines about the comparison with the run."""
     source = source.merge_adapters()
     model = fold_feature_maps(source.run.model, source.model)
     chunk = _chunk_length(model)
@@ -106,7 +107,12 @@ def write(source: ExportSource, folder: Path) -> list[str]:
 
 
 def write_programs(programs: dict[str, tuple[Any, ...]], folder: Path) -> None:
-    """Write functions, each with the shapes of its arguments."""
+    """Write functions as StableHLO files.
+
+    Args:
+      programs: by name, each function followed by the shapes of its arguments.
+      folder: where to write NAME.stablehlo.
+    """
     for name, (program, *shapes) in programs.items():
         exported = jax.export.export(jax.jit(program), platforms=PLATFORMS)(*shapes)
         (folder / f"{name}.stablehlo").write_bytes(exported.serialize())
@@ -184,7 +190,7 @@ def name_arrays(tree: PyTree) -> NamedArrays:
 
 
 def _compare(source: ExportSource, model: LanguageModel, folder: Path, chunk: int) -> list[str]:
-    """Load the folder as in its README and compare the logits: whole blocks, then steps."""
+    """Load the folder as in its README, and compare the logits of whole blocks, then of steps."""
     tokens, last = check.sample_tokens(source.model)
     state = load_file(folder / "state.safetensors")
     state = {name: np.repeat(a, len(tokens), axis=1) for name, a in state.items()}

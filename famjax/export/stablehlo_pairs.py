@@ -1,7 +1,7 @@
 """Exports an encoder-decoder as StableHLO, with two functions of parameters.
 
-`encode` reads sources, once: the keys and values of every layer, or of linear attention its sums.
-`step` reads a token of each target, from a state.
+`encode` reads the sources once, and returns every layer's keys and values, or the sums of linear
+attention. `step` reads one token of each target, after those in a state.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ for _ in range(20):
 
 
 def write(source: ExportSource, folder: Path) -> list[str]:
-    """Write the folder and return lines on the comparison."""
+    """Write the folder and return lines about the comparison with the run."""
     source = source.merge_adapters()
     model = fold_feature_maps(source.run.model, source.model)
     assert isinstance(model, Seq2Seq)
@@ -127,7 +127,7 @@ def _programs(model: Seq2Seq, length: int) -> dict[str, tuple[Any, ...]]:
 
 
 def _compare(source: ExportSource, folder: Path, length: int) -> str:
-    """Load the folder as in its README, and compare its logits with those of the run's calls."""
+    """Load the folder as in its README, and compare its logits with those of the run's model."""
     tokens, last = check.sample_tokens(source.model)
     tokens, last = tokens[:, :length], min(last, length)
     encode, step = (stablehlo.read_program(folder, name) for name in ("encode", "step"))

@@ -38,7 +38,7 @@ Json = dict[str, Any]
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> list[str]:
-    """Write a run's tokenizer, and return lines on the comparison."""
+    """Write a run's tokenizer, and return lines about the comparison with it."""
     if isinstance(tokenizer, ByteTokenizer):
         _write(folder, _byte_tokenizer(), "<bos>", "<eos>")
         return _compare(tokenizer, folder, "please report it")
@@ -51,7 +51,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> list[str]:
         _write(folder, *_sentencepiece_tokenizer(home.read_bytes(), tokenizer))
         shutil.copyfile(home, folder / SENTENCEPIECE)
         return _compare(tokenizer, folder, f"take {SENTENCEPIECE} with the sentencepiece library")
-    # a folder, of Hugging Face's, or the tokenizer.json of a run
+    # a Hugging Face folder, or the tokenizer.json of a run
     origin = home if home.is_dir() else home.parent
     for name in _COPIED:
         if (origin / name).exists():
@@ -73,13 +73,13 @@ def _add_padding(path: Path) -> None:
 
 
 def _compare(tokenizer: Tokenizer, folder: Path, otherwise: str) -> list[str]:
-    """Compare the ids of transformers' tokenizer for the folder, if it is installed."""
+    """Compare the ids of transformers' tokenizer for the folder with ours, if it is installed."""
     try:
         from transformers import AutoTokenizer, PreTrainedTokenizerFast
     except ImportError:
         return []
     ids = tokenizer.encode(_SAMPLE).tolist()
-    # the model's code is not needed for it
+    # the tokenizer does not need the model's code
     readers: tuple[tuple[Any, Json], ...] = (
         (AutoTokenizer, {"trust_remote_code": False}),
         (PreTrainedTokenizerFast, {}),
@@ -99,7 +99,7 @@ def _write(folder: Path, made: Json, bos: str, eos: str) -> None:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": bos,
         "eos_token": eos,
-        # for batches; masked as padding
+        # padding in batches, which the attention mask hides
         "pad_token": eos,
         "padding_side": "left",
         "model_input_names": ["input_ids", "attention_mask"],
@@ -138,7 +138,7 @@ def _byte_tokenizer() -> Json:
 
 
 def _word_tokenizer(tokenizer: WordTokenizer) -> Json:
-    """Return the tokenizer.json of a word list; line ends are a word."""
+    """Return the tokenizer.json of a word list, in which line ends are a word."""
     words = tokenizer.words
     line: Json = {"type": "Replace", "pattern": {"String": "\n"}, "content": f" {words[LINE_END]} "}
     return _tokenizer_json(

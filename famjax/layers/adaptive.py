@@ -23,11 +23,11 @@ from famjax.ops.losses import select_logit
 
 
 class Cluster(nnx.Module):
-    """The s words of one cluster: a table [s c], and a projection [c d] if there is one.
+    """The s words of one cluster: a table [s c], and a projection [c d] if `projected`.
 
-    The table is initialized as N(0, 1/c) and the projection as N(0, 1/d): the elements of a word's
-    vector are then N(0, 1/d) as in a plain embedding, and its logit of a normalized x has variance
-    1.
+    The table is initialized as N(0, 1/c) and the projection as N(0, 1/d). The elements of a word's
+    vector are then N(0, 1/d) as in a plain embedding, and the word's logit for a normalized x has
+    variance 1.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class Cluster(nnx.Module):
         self.projection = None if kernel is None else nnx.Param(kernel)
 
     def embed(self, words: Array, mask: Array) -> Array:
-        """Embed indices [...] of this cluster: [... d], zero where `mask` [...] is False."""
+        """Embed word indices of this cluster: [...] -> [... d]; 0 where `mask` [...] is False."""
         rows = look_up(self.table[...], jnp.where(mask, words, 0)).astype(self.dtype)
         rows = jnp.where(mask[..., None], rows, 0)
         if self.projection is None:
@@ -47,7 +47,11 @@ class Cluster(nnx.Module):
         return jnp.einsum("...c,cd->...d", rows, self.projection[...].astype(self.dtype))
 
     def logits(self, x: Array, *, projected: bool) -> Array:
-        """[... d] -> [... s], by the transposed projection and table."""
+        """Return the logits of the cluster's words: [... d] -> [... s].
+
+        Args:
+          projected: whether to apply the transposed projection, if there is one.
+        """
         if projected and self.projection is not None:
             x = jnp.einsum("...d,cd->...c", x, self.projection[...].astype(self.dtype))
         return jnp.einsum("...c,sc->...s", x, self.table[...].astype(self.dtype))
@@ -73,7 +77,7 @@ class AdaptiveEmbedding(nnx.Module):
     """Embedding whose clusters, including the first, are projected to the model's width.
 
     Args:
-      config: its vocab_size is v, not 0.
+      config: the model's config; its vocab_size, v, must not be 0.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -81,7 +85,7 @@ class AdaptiveEmbedding(nnx.Module):
         self.clusters = _make_clusters(config, first_projected=True, rngs=rngs)
 
     def __call__(self, tokens: Array) -> Array:
-        """[...] -> [... d]."""
+        """Embed tokens: [...] -> [... d]."""
         cluster = cluster_index(tokens, self.starts)
         parts = [
             words.embed(tokens - start, cluster == i)
@@ -91,17 +95,17 @@ class AdaptiveEmbedding(nnx.Module):
 
 
 class AdaptiveSoftmax(nnx.Module):
-    """p(word) from the head, or p(cluster) from the head times p(word | cluster) from its tail.
+    """Computes p(word) by the head, or as p(cluster) by the head times p(word | cluster) by a tail.
 
-    The head has the first cluster's words and one entry for each tail. A tail projects d -> c -> s.
-    The head's words have no projection, as in fairseq and PyTorch; so if embeddings are tied, the
-    tables and the tails' projections are shared, but not the first projection.
+    The head has the first cluster's words and one entry for each other cluster, which has a tail
+    that projects d -> c -> s. The head's words have no projection, as in fairseq and PyTorch; so
+    tied embeddings share the tables and the tails' projections, but not the first projection.
 
     Every cluster is computed for every token and masked, since shapes are static. The savings come
     from the narrower tables.
 
     Args:
-      config: its vocab_size is v, not 0.
+      config: the model's config; its vocab_size, v, must not be 0.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -116,7 +120,9 @@ class AdaptiveSoftmax(nnx.Module):
         self.clusters = target_log_prob
 
     def logits(self, x: Array, embedding: AdaptiveEmbedding) -> tuple[Array, list[Array]]:
-        """Return the head's [... s+n] for n tails and each tail's [... s], in float32 or wider.
+        """Return the logits of the head [... s+n], for n tails, and of each tail [... s].
+
+        They are in float32 or wider.
 
         Args:
           x: [... d], normalized.
@@ -140,7 +146,9 @@ class AdaptiveSoftmax(nnx.Module):
         return jnp.concatenate([head[..., :words], *parts], -1)
 
     def losses(self, x: Array, targets: Array, embedding: AdaptiveEmbedding) -> tuple[Array, Array]:
-        """Return -log p(target) in nats, and whether it is the argmax, without log p of all words.
+        """Return -log p(target) in nats, and whether the target is the argmax.
+
+        This does not compute log p of all words.
 
         Args:
           x: [... d], normalized; targets: [...].
@@ -160,7 +168,7 @@ class AdaptiveSoftmax(nnx.Module):
             within = _log_sum(tail)
             inner = select_logit(tail, targets - self.starts[i + 1]) - within
             target_log_prob = jnp.where(cluster == i + 1, target_log_prob + inner, target_log_prob)
-            # summed in the target's order, so that ties are exact
+            # summed in the same order as for the target, so that ties are exact
             best_log_prob = jnp.maximum(
                 best_log_prob, (head[..., words + i] - total) + (tail.max(-1) - within)
             )

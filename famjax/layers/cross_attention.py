@@ -1,7 +1,7 @@
 """A decoder layer's attention to the encoder's output: softmax, or normalised linear (T2R 3.2.2).
 
-There are no positions: what is read is where the encoder's output says it is. Keys and values are
-projected once for a source (`CrossAttention.project`), whatever is decoded from it.
+Queries and keys are not rotated: the encoder's output itself holds the positions. Keys and values
+are projected once for a source (`CrossAttention.project`), however much is decoded from it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class SourceKeys(NamedTuple):
 
 
 class SourceSums(NamedTuple):
-    """All that linear attention needs of one source: s [b g k e], z [b g k] (T2R, Equation 7)."""
+    """All that linear attention needs from a source: s [b g k e], z [b g k] (T2R, Equation 7)."""
 
     s: Array
     z: Array
@@ -40,10 +40,10 @@ class Source(NamedTuple):
     """What a decoder attends to.
 
     Attributes:
-      keys: `SourceKeys` or `SourceSums`, of one layer, or by layer as `Stack.project_source`
-        returns them.
-      mask: [b t s] bool, or [b 1 s]: which tokens of the source a token of the call sees; for
-        softmax attention at least one. `SourceSums` hold it already.
+      keys: `SourceKeys` or `SourceSums`, those of one layer, or of all layers as
+        `Stack.project_source` returns them.
+      mask: [b t s] bool, or [b 1 s]: which tokens of the source each token of the call sees; with
+        softmax attention each must see at least one. `SourceSums` already have it applied.
     """
 
     keys: Any
@@ -51,7 +51,7 @@ class Source(NamedTuple):
 
 
 def make_feature_map(config: ResolvedModelConfig, *, rngs: nnx.Rngs) -> FeatureMap:
-    """Return phi of linear cross attention, with `encoder.features`."""
+    """Return the feature map of linear cross attention, with `encoder.features` features."""
     linear = replace(config.linear, features=config.encoder.features)
     return FeatureMap(replace(config, linear=linear), rngs=rngs)
 
@@ -59,7 +59,7 @@ def make_feature_map(config: ResolvedModelConfig, *, rngs: nnx.Rngs) -> FeatureM
 class CrossAttention(nnx.Module):
     """x + Attention(PreLN(x), source), or LN(x + Attention(x, source)) with `arch.pre_norm` false.
 
-    A row of the source may serve several rows of the decoder, its beams: rows b to b + n - 1.
+    A row of the source may serve several consecutive rows of the decoder, such as n beams.
     """
 
     def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
@@ -68,12 +68,12 @@ class CrossAttention(nnx.Module):
         self.map = make_feature_map(config, rngs=rngs) if is_linear else None
 
     def project(self, source: Array) -> SourceKeys:
-        """Project the encoder's output, [b s d]."""
+        """Project the encoder's output [b s d] to keys and values."""
         k, v = self.qkv.project_kv(source.astype(self.qkv.dtype))
         return SourceKeys(k if self.map is None else self.map(k[..., None, :])[..., 0, :], v)
 
     def summarize(self, keys: SourceKeys, mask: Array) -> SourceKeys | SourceSums:
-        """Return the sums of whole sources, with mask [b 1 s], if attention is linear."""
+        """Return the sums over whole sources, with mask [b 1 s]; `keys` if attention is softmax."""
         if self.map is None:
             return keys
         dtype = jnp.promote_types(keys.k.dtype, jnp.float32)
@@ -81,7 +81,10 @@ class CrossAttention(nnx.Module):
         return SourceSums(jnp.einsum("bsgk,bsge->bgke", k, keys.v.astype(dtype)), k.sum(1))
 
     def __call__(self, x: Array, source: Source | None, key: Array | None = None) -> Array:
-        """[b t d] -> [b t d], or one token, [b d] -> [b d]; `key` is for dropout."""
+        """Attend to the source: [b t d] -> [b t d], or with one token [b d] -> [b d].
+
+        `key` is for dropout, see `Context`.
+        """
         if source is None:
             raise UserError(
                 "a model with an encoder reads targets of a source: give Context.source, which "

@@ -6,17 +6,17 @@
     beta_j = max(0, sigmoid(a w . x_j / rms(x_j) + b) - c) / (1 - c)         x_j = [k_j, v_j]
 
 s, w and b of each key head and the gain of each query head are learned. A value is written under
-a blend of its token's key and the one before (`KeySmear`), so that a memory can tell what followed
-a token.
+a blend of its token's key and the previous token's key (`KeySmear`), so that the memory can recall
+what followed a token.
 
-phi has unit norm (less for keys near 0), so that with beta = 1 S returns v_j when it is asked with
-k~_j again. Its features are those of DPFP (Schlag et al. 2021, arXiv 2102.11174, 5.3): with
-y = relu([x, -x]), products y_i y_{i-o} for offsets o from 1 to `delta_order`. Most are 0, so that
-keys disturb each other less than in e dimensions.
+phi has unit norm (less for keys near 0), so that after a write with beta = 1, reading S with the
+same key k~_j returns v_j. Its features are those of DPFP (Schlag et al. 2021, arXiv 2102.11174,
+5.3): with y = relu([x, -x]), the products y_i y_{i-o} for offsets o from 1 to `delta_order`. Most
+of them are 0, so that keys interfere less with each other than they would in e dimensions.
 
-A rate beta reaches 0: tokens that a head learned to ignore leave S as it is, bit for bit, however
-many they are. Nothing else forgets: a write takes out what its key had before, so S does not grow
-with the document.
+The write rate beta can be exactly 0: tokens that a head has learned to ignore leave S unchanged,
+bit for bit, however many there are. There is no other forgetting: a write replaces what its key
+returned before, so S does not grow with the document.
 """
 
 from __future__ import annotations
@@ -40,25 +40,27 @@ register_parameter_axes(
     (r"delta_memory/gain$", ("heads",)),
 )
 
-# the initial gain; with 1 a trained window is disturbed first, with 0.1 it learns later
+# the initial gain; 1 disturbs an already trained window at first, and with 0.1 the memory learns
+# later
 _GAIN = 0.3
-# the factor a: rates learn so many times as fast as their weights; with 1 they do not close in time
+# the factor a: rates change this many times as fast as their weights; with 1 they do not close in
+# time
 _RATE_SCALE = 5.0
-# the initial b, a rate of 0.09: heads that write every token at first still write most at the end,
-# and overwrite what a long document needs (docs/memory.md)
+# the initial b, for a rate of 0.09: heads that write every token at first still write most tokens
+# at the end of training, and overwrite what a long document needs (docs/memory.md)
 _RATE_BIAS = -1.5
-# the threshold c: rates below it are 0
+# the threshold c: a sigmoid below it is a rate of 0
 _RATE_THRESHOLD = 0.1
-# what, beside its parameters, makes the memory the function that it is (`MixerSpec.constants`)
+# the constants that determine the memory's function besides the parameters (`MixerSpec.constants`)
 CONSTANTS = MappingProxyType(
     {"delta_memory.rate_scale": _RATE_SCALE, "delta_memory.rate_threshold": _RATE_THRESHOLD}
 )
-# chunks of a block that are compiled one after the other; a loop takes a quarter longer on CPU
+# how many chunks of a block the scan unrolls; without unrolling it takes a quarter longer on CPU
 _UNROLLED = 4
 
 
 class DeltaMemory(nnx.Module):
-    """The parameters of the memory, and its reads and writes; the state is the caller's."""
+    """The parameters of the memory, and its reads and writes; the caller holds the state."""
 
     def __init__(self, config: ResolvedModelConfig):
         g, e = config.kv_heads, config.head_dim
@@ -74,7 +76,7 @@ class DeltaMemory(nnx.Module):
         return jnp.zeros((batch, g, self.order * width, width // 2), param_dtype())
 
     def features(self, x: Array) -> Array:
-        """phi, of unit norm: [... e] -> [... k], k = 2 e delta_order."""
+        """Return phi(x), of unit norm: [... e] -> [... k], k = 2 e delta_order."""
         x = x.astype(param_dtype())
         y = jax.nn.relu(jnp.concatenate([x, -x], -1))
         size, order = y.shape[-1], self.order
@@ -85,14 +87,14 @@ class DeltaMemory(nnx.Module):
         return products * jax.lax.rsqrt(jnp.square(products).sum(-1, keepdims=True) + 1e-6)
 
     def rates(self, k: Array, v: Array) -> Array:
-        """beta of tokens with these keys and values: [... g e] -> [... g]."""
+        """Return the write rates beta of tokens with keys k and values v: [... g e] -> [... g]."""
         x = jnp.concatenate([k, v], -1).astype(param_dtype())
         rms = jnp.sqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6)
         logits = _RATE_SCALE * (x / rms * self.rate_weight[...]).sum(-1) + self.rate_bias[...]
         return jax.nn.relu(jax.nn.sigmoid(logits) - _RATE_THRESHOLD) / (1 - _RATE_THRESHOLD)
 
     def updates(self, k: Array, v: Array) -> DeltaUpdate:
-        """Return the updates of S by the chunks of blocks, in order.
+        """Return the updates of S by blocks, for each of their chunks in order.
 
         Args:
           k: [... w g e], without positions.
@@ -109,16 +111,17 @@ class DeltaMemory(nnx.Module):
             *lead, w, g, size = x.shape
             return jnp.moveaxis(x.reshape(*lead, w // c, c, g, size), -2, -3)
 
-        # features of chunks: they are four times as large as keys, and need not be transposed
+        # split into chunks before mapping to features, which are four times as large as keys, so
+        # that they need not be transposed
         blended = self.key_smear(k, previous_keys(k))
         k, v = self.features(chunks(blended)), chunks(v.astype(param_dtype()))
         return delta_update(k, v, chunks(rates[..., None])[..., 0])
 
     def read(self, q: Array, s: Array) -> Array:
-        """Ask S [... g k e] with queries [... w h e]: [... w h e], in the queries' dtype."""
+        """Read S [... g k e] with queries [... w h e]: [... w h e], in the queries' dtype."""
         *lead, w, h, e = q.shape
         g = s.shape[-3]
-        # the queries of a key head beside each other, before their features, which are larger
+        # group the queries by key head before mapping them to features, which are larger
         asked = self.features(jnp.moveaxis(q, -2, -3).reshape(*lead, g, h // g * w, e))
         out = jnp.moveaxis((asked @ s).reshape(*lead, h, w, e), -3, -2)
         return (self.gain[...][:, None] * out).astype(q.dtype)

@@ -1,7 +1,7 @@
 """Dropout in training, with explicit keys: a model's key is a variable that the training step sets.
 
-A stack splits the key of a call into one for each layer; each dropout site folds in its number.
-Equal key and site give an equal mask.
+A stack splits the key of a call into one for each layer, into which each dropout site folds its
+number. The same key and site draw the same mask.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class DropoutKey(nnx.Variable):
 
 
 def empty_key() -> DropoutKey:
-    """Return the variable's initial value."""
+    """Return a `DropoutKey` that is not yet set (zeros)."""
     return DropoutKey(jnp.zeros(2, jnp.uint32))
 
 

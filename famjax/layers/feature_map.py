@@ -17,8 +17,9 @@ from famjax.core.types import Array
 from famjax.layers.linear import Linear
 from famjax.parallel.sharding import register_parameter_axes
 
-# signed features are scaled down, to be small next to the denominator's minimum (EPS) for few
-# tokens; SCALE in the authors' code (fairseq/random_feature_attention/utils.py)
+# signed features are scaled down, so that sums over few tokens are small compared with the
+# denominator's minimum (EPS); SCALE in the authors' code
+# (fairseq/random_feature_attention/utils.py)
 _SCALE = 1e-2
 
 
@@ -44,7 +45,7 @@ LEARNED: dict[str, Callable[[Array], Array]] = {
 
 
 def count_params(config: ModelConfig) -> int:
-    """Return the number of a layer's parameters of phi."""
+    """Return the number of parameters of a layer's feature map."""
     kind, (_, _, g, e, _) = config.linear.map, sizes(config)
     if kind == "rfa":
         return g
@@ -52,7 +53,7 @@ def count_params(config: ModelConfig) -> int:
 
 
 def weight_fields(kind: str) -> tuple[str, ...]:
-    """Return the fields of `LinearConfig` that decide a map's weights; () if it has none."""
+    """Return the fields of `LinearConfig` that a map's weights depend on; () if it has none."""
     if kind in LEARNED:
         return ("map", "features")
     return ("map",) if kind == "rfa" else ()
@@ -67,13 +68,13 @@ def num_vectors(config: ModelConfig) -> int:
 class FeatureMap(nnx.Module):
     """phi: [... g r e] -> [... g r k], one for each key head and its r query heads.
 
-    Queries and keys share it, as the paper counts its parameters: k (e + 1) per head (2.2). Learned
+    Queries and keys share it, as in the paper's parameter count, k (e + 1) per head (2.2). Learned
     maps initialize W as N(0, 1/e) and b as 0.
 
     Attributes:
       kernel, bias: [g e k] and [g k], W and b of a learned map.
       tau: [g], the temperature of rfa.
-      is_folded: the projections already give W x + b, see `fold_into`.
+      is_folded: whether the projections already return W x + b, see `fold_into`.
     """
 
     def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
@@ -115,7 +116,7 @@ class FeatureMap(nnx.Module):
         if projection.bias is not None:
             folded_bias = folded_bias + multiply(projection.bias[...], "...gre,...gek->...grk")
         projection.kernel = nnx.Param(multiply(projection.kernel[...], "...dgre,...gek->...dgrk"))
-        # which may have been None
+        # the old bias may have been None
         projection.bias = nnx.data(nnx.Param(folded_bias))
 
     def drop_weights(self) -> None:
@@ -138,7 +139,7 @@ class FeatureMap(nnx.Module):
     def _random_fourier(self, x: Array) -> Array:
         """[sin(w_i x / tau), cos(w_i x / tau)] of x of length 1 (Peng et al., 2021, 3.1)."""
         g, e, k = self.shape
-        # a finite gradient of the root at x = 0
+        # 1e-6 makes the gradient of the root finite at x = 0
         length = jnp.sqrt(jnp.square(x).sum(-1, keepdims=True) + 1e-6)
         tau = self.tau[...][:, None, None]  # type: ignore[index]
         angle = _project(x / (length * tau), random_vectors(g, e, k // 2))
@@ -166,14 +167,14 @@ def _project(x: Array, kernel: Any) -> Array:
 def random_vectors(g: int, e: int, k: int) -> np.ndarray:
     """Return w [g e k] of N(0, 1), the same for all layers and models.
 
-    So they are not in checkpoints. NumPy guarantees the stream of `RandomState`.
+    So checkpoints need not store them: NumPy guarantees that `RandomState`'s stream never changes.
     """
     return np.random.RandomState(0).normal(size=(g, e, k))
 
 
 @functools.cache
 def orthogonal_vectors(g: int, e: int, k: int) -> np.ndarray:
-    """Return w [g e k] as `random_vectors`, but orthogonal within each e of a head's k vectors."""
+    """Return w [g e k] like `random_vectors`, but in each head every e vectors are orthogonal."""
     n = -(-k // e)
     directions, lengths = random_vectors(2 * g, e, n * e).reshape(2, g, e, n, e).swapaxes(2, 3)
     q, r = np.linalg.qr(directions)

@@ -23,8 +23,8 @@ class KeySmear(nnx.Module):
 
         k_j -> (1 - s) k_j + s k_{j-1},   s = sigmoid(a)
 
-    The heads start at different s, from 0.12 to 0.88; a single one at 0.88. In a model that was
-    trained without smeared keys they start as `init_for_pretrained` says.
+    The heads start at different s, from 0.12 to 0.88; a single head starts at 0.88. If the model
+    was trained without smeared keys, see `init_for_pretrained` instead.
     """
 
     def __init__(self, config: ResolvedModelConfig):
@@ -35,7 +35,8 @@ class KeySmear(nnx.Module):
 
         Args:
           k: [... w g e].
-          previous: [... w g e], the key before each, at the position of that one (`previous_keys`).
+          previous: [... w g e], the key before each key (`previous_keys`). If keys are rotated, it
+            must be rotated to the position of the key that it is blended into.
         """
         s = jax.nn.sigmoid(self.weight[...])[:, None].astype(k.dtype)
         return (1 - s) * k + s * previous
@@ -56,7 +57,7 @@ def previous_keys(k: Array, before: Array | None = None) -> Array:
     """Return the key before each key of blocks [... w g e]: [... w g e].
 
     Args:
-      before: [... g e], the key before each block's first; None is 0.
+      before: [... g e], the key before each block's first; None means 0.
     """
     first = jnp.zeros_like(k[..., :1, :, :]) if before is None else before[..., None, :, :]
     return jnp.concatenate([first.astype(k.dtype), k[..., :-1, :, :]], axis=-3)

@@ -22,8 +22,8 @@ class Linear(nnx.Module):
     """y = einsum(equation, x, kernel), plus a bias if there is one.
 
     Args:
-      equation: for example "btd,dhe->bthe" written with an ellipsis, "...d,dhe->...he".
-      shape: of the kernel.
+      equation: einsum with an ellipsis for the leading axes, such as "...d,dhe->...he".
+      shape: shape of the kernel.
       inputs: fan-in; the kernel is initialized as N(0, gain^2 / inputs).
       lora: config of its adapters, if any.
     """

@@ -35,10 +35,10 @@ class Lora(nnx.Module):
     """scale * B A x, added to a linear map W x. B is initialized as 0, so that nothing changes.
 
     Args:
-      equation: of the adapted map, "...d,dhe->...he".
-      shape: of that map's kernel.
-      inputs: fan-in; A is initialized as torch's linear maps and peft's, uniform up to
-        1 / sqrt(inputs).
+      equation: einsum of the adapted map, such as "...d,dhe->...he".
+      shape: shape of the adapted map's kernel.
+      inputs: fan-in; A is initialized as in torch.nn.Linear and peft, uniformly within
+        1 / sqrt(inputs) of 0.
     """
 
     def __init__(

@@ -12,7 +12,7 @@ from famjax.config.schema import ModelConfig
 from famjax.core.types import Array
 from famjax.parallel.sharding import register_parameter_axes
 
-# a gate below this is closed: a gate that only approaches 0 loses a memory in the end
+# a gate below this is closed: if gates only approached 0, memories would be lost in the end
 THRESHOLD = 1e-2
 
 register_parameter_axes((r"memory_gate/weight$", ()))
@@ -23,9 +23,9 @@ class MemoryGate(nnx.Module):
 
         g_s = max(0, sigmoid(w . A_s / rms(A_s) + b_s) - c) / (1 - c),   c = THRESHOLD
 
-    `w` starts at 0, and `b` so that the sigmoid is 1 / T_s: timescales T in blocks, spaced evenly
-    in log(T) from `fam_min_timescale` to `fam_max_timescale`. The threshold is subtracted from it:
-    for T = 64 the gate starts at 1/176, for 16 at 1/19.
+    `w` starts at 0, and `b_s` such that the sigmoid is 1 / T_s. The timescales T_s, in blocks, are
+    spaced evenly in log(T) from `fam_min_timescale` to `fam_max_timescale`. Because the threshold
+    is subtracted, gates start lower than 1 / T_s: at 1/176 for T = 64, at 1/19 for T = 16.
     """
 
     def __init__(self, config: ResolvedModelConfig):
@@ -36,12 +36,12 @@ class MemoryGate(nnx.Module):
         self.bias = nnx.Param(jnp.asarray(-np.log(timescales - 1), self.weight[...].dtype))
 
     def __call__(self, attended: Array) -> Array:
-        """[... f d] -> [... f 1]."""
+        """Return the gates of attention outputs: [... f d] -> [... f 1]."""
         rms = jnp.sqrt(jnp.square(attended).mean(-1, keepdims=True) + 1e-6)
         logits = (attended / rms * self.weight[...]).sum(-1) + self.bias[...]
         return jax.nn.relu(jax.nn.sigmoid(logits)[..., None] - THRESHOLD) / (1 - THRESHOLD)
 
 
 def count_params(config: ModelConfig) -> int:
-    """Return the number of a gate's parameters."""
+    """Return the number of parameters of a layer's `MemoryGate`."""
     return config.width + config.fam_len

@@ -28,7 +28,8 @@ class FeedForward(nnx.Module):
 
     With `arch.pre_norm` false it is LN(FF(a) + a) (Vaswani et al., 2017).
 
-    If attention and feed-forward are parallel it is FF(PreLN(x)) + a, x the input of attention.
+    If attention and feed-forward are parallel (`arch.parallel`) it is FF(PreLN(x)) + a, where x is
+    the input of attention.
 
     The residual is added in the dtype of `a`, which for FAM is wider than the compute dtype.
     """
@@ -54,7 +55,13 @@ class FeedForward(nnx.Module):
         self.post = Norm(config.norm, d, arch) if arch.post_norm else None
 
     def __call__(self, a: Array, x: Array, key: Array | None = None) -> Array:
-        """[... d], [... d] -> [... d]; `key` is for dropout, see `Context`."""
+        """Return the sublayer's output: [... d].
+
+        Args:
+          a: [... d], the output of attention.
+          x: [... d], the input of attention, used only if attention and feed-forward are parallel.
+          key: for dropout, see `Context`.
+        """
         x = x if self.parallel else a
         x = self.norm(x, self.dtype) if self.pre_norm else x.astype(self.dtype)
         if self.gate is None:

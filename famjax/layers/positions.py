@@ -35,7 +35,7 @@ class Positions(nnx.Module):
         return (None, "batch")
 
     def __call__(self, x: Array, state: Array, ctx: Context) -> tuple[Array, Array]:
-        """[b t d] -> [b t d]."""
+        """Add position vectors: [b t d] -> [b t d], and the state after the tokens."""
         _, position, after = document_positions(state[0], ctx, x.shape[1])
         if ctx.offset is not None:  # rows of the table are integer positions
             position = position + ctx.offset.astype(jnp.int32)[:, None]

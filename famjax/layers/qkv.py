@@ -35,7 +35,7 @@ class KVProjection(nnx.Module):
         self.k_norm = Norm("rmsnorm", e, arch) if arch.qk_norm else None
 
     def __call__(self, x: Array) -> tuple[Array, Array]:
-        """[... d] -> k [... g e], v [... g e]."""
+        """Project memories to keys and values: [... d] -> k [... g e], v [... g e]."""
         x = x.astype(self.dtype) if self.norm is None else self.norm(x, self.dtype)
         k = self.k(x)
         return k if self.k_norm is None else self.k_norm(k, self.dtype), self.v(x)
@@ -97,7 +97,7 @@ class QKV(nnx.Module):
         self.post = Norm(config.norm, d, arch) if arch.post_norm else None
 
     def project(self, x: Array) -> tuple[Array, Array, Array]:
-        """[... d] -> q [... h e], k [... g e], v [... g e], not yet rotated."""
+        """Normalize and project: [... d] -> q [... h e], k and v [... g e], not yet rotated."""
         x = self.normalize(x)
         return self.project_query(x), *self.project_kv(x)
 
@@ -138,20 +138,28 @@ class QKV(nnx.Module):
         mask: Array | None = None,
         key: Array | None = None,
     ) -> Array:
-        """SelfAttention(q, k, v) with the family's logit soft-capping; `key` is for dropout."""
+        """Return SelfAttention(q, k, v), with the soft-capping of scores that some families have.
+
+        `key` is for dropout, see `Context`.
+        """
         drop = make_dropout(self.rates.attention, key, ATTENTION_WEIGHTS)
         if drop is None:
             return attend(q, k, v, mask, self.cap)
         return attend_dropping(q, k, v, mask, self.cap, None, drop)
 
     def shift(self, x: Array, offset: Array | None) -> Array:
-        """Add an offset [b] to the positions of [b ... h e], by row; None adds nothing."""
+        """Shift the positions of each row of [b ... h e] by an offset [b]; None changes nothing."""
         if offset is None:
             return x
         return self.rotate(x, offset.reshape(-1, *(1,) * (x.ndim - 3)))
 
     def attend_causally(self, q: Array, k: Array, v: Array, position: Array) -> Array:
-        """Causal attention within a document; q and k unrotated, positions [t] or [b t]."""
+        """Return causal attention within a document.
+
+        Args:
+          q, k: queries and keys, unrotated.
+          position: [t] or [b t].
+        """
         mask = position[..., :, None] >= position[..., None, :]
         return self.attend(self.rotate(q, position), self.rotate(k, position), v, mask)
 
@@ -176,7 +184,7 @@ class QKV(nnx.Module):
         return y if self.pre_norm else self.norm(y, y.dtype)
 
     def encode_memory_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
-        """Full attention among the f tokens of the FAM prompt (B.1): [f d] -> [f d].
+        """Return the FAM prompt after full attention among its f tokens (B.1): [f d] -> [f d].
 
         Their positions are the last ones before the stream, -f to -1. With an offset [b] each row
         has its own prompt, [b f d].

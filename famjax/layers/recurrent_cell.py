@@ -9,9 +9,10 @@ A block of tokens x and the f state vectors c before it attend to each other (3.
     lstm    c <- a c + u tanh(z),   a = sigmoid(W_a h + b_a + 1),  u = sigmoid(W_u h + b_u - 1)
     o   = Attention(Q_x PreLN(x), k', v') W_o,   added to what the tokens read from their window
 
-Keys and values of tokens and of states serve both directions; queries do not. The ids tell states
-apart that are equal otherwise. Tokens and states read each other without positions. The gates are
-of the configuration "skip", the paper's best: the states have no feed-forward.
+Both directions use the same keys and values of tokens and of states, but different queries. The
+learned ids distinguish states that are otherwise equal. Tokens and states read each other without
+positions. The gates are those of the paper's best configuration, "skip", in which the states have
+no feed-forward.
 
     f  state vectors, `model.fam_len`
 """
@@ -37,7 +38,7 @@ register_parameter_axes(
     (r"recurrent_cell/(initial|ids|gate)$", ()),
 )
 
-# of the initial states, the biases and the weights of gates, as in the authors' code
+# scale of the initial states, and of the gates' biases and weights, as in the authors' code
 _SMALL = 0.1
 
 
@@ -67,7 +68,7 @@ class RecurrentCell(nnx.Module):
         self.write = None if is_fixed else gate()
 
     def identify(self, states: Array) -> Array:
-        """PreLN(c) + ids: [... f d] -> [... f d]."""
+        """Return PreLN(c) + ids: [... f d] -> [... f d]."""
         return (self.norm(states, param_dtype()) + self.ids[...]).astype(self.dtype)
 
     def keys_values(self, states: Array) -> tuple[Array, Array]:
@@ -87,8 +88,8 @@ class RecurrentCell(nnx.Module):
         """Return the states [b f d] after a block.
 
         Args:
-          k, v: their `keys_values`.
-          block_k, block_v: [b w g e], those of the block's tokens, without positions.
+          k, v: `keys_values` of the states.
+          block_k, block_v: [b w g e], keys and values of the block's tokens, without positions.
         """
         i = self.identify(states)
         own = attend(self.q(i), k, v)
@@ -106,7 +107,7 @@ class RecurrentCell(nnx.Module):
 
 
 def count_params(config: ModelConfig) -> int:
-    """Return the number of a cell's parameters."""
+    """Return the number of parameters of a layer's `RecurrentCell`."""
     d, h, g, e, _ = sizes(config)
     norm = 2 * d if config.norm == "layernorm" else d
     from_heads = 2 * h * e * d + d

@@ -38,20 +38,20 @@ def make_mixer(name: str, config: ResolvedModelConfig, *, rngs: nnx.Rngs) -> Mix
 
 
 def mixer_constants(model: ModelConfig) -> dict[str, float]:
-    """Return `MixerSpec.constants` of all layers."""
+    """Return the constants (`MixerSpec.constants`) of all the model's mixers in one dict."""
     constants = (spec.constants(model) for spec in mixer_specs(model))
     return {name: value for found in constants for name, value in found.items()}
 
 
 def is_bounded(model: ModelConfig) -> bool:
-    """Return whether a document has at most `model.capacity` tokens."""
+    """Return whether documents are limited to `model.capacity` tokens."""
     return model.stack == "autocompressor" or any(spec.is_bounded for spec in mixer_specs(model))
 
 
 def mixer_specs(model: ModelConfig) -> list[MixerSpec]:
-    """Return the specs of the mixers in the layers' pattern, in the order of `MIXERS`.
+    """Return the specs of the mixers that the layer pattern names, in the order of `MIXERS`.
 
-    Empty for a stack without mixers; unknown names are left out.
+    The list is empty for a stack without mixers. Unknown names are skipped.
     """
     names = mixer_pattern(model)
     return [spec for name, spec in MIXERS.items() if name in names]

@@ -2,15 +2,16 @@
 
     y_i = SelfAttention(q_i, K^_i, V^_i) + o_i + x_i
 
-The window's attention is that of `famjax.mixers.window`; o and the states are of
-`famjax.layers.recurrent_cell`. The paper has one such layer, the third from the top, in a stack of
-Transformer-XL layers: a pattern of `model.mixer`, such as "bswa,bswa,block_recurrent,bswa".
+The attention to the window is implemented in `famjax.mixers.window`; o_i, which token i reads from
+the recurrent states, and the update of the states are in `famjax.layers.recurrent_cell`. The paper
+has one such layer, the third from the top, in a stack of Transformer-XL layers; here that is a
+pattern in `model.mixer`, such as "bswa,bswa,block_recurrent,bswa".
 
-As in `famjax.mixers.fam`, all blocks are projected in parallel, a scan over the blocks updates the
-states alone, and then all blocks attend in parallel. FAM, which began as this layer (TransformerFAM
-C.1), needs no weights of its own, and its memory goes through the feed-forward.
+As in `famjax.mixers.fam`, all blocks are projected in parallel, a scan over the blocks updates only
+the states, and then all blocks attend in parallel. FAM began as this layer (TransformerFAM C.1),
+but it needs no weights of its own, and its memory passes through the feed-forward.
 
-The states are float32 regardless of the compute dtype, as FAM is.
+Like the FAM, the states are float32 regardless of the compute dtype.
 """
 
 from __future__ import annotations
@@ -43,12 +44,13 @@ from famjax.parallel import sequence_parallel
 
 
 class BlockRecurrentState(NamedTuple):
-    """The window, and the state vectors of the document's blocks before the one being filled.
+    """The window's state, and the state vectors.
 
     Attributes:
       window: memory segments and the block being filled.
-      states: [b f d] float32.
-      k, v: [b f g e], their keys and values.
+      states: [b f d] float32, the state vectors after the document's blocks before the one being
+        filled.
+      k, v: [b f g e], keys and values of the state vectors.
     """
 
     window: WindowState
@@ -73,7 +75,7 @@ class BlockRecurrentAttention(Mixer):
         self.receptive_blocks = None  # unbounded
 
     @property
-    def qkv(self) -> QKV:  # type: ignore[override]  # no attribute: the window has it
+    def qkv(self) -> QKV:  # type: ignore[override]  # a property: the window owns it
         return self.window.qkv
 
     def init_state(self, batch: int, prompt: Array | None = None) -> BlockRecurrentState:
@@ -131,13 +133,13 @@ class BlockRecurrentAttention(Mixer):
     def block_weights(
         self, x: Array, state: BlockRecurrentState, ctx: Context, mlp: FeedForward
     ) -> BlockWeights:
-        """Return the window's weights; the states are attended to apart."""
+        """Return the attention weights of the window; the states are read by another attention."""
         return self.window.block_weights(x, state.window, ctx, mlp)
 
     def scan_states(
         self, x: Array, inputs: BlockInputs, state: BlockRecurrentState, ctx: Context
     ) -> tuple[Array, Array]:
-        """Return what tokens read from the states before their block, and the last states.
+        """Return what each token reads from the states before its block, and the final states.
 
         Returns:
           [b n*w d]; [b f d].
@@ -168,7 +170,7 @@ class BlockRecurrentAttention(Mixer):
         return recalled.reshape(x.shape).astype(x.dtype), states
 
     def unrotate(self, k: Array) -> Array:
-        """Return the window's keys of whole blocks [... w g e] without positions."""
+        """Remove the rotary positions from the window's keys of whole blocks: [... w g e]."""
         return self.qkv.rotate(k, -jnp.arange(self.block_len))
 
     def step(
@@ -186,7 +188,7 @@ class BlockRecurrentAttention(Mixer):
         recalled = self.recurrent_cell.read(self.qkv.normalize(x), state.k, state.v)
         y = self.qkv.output_projection(attended[:, None], x + recalled.astype(x.dtype))
         full = window.tokens + 1 == self.block_len
-        # a branch, since it is taken once in w tokens
+        # a branch, since only one token in w completes a block
         state = jax.lax.cond(
             full.any(),
             lambda state: select_state(full, self.commit_block(state, window), state),
@@ -211,7 +213,7 @@ class BlockRecurrentSpec(BswaSpec):
     )
     switches: ClassVar[tuple[str, ...]] = ("model.smeared_keys", "train.rsp")
     passes_memory = True
-    has_attention_map = False  # unlike bswa's: it also reads states
+    has_attention_map = False  # unlike bswa, it also reads states
     formats = MixerSpec.formats
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
@@ -222,7 +224,7 @@ class BlockRecurrentSpec(BswaSpec):
             return super().initial_param(model, name, rngs)
         path = name.removeprefix("recurrent_cell.")
         value: Array = attrgetter(path)(RecurrentCell(model, rngs=rngs))[...]
-        # a given model begins as the window that it was
+        # zero, so that a pretrained model starts with its window attention unchanged
         return jnp.zeros_like(value) if path == "token_out.kernel" else value
 
     def parameters(self, model: ModelConfig) -> int:

@@ -1,11 +1,11 @@
-"""Block sliding window attention with an associative memory of all blocks before the own one.
+"""Block sliding window attention with an associative memory of all earlier blocks.
 
     out_i = SelfAttention(q_i, K^_i, V^_i) + gain S_{tau-1}^T phi(q_i)
 
-S is of `famjax.layers.delta_memory`. A block reads the memory of the blocks before it, and then
-writes its tokens into it: keys without positions, so that a memory means the same at any distance.
-As in `famjax.mixers.fam`, all blocks are projected in parallel, a scan over the blocks updates the
-memory alone, and then all blocks attend in parallel.
+S is the memory of `famjax.layers.delta_memory`. A block reads the memory that the blocks before it
+have written, and then writes its own tokens. Keys are written without positions, so that what is
+stored means the same at any distance. As in `famjax.mixers.fam`, all blocks are projected in
+parallel, a scan over the blocks updates only the memory, and then all blocks attend in parallel.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from famjax.parallel import sequence_parallel
 
 
 class DeltaState(NamedTuple):
-    """The window, and the memory.
+    """The window's state, and the memory.
 
     Attributes:
       window: memory segments and the block being filled.
-      s: [b g k e] float32, S of the document's blocks before the one being filled.
+      s: [b g k e] float32, S after the document's blocks before the one being filled.
     """
 
     window: WindowState
@@ -68,7 +68,7 @@ class DeltaAttention(Mixer):
         self.receptive_blocks = None  # unbounded
 
     @property
-    def qkv(self) -> QKV:  # type: ignore[override]  # no attribute: the window has it
+    def qkv(self) -> QKV:  # type: ignore[override]  # a property: the window owns it
         return self.window.qkv
 
     def init_state(self, batch: int, prompt: Array | None = None) -> DeltaState:
@@ -119,11 +119,11 @@ class DeltaAttention(Mixer):
     def block_weights(
         self, x: Array, state: DeltaState, ctx: Context, mlp: FeedForward
     ) -> BlockWeights:
-        """Return the window's weights; the memory is read without any."""
+        """Return the attention weights of the window; reading the memory involves no weights."""
         return self.window.block_weights(x, state.window, ctx, mlp)
 
     def memory_gates(self, x: Array, state: DeltaState, ctx: Context, mlp: FeedForward) -> Array:
-        """Return the rates beta of all tokens: [b n*w d] -> [b n*w g]."""
+        """Return the write rates beta of all tokens: [b n*w d] -> [b n*w g]."""
         inputs = self.window.project_blocks(x, state.window, ctx)
         return self.rates(inputs).reshape(*x.shape[:2], -1)
 
@@ -135,16 +135,16 @@ class DeltaAttention(Mixer):
         return MemoryLosses(writing=mean_where(self.rates(inputs), is_written))
 
     def rates(self, inputs: BlockInputs) -> Array:
-        """Return the rates beta [b n w g]."""
+        """Return the write rates beta of a call's tokens: [b n w g]."""
         return self.delta_memory.rates(self.unrotate(inputs.k), inputs.v)
 
     def unrotate(self, k: Array) -> Array:
-        """Return the window's keys of whole blocks [... w g e] without positions."""
+        """Remove the rotary positions from the window's keys of whole blocks: [... w g e]."""
         return self.qkv.rotate(k, -jnp.arange(self.block_len))
 
     def updates(self, k: Array, v: Array) -> DeltaUpdate:
-        """Return the memory's updates by blocks of the window's keys and values [... w g e]."""
-        # in calls too, so that they write what `step` writes, which has no other keys
+        """Return the memory's updates by whole blocks, from their keys and values [... w g e]."""
+        # calls, too, start from rotated keys: `step` has no others, and both must write the same
         return self.delta_memory.updates(self.unrotate(k), v)
 
     def scan_memory(
@@ -157,7 +157,7 @@ class DeltaAttention(Mixer):
         full = blocks.valid == self.block_len
         xs = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), (self.updates(k, v), reset, full))
 
-        # the gradient keeps S before each block, or, without remat, before each chunk
+        # saved for the backward pass: S before each block, or without remat before each chunk
         write_block = jax.checkpoint(write) if self.remat else write
 
         def body(_: tuple[()], s: Array, x: Any) -> tuple[Array, Array]:
@@ -183,7 +183,7 @@ class DeltaAttention(Mixer):
         recalled = self.delta_memory.read(q[:, None], state.s)
         y = self.qkv.output_projection(attended[:, None] + recalled, x)
         full = window.tokens + 1 == self.block_len
-        # a branch, since it is taken once in w tokens
+        # a branch, since only one token in w completes a block
         s = jax.lax.cond(
             full.any(),
             lambda s: select_rows(full, self.commit_block(s, window), s),
@@ -204,7 +204,7 @@ class DeltaSpec(BswaSpec):
         *("model.smeared_keys", "train.rsp", "train.write_loss"),
     )
     passes_memory = True
-    has_attention_map = False  # unlike bswa's: it also reads a memory
+    has_attention_map = False  # unlike bswa, it also reads a memory
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
         return DeltaAttention(config, rngs=rngs)
@@ -212,7 +212,7 @@ class DeltaSpec(BswaSpec):
     def initial_param(self, model: ResolvedModelConfig, name: str, rngs: nnx.Rngs) -> Array:
         if not name.startswith("delta_memory."):
             return super().initial_param(model, name, rngs)
-        # without the projections of a large model
+        # from `DeltaMemory` alone: `make` would also create the projections of a large model
         return attrgetter(name.removeprefix("delta_memory."))(DeltaMemory(model))[...]
 
     def parameters(self, model: ModelConfig) -> int:
@@ -224,7 +224,8 @@ class DeltaSpec(BswaSpec):
     def check(self, config: Config) -> Iterator[str]:
         yield from super().check(config)
         order, e = config.model.delta_order, sizes(config.model).e
-        # larger offsets give products that are 0 or there already: y_i and y_{i+e} are x and -x
+        # larger offsets only give products that are 0 or repeat others: y_i and y_{i+e} are the
+        # positive parts of x_i and -x_i
         if not 1 <= order < e:
             yield (
                 f"model.delta_order={order}: the features of a key are products of its elements up "

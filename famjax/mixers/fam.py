@@ -1,7 +1,7 @@
 """Feedback Attention Memory (TransformerFAM 2.2, Algorithm 2, B.1, B.2.1).
 
 A block attends to its memory segments, to the previous FAM and to itself. The FAM, as a query,
-attends to its last value and to the whole block, with the layer's own norm, projections and
+attends to its own previous value and to the whole block, with the layer's norm, projections and
 feed-forward:
 
     A_tau^F = SelfAttention(Q_{tau-1}^F, Concat(K_{tau-1}^F, K_tau), ...) + F_{tau-1}
@@ -9,32 +9,34 @@ feed-forward:
 
 Within a layer the recurrence needs only the keys and values of each block. So all blocks are
 projected in parallel, a scan over the blocks updates only the f memory tokens, and then all blocks
-attend in parallel: of f + w tokens only f are sequential.
+attend in parallel: of the f + w tokens per block, only f are processed sequentially.
 
-That update (`model.fam_update=sum`) is a sum over all blocks: its norm grows with the document,
-and PreLN makes of it a direction that turns less and less (docs/memory.md). The bounded update
-(`gated`) moves each memory token by a gate g to what the block would add to it:
+With this update (`model.fam_update=sum`) the FAM is a sum over all blocks. Its norm grows with the
+document, and its direction, all that PreLN keeps of it, changes less and less (docs/memory.md). The
+bounded update (`gated`) moves each memory token towards what the block would add to it, by a
+learned gate g:
 
     N_tau = FF(PreLN(A_tau^F)) + A_tau^F,   U_tau = N_tau - F_{tau-1}: what the block adds
     F_tau = F_{tau-1} + g (U_tau - F_{tau-1}),   g from A_tau^F (`famjax.layers.memory_gate`)
 
-At the first block of a document the residual is 0 and F_tau = N_tau. A closed gate keeps its token
-to the bit.
+At the first block of a document the residual is 0 and F_tau = N_tau. A closed gate leaves its
+memory token unchanged, bit for bit.
 
-Static summary tokens (`static`, C.3, "SUM FAM") are the paper's rejected rival. The query of every
-update is the learned prompt S at the layer's input, without "FAM copy", and feedback is only that
-it attends to the previous FAM:
+Static summary tokens (`static`, C.3, "SUM FAM") are an alternative that the paper rejects. The
+query of every update is the learned prompt S at the layer's input, without "FAM copy"; the only
+feedback is that it attends to the previous FAM:
 
     A_tau^F = SelfAttention(Q(S), Concat(K_{tau-1}^F, K_tau), ...) + S,   F_tau = FF(PreLN(A)) + A
 
-C.3 does not say what a layer's summary token is, nor its residual. S is propagated through the
-layers as the initial FAM is (B.1), without text: "a static query". The residual is the token's own,
-as everywhere in a Transformer; B.1's zero is for a copy that carries no context.
+C.3 specifies neither a layer's summary tokens nor their residual. Here S is propagated through the
+layers like the initial FAM (B.1), without text: "a static query". The residual is the summary token
+itself, as everywhere in a Transformer; the zero residual of B.1 is for a copy that carries no
+context.
 
-Two more of the paper's rejected variants. With `model.fam_init=prefix` the first FAM is learned for
-each layer, in place of the prompt that runs through them (B.1, B.4.4). `model.fam_position` is
-where the FAM stands (B.2.1, B.4.1), seen from the first token of the next block, P tokens after the
-document's start:
+Two more variants that the paper rejects: with `model.fam_init=prefix` each layer learns its own
+first FAM, instead of the prompt that is propagated through the layers (B.1, B.4.4), and
+`model.fam_position` sets the positions of the FAM's tokens (B.2.1, B.4.1). They are relative to the
+first token of the next block, which is P tokens after the document's start:
 
     last  -f, ..., -1          between  -1 + j / (f + 1), j = 1, ..., f          zero  -P
 
@@ -86,17 +88,18 @@ from famjax.parallel.sharding import sequence_shards, shard_map_rows
 
 
 class FamState(NamedTuple):
-    """The window, and the feedback memory.
+    """The window's state, and the feedback memory.
 
     Attributes:
       window: memory segments and the block being filled.
       fam: [b f d] float32, F.
-      k, v: [b p f g e], keys and values of the last p FAMs, oldest first, the last of them F's;
-        each at its position as the block after it sees it.
-      updates: [b] int32, updates since the document's start, of which p are enough to know, except
-        with positions of zero. At 0 the FAM is the learned one.
-      summary: [b f d] float32, the learned prompt, for `step` of static summary tokens, which have
-        it as the query of all updates; calls read `Context.prompt`. None with another update.
+      k, v: [b p f g e], keys and values of the last p FAMs, oldest first; the last are those of
+        `fam`. Each is rotated to its position as the block after that FAM sees it.
+      updates: [b] int32, number of updates since the document's start; at 0 the FAM is the learned
+        initial one. It is capped at p, beyond which it has no effect, unless fam_position=zero.
+      summary: [b f d] float32, the learned prompt at the layer's input, which is the query of
+        every update of static summary tokens. `step` reads it; calls read `Context.prompt`. None
+        with the other updates.
     """
 
     window: WindowState
@@ -112,8 +115,8 @@ class BlockFams(NamedTuple):
 
     Attributes:
       k, v: [b n f g e], its keys and values.
-      updates: [b n] int32, its updates, see `FamState`.
-      before, after: [b n f d], F before each block and after it, if they were kept.
+      updates: [b n] int32, its number of updates, see `FamState`.
+      before, after: [b n f d], F before and after each block; None unless `scan_memory` kept them.
     """
 
     k: Array
@@ -145,7 +148,7 @@ class Fam(Mixer):
         self.reads_prompt = config.fam_update == "static"
         self.position = config.fam_position
         at_zero = self.position == "zero"
-        # positions are int32
+        # block_len * updates, a position, must fit into int32
         self.most_updates = (2**31 - 1) // self.block_len if at_zero else self.previous
         has_prefix = config.fam_init == "prefix"
         self.prefix = nnx.Param(init_prefix(config, rngs)) if has_prefix else None
@@ -153,7 +156,7 @@ class Fam(Mixer):
         self.receptive_blocks = None  # unbounded
 
     @property
-    def qkv(self) -> QKV:  # type: ignore[override]  # no attribute: the window has it
+    def qkv(self) -> QKV:  # type: ignore[override]  # a property: the window owns it
         return self.window.qkv
 
     def init_state(self, batch: int, prompt: Array | None = None) -> FamState:
@@ -196,22 +199,25 @@ class Fam(Mixer):
         return state._replace(window=(), summary=None)  # type: ignore[arg-type]
 
     def pass_state(self, fresh: FamState, saved: FamState) -> FamState:
-        """Random state passing (B.2.3): start from another document's FAM and an empty window."""
+        """Return the state of a document that starts with another document's FAM (B.2.3).
+
+        The window is empty (random state passing).
+        """
         return saved._replace(window=fresh.window, summary=fresh.summary)
 
     def first_memory(self, prompt: Array | None) -> Array | None:
-        """Return the FAM before a document's first block, from `Context.prompt`."""
+        """Return the FAM before a document's first block: the prefix, else `Context.prompt`."""
         return prompt if self.prefix is None else self.prefix[...]
 
     def project(self, fam: Array, updates: Array) -> tuple[Array, Array, Array]:
-        """QKV(PreLN(F)), at its positions as the block that follows sees it (B.2.1).
+        """Return QKV(PreLN(F)), rotated to the positions at which the next block sees F (B.2.1).
 
         Args:
           fam: [... f d].
-          updates: [...] int32, of F.
+          updates: [...] int32, number of updates of F; used only if fam_position=zero.
 
         Returns:
-          [... f h|g e].
+          q [... f h e], k and v [... f g e].
         """
         f = self.fam_len
         q, k, v = self.qkv.project(fam)
@@ -240,10 +246,9 @@ class Fam(Mixer):
 
         Args:
           projected: `project(fam, updates)`.
+          key: PRNG key of the layer's dropout, which also applies to the update.
           offset: [b], added to all positions (B.2.2).
-          summary: [b f d] or [f d], the static summary tokens, if the update has some.
-
-        The update has the layer's dropout; `key` is for it.
+          summary: [b f d] or [f d], the static summary tokens; ignored by the other updates.
         """
         if self.reads_prompt:
             assert summary is not None
@@ -328,7 +333,10 @@ class Fam(Mixer):
         return memory_losses(self, x, y, state, ctx, mlp)
 
     def replace_memory(self, state: FamState, memory: Array) -> FamState:
-        """Return a state with another FAM; tokens of it that differ are so in all p FAMs."""
+        """Return a state with another FAM.
+
+        Memory tokens that differ from the current FAM's replace the keys and values of all p FAMs.
+        """
         _, k, v = self.project(memory, state.updates)
         differs = (memory != state.fam).any(-1)[:, None]  # [b 1 f]
         newest = jnp.arange(self.previous) == self.previous - 1
@@ -353,11 +361,11 @@ class Fam(Mixer):
         """Scan the blocks, updating the memory tokens.
 
         Args:
-          k: the keys that queries meet.
+          k: keys as queries see them (`BlockInputs.seen_k`).
           keep: return the FAMs too, not only their keys and values.
 
         Returns:
-          the FAM before each block; the last FAM [b f d]; its updates [b].
+          the FAM before each block; the last FAM [b f d]; its number of updates [b].
         """
         reset = blocks.reset
         if ctx.pass_state is not None:
@@ -385,7 +393,7 @@ class Fam(Mixer):
             )
             return layer.scan_body(mlp, prompt, fam, x, keep)
 
-        # dropout masks, of adapters too, are drawn for the whole batch
+        # dropout masks, also those of adapters, are drawn for the whole batch, not for its shards
         if keys is not None or dropout_keys or sequence_shards(k.shape[1]) > 1:
             fam, ys = sequence_parallel.ring_scan(
                 body, (*shared, dropout_keys), state.fam, (xs, non_diff)
@@ -405,10 +413,10 @@ class Fam(Mixer):
         return BlockFams(fam_k, fam_v, before, *kept), fam, updates
 
     def count_updates(self, updates: Array, reset: Array, full: Array) -> tuple[Array, Array]:
-        """Return updates before each block [b n], and after the last one [b].
+        """Return the number of updates before each block [b n], and after the last one [b].
 
         Args:
-          updates: [b], before the call.
+          updates: [b], number of updates before the call.
           reset, full: [b n] bool, whether the memory is reset before the block, and whether the
             block updates it.
         """
@@ -427,8 +435,8 @@ class Fam(Mixer):
         """Update the FAM with one block: the body of `scan_memory`.
 
         Returns:
-          the FAM; keys and values of the previous one, which the block attends to, and if they are
-          kept, it and the FAM.
+          the FAM after the block; the keys and values of the FAM before it, which the block attends
+          to, and with `keep` also both FAMs.
         """
         (k, v), (reset, full, updates, key, offset) = x
         prompt = self.first_memory(prompt)
@@ -440,7 +448,7 @@ class Fam(Mixer):
         return new, (*projected[1:], fam, new) if keep else projected[1:]
 
     def memory_kv(self, state: FamState, fams: BlockFams) -> ExtraKV:
-        """Return the last p FAMs that each block attends to: p*f keys and values."""
+        """Return the keys and values of the last p FAMs, which each block attends to: p*f each."""
         fam_k, fam_v, updates, *_ = fams
         b, n, f, g, e = fam_k.shape
         p, w = self.previous, self.block_len
@@ -512,7 +520,7 @@ class Fam(Mixer):
         attended = self.window.attend_token(q, window, self.kv_frames(q, state))
         y = self.qkv.output_projection(attended[:, None], x)
         full = window.tokens + 1 == self.block_len
-        # a branch, since it is taken once in w tokens
+        # a branch, since only one token in w completes a block
         state = jax.lax.cond(
             full.any(),
             lambda state: select_state(full, self.commit_block(state, window, mlp), state),
@@ -552,7 +560,7 @@ class Fam(Mixer):
 
 
 def init_prefix(config: ResolvedModelConfig, rngs: nnx.Rngs) -> Array:
-    """Return a learned first FAM [f d], as large as tokens are at the first layer."""
+    """Return the initial value of a prefix [f d], at the scale of tokens at the first layer."""
     return jax.random.normal(rngs.params(), (config.fam_len, config.width))
 
 
@@ -574,8 +582,8 @@ class FamSpec(BswaSpec):
     )
     has_memory = True
     passes_memory = True
-    has_attention_map = False  # unlike bswa's: it also attends to memories
-    # the paper's sum forgets keys that were finetuned in (docs/memory.md)
+    has_attention_map = False  # unlike bswa, it also attends to memories
+    # with the paper's sum, finetuned models forget passkeys (docs/memory.md)
     convert_settings = MappingProxyType({"fam_update": "gated"})
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
@@ -590,7 +598,7 @@ class FamSpec(BswaSpec):
         return ""
 
     def initial_param(self, model: ResolvedModelConfig, name: str, rngs: nnx.Rngs) -> Array:
-        # without the projections of a large model
+        # not from `make`, which would also create the projections of a large model
         if name == "prefix":
             return init_prefix(model, rngs)
         if name.startswith("memory_gate."):

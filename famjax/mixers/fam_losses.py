@@ -1,24 +1,25 @@
-"""Auxiliary losses of FAM: two that TransformerFAM tried and left out (C.4, C.5), and another.
+"""Auxiliary losses of FAM: two that TransformerFAM tried and dropped (C.4, C.5), and one more.
 
-Diversity (Equations 2a, 2b): the attention of a block should reach all of its keys equally. With
-p_hlk the weight of key k for query l in head h, over all queries of a block, the w tokens and the f
-of FAM, and all of their keys, memory segments and FAMs included:
+Diversity (Equations 2a, 2b): the attention of a block should reach all of its keys equally. Let
+p_hlk be the weight of key k for query l in head h. The queries are those of the block's w tokens
+and of the f memory tokens; the keys are all keys that they attend to, including those of memory
+segments and FAMs:
 
     p_k = 1 / (H L) sum_h sum_l p_hlk,      L_d = mean over blocks of sum_k p_k log p_k
 
-Reconstruction: what a block computes should be there in the memory that it leaves. Its queries
-attend to its F_tau alone, and the layer goes on from there:
+Reconstruction: the memory that a block leaves should contain what the block has computed. The
+block's queries attend to its F_tau alone, and the rest of the layer is applied as usual:
 
     A^_i = SelfAttention(q_i, K_tau^F, V_tau^F) + x_i,    y^_i = FF(PreLN(A^_i)) + A^_i
     L_r = mean over blocks, tokens and elements of (y^_i - y_i)^2
 
-C.5 says "autoregressively from the updated FAM and the query sequence": keys of earlier tokens are
-left out, from which a block could be reconstructed without a memory. It is silent on gradients:
-here y is a constant, so that outputs are not drawn to what the memory can say; queries, projections
-and the layers below do get the loss's gradient.
+C.5 says "autoregressively from the updated FAM and the query sequence". Keys of earlier tokens are
+left out here, because a block could be reconstructed from them without a memory. C.5 does not say
+where gradients flow. Here y is a constant, so that the loss does not pull outputs towards what the
+memory can express; queries, projections and the layers below do receive its gradient.
 
 Writing (not in the paper): the mean gate of the update (`model.fam_update=gated`), over memory
-tokens and the blocks after a document's first one. It closes gates on text that nothing asks for.
+tokens and all blocks but a document's first. It closes gates for text that is never asked about.
 """
 
 from __future__ import annotations
@@ -56,12 +57,13 @@ def memory_losses(
     query = mixer.first_memory(ctx.prompt) if mixer.reads_prompt else fams.before
     assert query is not None
     if mixer.reads_prompt and query.ndim == 3:
-        # with random offsets each row has its own
+        # with random position offsets each row has its own prompt
         query = query[:, None]
     fam_q, _, _ = mixer.project(jnp.broadcast_to(query, fams.before.shape), fams.updates)
     extra = mixer.memory_kv(state, fams)
     q, keys, _, mask = mixer.window.attention_inputs(inputs, state.window, ctx, extra)
-    own = jnp.concatenate([fams.k, k], 2)  # of FAM's queries, the last keys of tokens' queries
+    # all keys of the FAM's queries; for the tokens' queries, they come last
+    own = jnp.concatenate([fams.k, k], 2)
     mass = _key_mass(attention_weights(q, keys, mask, mixer.qkv.cap))
     mass = mass.at[..., -own.shape[2] :].add(
         _key_mass(attention_weights(fam_q, own, None, mixer.qkv.cap))
@@ -70,7 +72,7 @@ def memory_losses(
     diversity = negative_entropy(mass / (q.shape[3] * queries))
 
     after_k, after_v = mixer.project(fams.after, fams.updates + 1)[1:]
-    # from the frame of the next block into that of the block itself
+    # from positions relative to the next block to positions relative to the block itself
     after_k = mixer.qkv.rotate(after_k, jnp.full(mixer.fam_len, mixer.block_len))
     attended = attend(inputs.q, after_k, after_v).reshape(*x.shape[:2], *q.shape[3:])
     rebuilt = mlp(mixer.qkv.output_projection(attended, x), x)
@@ -83,7 +85,7 @@ def memory_losses(
 
 
 def _mean_gate(mixer: Fam, inputs: BlockInputs, fams: BlockFams) -> Array | None:
-    """Return the mean gate of the updates, but for those of first blocks, which have none."""
+    """Return the mean gate of all updates except by documents' first blocks, which have no gate."""
     if mixer.memory_gate is None:
         return None
     assert fams.before is not None
@@ -99,7 +101,7 @@ def _mean_gate(mixer: Fam, inputs: BlockInputs, fams: BlockFams) -> Array | None
 
 
 def negative_entropy(p: Array) -> Array:
-    """sum_k p_k log p_k of distributions with zeros: [... k] -> [...], in nats."""
+    """Return sum_k p_k log p_k in nats, with 0 log 0 = 0: [... k] -> [...]."""
     return (p * jnp.log(jnp.where(p > 0, p, 1))).sum(-1)
 
 

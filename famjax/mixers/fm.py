@@ -1,4 +1,6 @@
-"""Feedback memory segments (TransformerFAM C.2, Figure 9): the paper's rejected rival of FAM.
+"""Feedback memory segments (TransformerFAM C.2, Figure 9), an alternative to FAM.
+
+The paper rejects it in favor of FAM.
 
 Block sliding window attention whose memory segments hold the layer's *outputs* O of the last m
 blocks, not its inputs I:
@@ -7,20 +9,21 @@ blocks, not its inputs I:
     a_t  = SelfAttention(q_t, K^_t, V^_t) + i_t
     o_t  = FF(PreLN(a_t)) + a_t
 
-Every block so depends on all blocks before it, within one layer, and a layer reads its blocks
-sequentially: a scan over blocks of w tokens, where FAM's is over f memory tokens.
+So, within one layer, every block depends on all blocks before it, and the layer must process its
+blocks sequentially: each iteration of the scan processes the w tokens of a block, where FAM's
+processes only f memory tokens.
 
-C.2 has no equations. What it leaves open, and what was chosen:
+C.2 has no equations. These are the choices made here where it leaves something open:
 
 - Which output. "The Transformer outputs of the previous block" are those of the same layer, after
-  the feed-forward: as FAM is fed back in its layer (Figure 2b, to which C.2 refers), and because an
-  output of attention has another representation than an input of the layer, which the feed-forward
-  restores (C.1). Outputs of higher layers would be Staircase Attention, of which the paper calls FM
-  "a specific variant".
-- Projections. The layer's own PreLN and QKV, as FAM's: the paper adds no weights.
+  the feed-forward. FAM is fed back within its layer, too (Figure 2b, to which C.2 refers), and the
+  output of attention is not in the representation of the layer's inputs, which the feed-forward
+  restores (C.1). Using outputs of higher layers would be Staircase Attention, of which the paper
+  calls FM "a specific variant".
+- Projections. The layer's own PreLN and QKV, as for FAM: the paper adds no weights.
 - Positions. Those of the tokens, as in `bswa`, since a segment's outputs stand for its tokens.
-- The own block. Its tokens attend to the keys and values of its inputs, as in `bswa`: outputs of
-  the own block would make every token sequential.
+- The current block. Its tokens attend to keys and values of the block's inputs, as in `bswa`. With
+  the block's outputs, every token would have to wait for the one before it.
 - Gradients flow into the memory segments, as in BSWA (3.2 advises against stopping them).
 """
 
@@ -53,11 +56,11 @@ from famjax.parallel import sequence_parallel
 
 
 class FmState(NamedTuple):
-    """Outputs of the past blocks, inputs of the block being filled.
+    """Keys and values of past blocks' outputs, and of the inputs of the block being filled.
 
     Attributes:
-      outputs: keys and values of the layer's outputs: of the m memory segments, and of the block
-        being filled, which the next block attends to.
+      outputs: keys and values of the layer's outputs, for the m memory segments and for the block
+        being filled, to whose outputs the next block attends.
       k, v: [b w g e], keys and values of the inputs of the block being filled, which its own
         tokens attend to; each key rotated by its offset in the block. Empty entries are zero.
     """
@@ -70,7 +73,7 @@ class FmState(NamedTuple):
 class FeedbackSegments(Mixer):
     """Block sliding window attention to the layer's own outputs of the past blocks.
 
-    It returns the layer's outputs, with the feed-forward applied: its memory is made of them.
+    It applies the feed-forward itself and returns the layer's outputs, of which its memory is made.
     """
 
     def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
@@ -80,7 +83,7 @@ class FeedbackSegments(Mixer):
         self.receptive_blocks = None  # unbounded
 
     @property
-    def qkv(self) -> QKV:  # type: ignore[override]  # no attribute: the window has it
+    def qkv(self) -> QKV:  # type: ignore[override]  # a property: the window owns it
         return self.window.qkv
 
     def init_state(self, batch: int, prompt: Array | None = None) -> FmState:
@@ -150,7 +153,7 @@ class FeedbackSegments(Mixer):
         written = jnp.arange(self.block_len) < outputs.tokens[:, None]
 
         def last(new: Array, old: Array) -> Array:
-            """Return the entries of the block that is not full; 0 if the last one is."""
+            """Return the entries of the block being filled; 0 if the last block is full."""
             entries = sequence_parallel.gather_last(new[:, :0], new, blocks.end, 1)[:, 0]
             entries = jnp.where(written[..., None, None], entries, 0).astype(old.dtype)
             return select_rows(blocks.all_padding, old, entries)
@@ -187,7 +190,7 @@ class FmSpec(BswaSpec):
     title = "feedback memory segments"
     applies_mlp = True
     switches: ClassVar[tuple[str, ...]] = ()
-    has_attention_map = False  # unlike bswa's: it also attends to outputs
+    has_attention_map = False  # unlike bswa, it also attends to outputs
     formats = MixerSpec.formats
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
@@ -208,7 +211,7 @@ class FmSpec(BswaSpec):
         return {}
 
     def flops(self, model: ModelConfig, computed: bool = False) -> float:
-        # keys and values twice: of inputs and of outputs
+        # keys and values are projected twice: from inputs and from outputs
         d, _, g, e, _ = sizes(model)
         return super().flops(model, computed) + 2 * d * 2 * g * e
 

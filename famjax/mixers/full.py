@@ -23,12 +23,16 @@ from famjax.parallel import sharding
 
 
 class CacheState(NamedTuple):
-    """k, v: [b g capacity e], rotated by the position in the document; length: [b] int32.
+    """A KV cache.
 
-    Head-major, the layout of products with one query per lane: with a token-major cache XLA on CPU
-    transposed all of it at every token, in ten times the time of the product.
+    It is head-major, the layout of products with one query per lane: XLA on CPU transposed a
+    token-major cache as a whole at every token, which took ten times as long as the product.
 
-    A call may have a cache without entries, see `without_caches`.
+    The cache that a call starts from may have no entries, see `without_caches`.
+
+    Attributes:
+      k, v: [b g capacity e], keys and values; keys are rotated to their positions in the document.
+      length: [b] int32, number of the document's tokens in the cache.
     """
 
     k: Array
@@ -37,7 +41,10 @@ class CacheState(NamedTuple):
 
 
 def truncate_cache(state: CacheState, length: Array) -> CacheState:
-    """Return the first `length` [b] tokens of a cache, of one layer or stacked, [repeats b ...]."""
+    """Return a cache with only its first `length` [b] tokens.
+
+    The cache is that of one layer, or of stacked layers, [repeats b ...].
+    """
     length = jnp.broadcast_to(length, state.length.shape)
     kept = jnp.arange(state.k.shape[-2]) < length[..., None]
 
@@ -48,9 +55,10 @@ def truncate_cache(state: CacheState, length: Array) -> CacheState:
 
 
 def without_caches(state: PyTree) -> PyTree:
-    """Return an initial state with caches of no entries, for a call whose final state is not used.
+    """Return an initial state whose caches have no entries, for calls that drop the final state.
 
-    An empty cache has as many masked entries as its capacity, and attention computes their scores.
+    An empty cache otherwise has `capacity` entries, and attention computes their scores although
+    all of them are masked.
     """
 
     def shorten(leaf: Any) -> Any:
@@ -64,7 +72,7 @@ def without_caches(state: PyTree) -> PyTree:
 class FullAttention(Mixer):
     """Causal attention over the document, up to the capacity.
 
-    Beyond the capacity: a `UserError`, or NaN under jit.
+    Tokens beyond the capacity raise a `UserError`; under jit their outputs are NaN.
     """
 
     def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
@@ -96,10 +104,10 @@ class FullAttention(Mixer):
 
         q, k, v = self.qkv.project(x)
         k = self.qkv.rotate(k, position, long_range=True)
-        # the layer below gives NaN beyond the capacity; 0 * NaN would spread to tokens that fit
+        # the layer below outputs NaN beyond the capacity; 0 * NaN would spread to tokens that fit
         v = jnp.where((position < self.capacity)[..., None, None], v, 0)
         attention_mask = self.attention_mask(state, start, valid, ctx.mutual)
-        # with sharded tokens every query sees all keys, and the cache stores them
+        # if tokens are sharded: every query needs all keys, and so does the cache
         k, v = sharding.all_gather_tokens(k), sharding.all_gather_tokens(v)
         keys = jnp.concatenate([_swap_heads_tokens(state.k).astype(k.dtype), k], 1)
         values = jnp.concatenate([_swap_heads_tokens(state.v).astype(v.dtype), v], 1)
@@ -111,9 +119,9 @@ class FullAttention(Mixer):
     def step(
         self, x: Array, state: CacheState, ctx: Context, mlp: FeedForward
     ) -> tuple[Array, CacheState]:
-        """Process one token per lane: [b 1 d] -> [b 1 d]. It is written to the cache first.
+        """Process one token per lane, which is first written to the cache: [b 1 d] -> [b 1 d].
 
-        One cache entry per lane is written, in place if the state is donated.
+        Only one cache entry per lane is written, in place if the state is donated.
         """
         valid = jnp.ones(x.shape[:2], bool) if ctx.valid is None else ctx.valid
         reset = None if ctx.reset is None else ctx.reset & valid
@@ -122,7 +130,7 @@ class FullAttention(Mixer):
 
         q, k, v = self.qkv.project(x)
         q, k = (self.qkv.rotate(a, position, long_range=True) for a in (q, k))
-        # padding is not written, as tokens that do not fit
+        # padding is written out of bounds, where it is dropped, as are tokens that do not fit
         index = jnp.where(valid, position, self.capacity)[:, 0]
         old = state if reset is None else _clear_rows(state, reset[:, 0])
         new = CacheState(_write_entry(old.k, k, index), _write_entry(old.v, v, index), length)
@@ -135,7 +143,7 @@ class FullAttention(Mixer):
     def attend(
         self, q: Array, keys: Array, values: Array, attention_mask: Array, x: Array, ctx: Context
     ) -> Array:
-        """[b t h e], [b s g e], [b s g e] and [b t s] -> [b t d]."""
+        """Attend, project, and add x: [b t h e], [b s g e], [b s g e], [b t s] -> [b t d]."""
         q, keys = self.qkv.shift(q, ctx.offset), self.qkv.shift(keys, ctx.offset)
         return self.qkv.output_projection(
             self.qkv.attend(q, keys, values, attention_mask, ctx.key), x, ctx.key
@@ -158,9 +166,13 @@ class FullAttention(Mixer):
     def attention_mask(
         self, state: CacheState, start: Array, valid: Array, mutual: Array | None
     ) -> Array:
-        """Return [b t s+t]: s cached keys unless a reset came between, the call's causally.
+        """Return the mask [b t s+t] over s cached keys and the t keys of the call.
 
-        `mutual` is that of `Context`.
+        Cached keys are visible up to the call's first reset. Keys of the call are visible causally
+        within their document, or in both directions where `Context.mutual` says so.
+
+        Args:
+          mutual: `Context.mutual`.
         """
         t = start.shape[1]
         cached = jnp.arange(state.k.shape[-2]) < state.length[:, None]

@@ -4,8 +4,8 @@
 
 phi is in `famjax.layers.feature_map`, the sums in `famjax.ops.linear_attention`.
 
-There is no dropout of attention weights, since they are never computed. The authors' code has it in
-its quadratic form, and not in its recurrent form, which is the one here.
+Attention weights are never computed and so have no dropout. The authors' code applies dropout in
+its quadratic form, but not in its recurrent form, which is the one implemented here.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class LinearState(NamedTuple):
     """Sums over the tokens of a lane's document, float32 regardless of the compute dtype.
 
     Attributes:
-      s, z: [b g k e] and [b g k].
-      length: [b] int32, tokens read of the document.
+      s, z: S [b g k e] and z [b g k].
+      length: [b] int32, number of the document's tokens read so far.
     """
 
     s: Array
@@ -78,7 +78,10 @@ class LinearAttention(Mixer):
         return LinearState(s, z, lanes)
 
     def encode_memory_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
-        """Full attention among the tokens of the FAM prompt (B.1), at -f to -1: [f d] -> [f d]."""
+        """Return the FAM prompt after full attention among its tokens (B.1): [f d] -> [f d].
+
+        Their positions are -f to -1.
+        """
         q, k, v = self.project(prompt, _add_offset(jnp.arange(-prompt.shape[-2], 0), offset))
         return self.qkv.output_projection(_merge_heads(attend_all(q, k, v)), prompt)
 
@@ -106,17 +109,19 @@ class LinearAttention(Mixer):
 
             error = sum |linear - softmax|^2 / sum |softmax|^2
 
-        over a row's tokens and heads, before the output projection (Hedgehog and LoLCATs train
-        their maps with this loss; T2R does not). Only phi has a gradient of the error.
+        Both sums are over a row's tokens and heads, before the output projection. Hedgehog and
+        LoLCATs train their feature maps with this loss; T2R does not. Only phi receives the
+        gradient of the error.
 
         Returns:
           [b t d], the layer's output with softmax attention; [b], the errors.
         """
         b, t, _ = x.shape
         position = _add_offset(jnp.arange(t), ctx.offset)
-        # no residuals below phi, whatever is trained
+        # saves no residuals below phi, whichever parameters are trained
         q, k, v = (jax.lax.stop_gradient(a) for a in self.qkv.project(x))
-        # `attend` tags its residuals only under differentiation: else remat would recompute it
+        # tagged here, since `attend` tags its output only when it is differentiated: without the
+        # tag remat would recompute it
         softmax = tag_product(self.qkv.attend_causally(q, k, v, position))
         empty, start = self.init_state(b), jnp.zeros((b, t), jnp.int32)
         sums = Sums(empty.s, empty.z)
@@ -128,8 +133,9 @@ class LinearAttention(Mixer):
     def attention_map(self, x: Array) -> Array:
         """Return the attention weights of a document in one call: [b t d] -> [b h t t].
 
-        phi(q_i) phi(k_j) over their sum, which is at least `EPS` as in the layer's output: rows
-        with a smaller sum do not sum to 1. Maps with negative features give negative weights.
+        The weights are phi(q_i) phi(k_j) divided by their sum over j. As in the layer's output, the
+        divisor is at least `EPS`, so that rows with a smaller sum do not sum to 1. Feature maps
+        with negative features have negative weights.
         """
         q, k, _ = self.project(x, jnp.arange(x.shape[1]))
         weights = causal_weights(q, k)
@@ -137,12 +143,20 @@ class LinearAttention(Mixer):
         return weights.reshape(b, g * r, t, t)
 
     def project(self, x: Array, position: Array) -> tuple[Array, Array, Array]:
-        """[... t d] at [... t] -> phi(q) [... t g r k], phi(k) [... t g k], v [... t g e]."""
+        """Project x [... t d] at positions [... t].
+
+        Returns:
+          phi(q) [... t g r k], phi(k) [... t g k], v [... t g e].
+        """
         q, k, v = self.qkv.project(x)
         return *self.phi(q, k, position), v
 
     def phi(self, q: Array, k: Array, position: Array) -> tuple[Array, Array]:
-        """[... t h e], [... t g e] unrotated, at [... t] -> [... t g r k], [... t g k]."""
+        """Map unrotated q [... t h e] and k [... t g e] at positions [... t] to features.
+
+        Returns:
+          phi(q) [... t g r k], phi(k) [... t g k].
+        """
         if self.rope:
             long_range = jnp.issubdtype(position.dtype, jnp.integer)
             q, k = (self.qkv.rotate(a, position, long_range=long_range) for a in (q, k))
@@ -152,7 +166,7 @@ class LinearAttention(Mixer):
         return self.map(q), self.map(k[..., None, :])[..., 0, :]
 
     def fold_feature_map(self) -> None:
-        """Fold the feature map into the projections: they give W q + b and W k + b."""
+        """Fold the feature map into the projections, which then return W q + b and W k + b."""
         assert self.qkv.k is not None
         self.map.fold_into(self.qkv.q, self.qkv.query_gain)
         self.map.fold_into(self.qkv.k)
@@ -187,7 +201,7 @@ class LinearSpec(MixerSpec):
         return LinearAttention(config, rngs=rngs)
 
     def initial_param(self, model: ResolvedModelConfig, name: str, rngs: nnx.Rngs) -> Array:
-        # without the projections, which would take numbers from the same stream
+        # not from `make`: the projections would draw from the same random stream
         return getattr(FeatureMap(model, rngs=rngs), name.removeprefix("map."))[...]
 
     def check(self, config: Config) -> Iterator[str]:
@@ -213,8 +227,12 @@ class LinearSpec(MixerSpec):
         return 2 * layer_weights(model) + _attention_flops(model)
 
     def matching_flops(self, model: ModelConfig, length: int) -> float:
-        """Forward has both attentions. Backward is the gradient of phi only: one product for each
-        forward product of its maps and of phi(k) v^T, two for each of phi(q) with S and z."""
+        """Return the FLOPs of one token of a row of `length` while feature maps are trained.
+
+        The forward pass computes both attentions. The backward pass computes only the gradient of
+        phi: one product for each forward product of the feature maps and of phi(k) v^T, two for
+        each product of phi(q) with S and z.
+        """
         softmax = 2 * layer_weights(model) + attention_flops(model, length / 2)
         _, h, _, e, _ = sizes(model)
         second = 2 * h * num_features(model) * (e + 1)
@@ -235,7 +253,7 @@ class LinearSpec(MixerSpec):
 
 
 def _attention_flops(model: ModelConfig) -> float:
-    """phi of queries and keys, phi(k) v^T, and the products of phi(q) with S and z."""
+    """Return the FLOPs of phi, of phi(k) v^T, and of the products of phi(q) with S and z."""
     _, h, g, e, _ = sizes(model)
     k, vectors = num_features(model), feature_map.num_vectors(resolve_model(model))
     return 2 * ((h + g) * e * vectors + g * k * e + h * k * (e + 1))
@@ -247,7 +265,7 @@ def _add_offset(position: Array, offset: Array | None) -> Array:
 
 
 def _relative_error(y: Array, target: Array) -> Array:
-    """[b ...] twice -> [b], in float32 or wider."""
+    """Return |y - target|^2 / |target|^2 by row: [b ...] twice -> [b], in float32 or wider."""
     y, target = (a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in (y, target))
     axes = tuple(range(1, y.ndim))
     size = jnp.square(target).sum(axes)

@@ -1,4 +1,4 @@
-"""What a mixer is: the module of a layer, and the facts about it that a config alone decides.
+"""The base classes of mixers: the module in a layer, and what a config alone determines about it.
 
 A new mixer is one file with a `Mixer` and a `MixerSpec`, and one line in `famjax.mixers.MIXERS`.
 """
@@ -20,8 +20,8 @@ from famjax.core.types import Array, Context, State, param_dtype
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 
-# formats of `famjax export`; each is a module of famjax/export with
-# write(source, folder) -> lines on the comparison
+# formats of `famjax export`; each is a module in famjax/export with a function
+# write(source, folder), which returns lines about the comparison with the run
 FORMATS = ("hf", "peft", "orbax", "stablehlo")
 
 
@@ -29,9 +29,11 @@ class BlockWeights(NamedTuple):
     """The attention weights of a block.
 
     Attributes:
-      segments, memory, block: [b h w m*w], [b h w p*f], [b h w w], of the block's queries on the
-        memory segments, the feedback memories, and the block itself. Together they are 1.
-      from_memory: [b h f f+w], of the memory's queries on itself and the block; None without one.
+      segments, memory, block: [b h w m*w], [b h w p*f], [b h w w], the weights of the block's
+        queries on the memory segments, the feedback memories, and the block itself. Together they
+        sum to 1.
+      from_memory: [b h f f+w], the weights of the memory's queries on the memory itself and the
+        block; None without a memory.
     """
 
     segments: Array
@@ -41,13 +43,14 @@ class BlockWeights(NamedTuple):
 
 
 class MemoryLosses(NamedTuple):
-    """Auxiliary losses of a memory, means over the whole blocks of a call: scalars.
+    """Auxiliary losses of a memory: scalars, each the mean over the complete blocks of a call.
 
-    None are those that a memory does not have.
+    Losses that the memory does not have are None.
 
     Attributes:
-      diversity, reconstruction: of FAM, see `famjax.mixers.fam_losses`; diversity in nats.
-      writing: the mean gate of FAM's update, or the mean rate of the delta rule, in [0, 1].
+      diversity, reconstruction: losses of FAM, see `famjax.mixers.fam_losses`; diversity is in
+        nats.
+      writing: the mean gate of FAM's update, or the mean write rate of the delta rule, in [0, 1].
     """
 
     diversity: Array | None = None
@@ -56,22 +59,22 @@ class MemoryLosses(NamedTuple):
 
 
 class Mixer(nnx.Module):
-    """Mixes tokens: the attention of a layer, with the state that it carries.
+    """The attention of a layer, which mixes tokens, and the state that it carries.
 
-    A function of a segment and a carried state:
+    A mixer is a function of a segment and a carried state, with this contract:
 
     - the state has constant shapes, whatever was read;
     - calls on consecutive segments equal one call on all of them;
     - `step` equals `__call__` on one token, at any position in a block;
-    - the state after padding, and before a reset, has no effect on what follows.
+    - neither padding nor the state before a reset has an effect on what follows.
 
-    `tests/contracts` holds every mixer to it, through `tests/contracts/harness.py`.
+    `tests/contracts` checks it for every mixer, with `tests/contracts/harness.py`.
 
     Attributes:
       qkv: the projections, the same in every mixer, so that one can replace another.
       block_len: a call takes a multiple of this many tokens.
-      receptive_blocks: earlier blocks that a block depends on; None is all.
-      reads_prompt: calls need `Context.prompt` without resets, too.
+      receptive_blocks: number of earlier blocks that a block depends on; None means all.
+      reads_prompt: whether calls need `Context.prompt` even without resets.
     """
 
     reads_prompt: bool = False
@@ -107,7 +110,7 @@ class Mixer(nnx.Module):
         """Process one token per lane: [b 1 d] -> [b 1 d], and the state after it."""
 
     def check_capacity(self, state: State, tokens: int) -> None:
-        """Raise a `UserError` if so many tokens do not fit the state, outside of jit."""
+        """Raise a `UserError` if so many more tokens do not fit into the state; not under jit."""
 
     # the memory that outlives the window; most mixers have none
 
@@ -116,9 +119,9 @@ class Mixer(nnx.Module):
         return self.qkv.encode_memory_prompt(prompt, offset)
 
     def memory(self, state: State) -> Array | None:
-        """Return the memory [b f ...] in a state, f its parts; None if there is none.
+        """Return the memory in a state, [b f ...]; None if there is none.
 
-        The parts are memory tokens [d] or heads [k e].
+        It has f parts, which are memory tokens [d] or heads [k e].
         """
         return None
 
@@ -135,30 +138,35 @@ class Mixer(nnx.Module):
         return fresh
 
     def attention_mass(self, x: Array, state: State, ctx: Context, mlp: FeedForward) -> Array:
-        """Return the mean share of the memory in what is read: a scalar.
+        """Return the mean share of the memory in what tokens read: a scalar.
 
-        Of attention weights, or of lengths |memory| / (|memory| + |window|), which leaves out
-        padding.
+        It is a share of the attention weights, or of the norms of the vectors read,
+        |memory| / (|memory| + |window|). The latter leaves out padding.
         """
         return jnp.zeros(())
 
     def memory_gates(self, x: Array, state: State, ctx: Context, mlp: FeedForward) -> Array | None:
         """Return the gates of the update by one block, [b w d] -> [b f]; None without gates.
 
-        Of a memory that is written token by token, of all tokens: [b t d] -> [b t f].
+        If the memory is written token by token, the gates are those of all tokens:
+        [b t d] -> [b t f].
         """
         return None
 
     def block_weights(
         self, x: Array, state: State, ctx: Context, mlp: FeedForward
     ) -> BlockWeights | None:
-        """Return the attention weights of one block [b w d], of a mixer with blocks."""
+        """Return the attention weights of one block [b w d]; None if the mixer has no blocks."""
         return None
 
     def memory_losses(
         self, x: Array, y: Array, state: State, ctx: Context, mlp: FeedForward
     ) -> MemoryLosses | None:
-        """Return the memory's auxiliary losses in a call from x to y [b t d], if it has some."""
+        """Return the memory's auxiliary losses in a call; None if it has none.
+
+        Args:
+          x, y: [b t d], the layer's input and output.
+        """
         return None
 
     def replace_memory(self, state: State, memory: Array) -> State:
@@ -175,14 +183,14 @@ class Mixer(nnx.Module):
         return None
 
     def match(self, x: Array, state: State, ctx: Context, mlp: FeedForward) -> tuple[Array, Array]:
-        """Return the output with softmax attention [b t d], and feature maps' errors [b].
+        """Return the output with softmax attention [b t d], and the feature maps' errors [b].
 
-        A mixer without feature maps is unchanged, and its errors are 0.
+        A mixer without feature maps returns its usual output, and errors of 0.
         """
         return self(x, state, ctx, mlp)[0], jnp.zeros(len(x), param_dtype())
 
     def match_memory_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
-        """Return `encode_memory_prompt` with softmax attention."""
+        """Return what `encode_memory_prompt` returns, computed with softmax attention."""
         return self.encode_memory_prompt(prompt, offset)
 
     def fold_feature_map(self) -> None:
@@ -190,29 +198,34 @@ class Mixer(nnx.Module):
 
 
 class MixerSpec(abc.ABC):
-    """The facts about a mixer that the rest of the program asks for, before one is made.
+    """What the rest of the program needs to know about a mixer before one is made.
 
-    Costs are of one layer. They may be asked for before a config is checked: its sizes may be
+    Costs are per layer. They may be requested before a config is checked, when its sizes may be
     inconsistent, or 0.
 
     Attributes:
-      title: as in "does not support linear attention".
-      keys: config keys (`fnmatch` patterns) that have an effect only with such mixers.
-      switches: the same, of which 0, false, none and "" are always accepted.
-      is_blockwise: it attends block by block, so that blocks can be sharded and recomputed singly.
-      is_bounded: a document is at most `model.capacity` tokens long: the state is a cache of them.
-      is_local: it attends to a token window (`window`), with the RoPE base of local layers.
-      has_memory: it has the FAM prompt and `Mixer.memory`.
-      applies_mlp: its layers return the layer's output, with the feed-forward applied.
-      passes_memory: it has a memory that outlives the window, which `Mixer.pass_state` passes on.
-      has_feature_map: it has a feature map that `train.match` and `train.only` train.
-      has_attention_weights: it computes weights that dropout and caps can apply to.
-      has_attention_map: it defines `Mixer.attention_map`.
-      formats: of `famjax export`; hf and peft (`FORMATS` is all) need the layer in PyTorch.
+      title: the mixer's name in messages, as in "does not support linear attention".
+      keys: config keys (`fnmatch` patterns) that have an effect only with mixers that list them.
+      switches: like `keys`, but with the values 0, false, none and "" they are always accepted.
+      is_blockwise: whether it attends block by block, so that blocks can be sharded, and
+        recomputed one at a time.
+      is_bounded: whether documents are limited to `model.capacity` tokens, of which the state is a
+        cache.
+      is_local: whether it attends to a token window (`window`), with the RoPE base of local layers.
+      has_memory: whether it has the FAM prompt and `Mixer.memory`.
+      applies_mlp: whether it applies the feed-forward itself, so that it returns the layer's
+        output.
+      passes_memory: whether it has a memory that outlives the window, which `Mixer.pass_state`
+        passes on.
+      has_feature_map: whether it has a feature map, which `train.match` and `train.only` train.
+      has_attention_weights: whether it computes weights, to which dropout and caps can apply.
+      has_attention_map: whether it defines `Mixer.attention_map`.
+      formats: the formats of `famjax export` that support it, of all in `FORMATS`; hf and peft
+        need the layer in PyTorch.
       layer_type: its name in Hugging Face's `layer_types`; "" if there is none.
-      convert_name: its name for `famjax convert --to`; "" is the registered one.
-      convert_settings: what `famjax convert`, or a run that starts from a model without this mixer
-        (`init`), sets in the model's config, unless told otherwise.
+      convert_name: its name for `famjax convert --to`; "" means its registered name.
+      convert_settings: model config settings that apply, unless others are given, where
+        `famjax convert` adds this mixer, or a run starts from a model without it (`init`).
     """
 
     title: ClassVar[str]
@@ -234,11 +247,11 @@ class MixerSpec(abc.ABC):
 
     @property
     def smears_keys(self) -> bool:
-        """Whether `model.smeared_keys` blends its keys."""
+        """Return whether `model.smeared_keys` blends its keys."""
         return "model.smeared_keys" in (*self.keys, *self.switches)
 
     def unexported(self, model: ModelConfig) -> str:
-        """Return the setting with which the layer is in no PyTorch code, or ""."""
+        """Return the setting that the exported PyTorch code does not support, or ""."""
         return ""
 
     @abc.abstractmethod
@@ -246,7 +259,7 @@ class MixerSpec(abc.ABC):
         """Return a new mixer."""
 
     def initial_param(self, model: ResolvedModelConfig, name: str, rngs: nnx.Rngs) -> Array:
-        """Return the initial value of a parameter that is not of `QKV`, such as "map.kernel"."""
+        """Return the initial value of a parameter outside of `QKV`, such as "map.kernel"."""
         return operator.attrgetter(name)(self.make(model, rngs))[...]
 
     def check(self, config: Config) -> Iterator[str]:
@@ -255,14 +268,14 @@ class MixerSpec(abc.ABC):
 
     @abc.abstractmethod
     def keys_seen(self, model: ModelConfig) -> float:
-        """Return the keys that a token attends to, on average over a long document.
+        """Return the number of keys that a token attends to, on average over a long document.
 
-        The causal part, of a block or of a cache, counts half of its length.
+        The causal part, a block or a cache, counts with half of its length.
         """
 
     @abc.abstractmethod
     def keys_computed(self, model: ModelConfig) -> float:
-        """Return the keys that a token is multiplied with, masked or not."""
+        """Return the number of keys that a token's query is multiplied with, masked or not."""
 
     def flops(self, model: ModelConfig, computed: bool = False) -> float:
         """Return the model FLOPs of the forward pass of one token, feed-forward included.
@@ -278,7 +291,11 @@ class MixerSpec(abc.ABC):
         return self.flops(model)
 
     def remote_keys(self, model: ModelConfig, tokens: float) -> float:
-        """Return the keys of a row that come from other devices, which hold `tokens` of it."""
+        """Return how many keys of a row a device receives from other devices.
+
+        Args:
+          tokens: number of the row's tokens that other devices hold.
+        """
         return 0
 
     def recurrent_share(self, model: ModelConfig) -> float:
@@ -290,9 +307,10 @@ class MixerSpec(abc.ABC):
         return 0
 
     def constants(self, model: ModelConfig) -> dict[str, float]:
-        """Return the constants, by name, without which equal parameters are another function.
+        """Return the constants, by name, that determine the function besides the parameters.
 
-        No key sets them, so that checkpoints and memory files record them.
+        No config key sets them. Checkpoints and memory files record them, since the same parameters
+        with other constants are another function.
         """
         return {}
 
@@ -302,29 +320,29 @@ class MixerSpec(abc.ABC):
 
     @abc.abstractmethod
     def scores(self, config: Config) -> int:
-        """Return a lower bound on the attention weights of a head that training holds at once."""
+        """Return a lower bound on how many attention weights of a head training holds at once."""
 
     def window(self, model: ModelConfig) -> int:
-        """Return the window of a local mixer, in tokens."""
+        """Return the window of a local mixer, in tokens; 0 for other mixers."""
         return 0
 
     def unrotated(self, model: ModelConfig) -> str:
-        """Return the setting by which queries and keys have no rotary positions, or ""."""
+        """Return the setting that disables rotary positions of queries and keys, or ""."""
         return ""
 
     def describe(self, model: ModelConfig) -> list[str]:
-        """Return phrases on the sizes of its memory, for the card of an exported model."""
+        """Return phrases about the size of its memory, for the card of an exported model."""
         return []
 
 
 def mean_where(values: Array, counted: Array) -> Array:
-    """Return the mean of values [b n ...] over the blocks in `counted` [b n]; 0 without any."""
+    """Return the mean of values [b n ...] where `counted` [b n] is True; 0 if it is nowhere."""
     by_block = values.reshape(*counted.shape, -1).mean(-1)
     return jnp.where(counted, by_block, 0).sum() / jnp.maximum(counted.sum(), 1)
 
 
 def mean_of_valid(x: Array, valid: Array | None) -> Array:
-    """Return the mean of x [b t ...] over the tokens that `valid` [b t] names; 0 without any."""
+    """Return the mean of x [b t ...] where `valid` [b t] is True; 0 if it is nowhere."""
     if valid is None:
         return x.mean()
     used = valid.reshape(*valid.shape, *[1] * (x.ndim - 2))
@@ -332,18 +350,18 @@ def mean_of_valid(x: Array, valid: Array | None) -> Array:
 
 
 def layer_weights(model: ModelConfig) -> int:
-    """Return the weights of a layer's products: q and output, k and v, feed-forward."""
+    """Return the number of weights in a layer's projections and feed-forward, without biases."""
     d, h, g, e, hidden = sizes(model)
     gated = 3 if model.mlp in ("swiglu", "geglu") else 2
     return d * (2 * h * e + 2 * g * e + gated * hidden)
 
 
 def attention_flops(model: ModelConfig, keys: float) -> float:
-    """Return the FLOPs of scores and weighted sum of values of a query with so many keys."""
+    """Return the FLOPs of one token's scores and weighted sums of values, for so many keys."""
     return 2 * 2 * model.heads * sizes(model).e * keys
 
 
 def kv_bytes(model: ModelConfig) -> int:
-    """Return the bytes of the key and the value of one token, all heads."""
+    """Return the bytes of one token's keys and values, over all heads."""
     _, _, g, e, _ = sizes(model)
     return 2 * g * e * (2 if model.dtype == "bfloat16" else 4)

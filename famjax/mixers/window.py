@@ -3,10 +3,10 @@
     K^_t = Concat(K_{tau-m : tau-1}, K_{tau : t})          V^_t likewise
     a_t  = SelfAttention(q_t, K^_t, V^_t) + i_t
 
-`swa` masks keys outside a token window: the paper's Transformer-XL (3.1, B.4.5), whose window is a
-block. `bswa_sg` stops gradients at the memory segments. `fam` adds its memory to the keys of a
-block (`famjax.mixers.fam`), `fm` has outputs instead of inputs in its segments
-(`famjax.mixers.fm`).
+`swa` also masks keys outside a token window; with a window of one block it is the paper's
+Transformer-XL (3.1, B.4.5). `bswa_sg` stops gradients at the memory segments. `fam` adds the keys
+and values of its memory to those of a block (`famjax.mixers.fam`), and the memory segments of `fm`
+hold outputs instead of inputs (`famjax.mixers.fm`).
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from famjax.parallel import sequence_parallel
 class WindowState(NamedTuple):
     """Keys and values of the last blocks, each key rotated by its offset in its own block.
 
-    Keys are those of their own tokens, also where `smear_keys` blends them.
+    Keys are stored before blending, even if they are smeared (`smear_keys`).
 
     Attributes:
       k, v: [b m+1 w g e]: the m memory segments, oldest first, then the block being filled by
         `step`. Empty entries are zero.
-      blocks: [b] int32, filled memory segments, at most m.
-      tokens: [b] int32, tokens in the block being filled, less than w.
-      before: [b g e], with smeared keys the key of the token before the oldest of the m+1 blocks,
-        as `k`; 0 if there is none. None without smeared keys.
+      blocks: [b] int32, number of filled memory segments, at most m.
+      tokens: [b] int32, number of tokens in the block being filled, less than w.
+      before: [b g e], the key of the token before the oldest of the m+1 blocks, rotated like `k`; 0
+        if there is no such token. None unless keys are smeared.
     """
 
     k: Array
@@ -51,7 +51,7 @@ class WindowState(NamedTuple):
 
     def keys_before(self) -> Array:
         """Return the key of the token before each of the m+1 blocks: [b m+1 g e]."""
-        assert self.before is not None  # only smeared keys are asked for
+        assert self.before is not None  # called only if keys are smeared
         return jnp.concatenate([self.before[:, None], self.k[:, :-1, -1]], 1)
 
 
@@ -59,11 +59,11 @@ class Blocks(NamedTuple):
     """Document boundaries and padding of a call, by block.
 
     Attributes:
-      reset: [b n] bool, a document starts with the block.
-      valid: [b n] int32, valid tokens of the block; padding follows them.
+      reset: [b n] bool, whether a document starts with the block.
+      valid: [b n] int32, number of valid tokens of the block; padding follows them.
       end: [b] int32, index after the last full block of the lane's newest document.
-      fresh: [b] bool, that document started within the call.
-      all_padding: [b] bool, the lane has only padding.
+      fresh: [b] bool, whether that document started within the call.
+      all_padding: [b] bool, whether the lane has only padding.
     """
 
     reset: Array
@@ -87,7 +87,11 @@ class Blocks(NamedTuple):
         return cls(reset, count, end, reset.any(-1), ~(count > 0).any(-1))
 
     def blocks_since_reset(self, before: Array) -> Array:
-        """Return [b n]: the document's blocks before each block; `before` [b] are from before."""
+        """Return how many blocks of its document precede each block: [b n].
+
+        Args:
+          before: [b], number of the current document's blocks before the call.
+        """
         index = jnp.arange(self.reset.shape[1], dtype=jnp.int32)
         start = jax.lax.cummax(jnp.where(self.reset, index, -1), axis=1)
         return jnp.where(start < 0, index + before[:, None], index - start)
@@ -97,9 +101,10 @@ class BlockInputs(NamedTuple):
     """A call's queries, keys and values [b n w h|g e].
 
     Attributes:
-      q, k, v: queries and keys in the frame of their own block; keys are those of their own tokens.
-      seen_k: the keys that queries meet: `k`, or blended ones.
-      blocks: the call's blocks.
+      q, k, v: queries, keys and values; queries and keys are rotated by their offset in their own
+        block, and keys are not blended.
+      seen_k: keys as queries see them: `k`, or the blended keys if keys are smeared.
+      blocks: boundaries and padding of the call's blocks.
       unrotated_q: queries without positions.
     """
 
@@ -115,7 +120,7 @@ class ExtraKV(NamedTuple):
     """Keys and values that blocks attend to in addition to memory segments and themselves.
 
     Attributes:
-      k, v: [b n s g e], keys in the blocks' own frames.
+      k, v: [b n s g e], keys rotated to their positions relative to the block's start.
       visible: [b n s] bool.
     """
 
@@ -134,10 +139,11 @@ class WindowAttention(Mixer):
 
     Args:
       config: block_len w, memory_segments m.
-      segments: m.
-      window: tokens that a query attends to, itself included; None is all memory segments.
-      smeared_keys: queries meet blended keys, see `KeySmear`; those of the state are not blended.
-      stop_gradient: no gradient flows into memory segments (3.2, M1_SG).
+      segments: number of memory segments, m.
+      window: number of tokens that a query attends to, itself included; None means all tokens of
+        the memory segments.
+      smeared_keys: whether queries see blended keys, see `KeySmear`; the state's are not blended.
+      stop_gradient: whether to stop gradients into memory segments (3.2, M1_SG).
     """
 
     def __init__(
@@ -159,7 +165,7 @@ class WindowAttention(Mixer):
         # maximum number of earlier blocks that a block depends on
         self.receptive_blocks = segments if window is None else -(-(window - 1) // self.block_len)
         if smeared_keys:
-            # the first key that is seen is blended with the last one of the block before
+            # the first visible key is blended with the last key of the block before it
             self.receptive_blocks += 1
         self.sequential_blocks = config.remat in ("attention", "block")
 
@@ -198,7 +204,7 @@ class WindowAttention(Mixer):
         return BlockInputs(rotated_q, rotated_k, v, seen_k, blocks, q)
 
     def smear_blocks(self, k: Array, state: WindowState, blocks: Blocks) -> Array:
-        """Return the keys that queries meet, of a call's blocks: [b n w g e] -> [b n w g e]."""
+        """Return the keys of a call's blocks as queries see them: [b n w g e] -> [b n w g e]."""
         if self.key_smear is None:
             return k
         old = state.keys_before()[:, -1:].astype(k.dtype)
@@ -209,14 +215,14 @@ class WindowAttention(Mixer):
         return self.smear_keys(k, before)
 
     def smear_state(self, state: WindowState) -> Array:
-        """Return the keys that queries meet, of the state's blocks: [b m+1 w g e]."""
+        """Return the keys of the state's blocks as queries see them: [b m+1 w g e]."""
         return state.k if self.key_smear is None else self.smear_keys(state.k, state.keys_before())
 
     def smear_keys(self, k: Array, before: Array) -> Array:
         """Blend keys [... w g e] of blocks, each rotated to its own position in its block.
 
         Args:
-          before: [... g e], the last key of the block before; 0 if there is none.
+          before: [... g e], the last key of the block before each; 0 if there is none.
         """
         assert self.key_smear is not None
         # from the position of each key to the next one, and from the last of a block to the first
@@ -229,11 +235,11 @@ class WindowAttention(Mixer):
         """Return the memory segments of each block.
 
         Args:
-          k: the keys that queries meet.
+          k: keys as queries see them.
 
         Returns:
-          keys and values [b n m*w g e], keys rotated into the block's own frame; the mask
-          [b n w m*w].
+          keys and values [b n m*w g e], keys rotated to their positions relative to the block's
+          start; the mask [b n w m*w].
         """
         b, n, w, g, e = k.shape
         m = self.segments
@@ -255,7 +261,13 @@ class WindowAttention(Mixer):
         return seen_k, seen_v, visible & self.window_mask(-w * distance)
 
     def window_mask(self, starts: Array) -> Array:
-        """Return the causal (window) mask of a block and n blocks at `starts`: [w n*w] bool."""
+        """Return the causal mask of a block's queries over n blocks of keys: [w n*w] bool.
+
+        Keys outside of the window, if there is one, are masked as well.
+
+        Args:
+          starts: [n], where the blocks of keys start, relative to the queries' block.
+        """
         w = self.block_len
         offsets = jnp.arange(w)
         keys = (starts[:, None] + offsets).reshape(-1)
@@ -265,7 +277,11 @@ class WindowAttention(Mixer):
     def attend_blocks(
         self, inputs: BlockInputs, state: WindowState, ctx: Context, extra: ExtraKV | None = None
     ) -> Array:
-        """Attend to memory segments, `extra`, and causally to the own block: [b n*w h e]."""
+        """Attend with each block to its memory segments, `extra`, and causally to itself.
+
+        Returns:
+          [b n*w h e].
+        """
         b, n, w, h, e = inputs.q.shape
         keys = split_key(ctx.key, ATTENTION_WEIGHTS, n)
         if self.sequential_blocks:
@@ -283,7 +299,7 @@ class WindowAttention(Mixer):
         extra: ExtraKV | None,
         keys: Array | None,
     ) -> Array:
-        """As `attend_blocks`, with the keys and scores of one block at a time: [b n w h e]."""
+        """Compute `attend_blocks` with one block's keys and scores at a time: [b n w h e]."""
         q, _, v, k, blocks, _ = inputs
         b, n = k.shape[:2]
         m = self.segments
@@ -320,12 +336,12 @@ class WindowAttention(Mixer):
 
         Args:
           q: [b w h e].
-          k, v: [b m+1 w g e], the m memory segments and the block itself, each key in the frame of
-            its own block.
-          blocks_since_reset: [b], the document's blocks before this one.
+          k, v: [b m+1 w g e], the m memory segments and the block itself, each key rotated by its
+            offset in its own block.
+          blocks_since_reset: [b], number of the document's blocks before this one.
           offset: [b], added to all positions (B.2.2).
-          key: of attention dropout.
-          extra: of the one block, [b s ...].
+          key: PRNG key of attention dropout.
+          extra: further keys and values, of this block alone: [b s ...].
 
         Returns:
           [b w h e].
@@ -444,7 +460,7 @@ class WindowAttention(Mixer):
         last = select_rows(other_document, jnp.zeros_like(last), last).astype(state.before.dtype)
         return select_rows(blocks.all_padding, state.before, last)
 
-    # one token: equal results, by rotating the query for each frame instead of the keys ----------
+    # one token: the same results, but the query is rotated for each frame, not its keys ----------
 
     def step(
         self, x: Array, state: WindowState, ctx: Context, mlp: FeedForward
@@ -491,7 +507,7 @@ class WindowAttention(Mixer):
             shifted = jnp.concatenate([x[:, 1:], jnp.zeros_like(x[:, :1])], 1)
             return select_rows(full, shifted, x)
 
-        # true once in w tokens: the branch avoids a copy of all segments at the others
+        # true for one token in w: for the others the branch avoids a copy of all segments
         k, v = jax.lax.cond(
             full.any(), lambda kv: jax.tree.map(roll, kv), lambda kv: kv, (state.k, state.v)
         )
@@ -598,7 +614,7 @@ def _window_segments(model: ModelConfig) -> int:
 
 
 def select_state(lanes: Array, new: State, old: State) -> State:
-    """As `select_rows`, for states."""
+    """Apply `select_rows` to every array of a state."""
     return jax.tree.map(lambda a, b: select_rows(lanes, a, b.astype(a.dtype)), new, old)
 
 

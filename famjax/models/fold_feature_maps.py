@@ -19,9 +19,9 @@ Kind = Literal["causal", "cross"]
 
 
 def why_not_foldable(config: ModelConfig) -> dict[Kind, str]:
-    """Return why the feature maps of causal and of cross attention cannot be folded, or "".
+    """Return why the feature maps of causal and of cross attention cannot be folded.
 
-    Attention without feature maps is left out.
+    A reason is "" if they can. Kinds of attention without feature maps are left out.
     """
     reasons: dict[Kind, str] = {}
     if any(spec.has_feature_map for spec in mixer_specs(config)):
@@ -48,7 +48,7 @@ def _why_not(config: ModelConfig, name: str, size: int) -> str:
 
 
 def folding_notes(config: ModelConfig) -> list[str]:
-    """Return a line for each attention whose feature maps cannot be folded."""
+    """Return a line for each kind of attention whose feature maps cannot be folded."""
     return [
         f"feature maps of {kind} attention are not folded into the projections: {reason}"
         for kind, reason in why_not_foldable(config).items()
@@ -57,12 +57,12 @@ def folding_notes(config: ModelConfig) -> list[str]:
 
 
 def fold_feature_maps(model: LanguageModel, config: ModelConfig) -> LanguageModel:
-    """Return the same function without the feature maps that can be folded.
+    """Return a model that computes the same without the feature maps that can be folded.
 
-    The state is unchanged; the parameters no longer match a config.
+    Its state is the same, but its parameters no longer match a config.
 
     Args:
-      config: the model's.
+      config: the model's config.
     """
     reasons = why_not_foldable(config)
     model = nnx.merge(*nnx.split(model))

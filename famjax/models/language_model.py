@@ -24,14 +24,14 @@ from famjax.stacks import make_stack
 class LanguageModel(nnx.Module):
     """Token embedding, stack, final norm, head.
 
-    A function of a segment and a carried state, the protocol of all sequence models here:
+    Like all sequence models here, it is a function of a segment and a carried state:
 
         state = model.init_state(batch)
         logits, state = model(tokens, state)          # whole blocks
         logits, state = model.step(tokens, state)     # one token a lane
 
     Args:
-      config: its vocab_size is v, not 0.
+      config: the model's config; its vocab_size, v, must not be 0.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -71,11 +71,12 @@ class LanguageModel(nnx.Module):
     def unstack(self, state: State, copies: int = 1) -> State:
         """Return the state in the faster layout for a loop of `step` in one program.
 
-        With stacked layers each layer's state is sliced out and back at every token; with unstacked
-        layers the weights are copied, once. So the larger of the two is not copied.
+        With stacked layers, each layer's state is sliced out and written back at every token; with
+        unstacked layers, the weights are copied once. The layout is the one that avoids copying the
+        larger of the two.
 
         Args:
-          copies: of the state that the loop steps.
+          copies: number of copies of the state that the loop steps.
         """
         larger = copies * _tree_bytes(state) > _tree_bytes(nnx.state(self.stack))
         return self.stack.unstack(state) if larger else state
@@ -85,14 +86,17 @@ class LanguageModel(nnx.Module):
         return self.stack.restack(state)
 
     def embed(self, tokens: Array) -> Array:
-        """[b t] int32 -> [b t d]. The looked-up rows are scaled, not the table."""
+        """Embed tokens [b t] int32: [b t d]. The looked-up rows are scaled, not the table."""
         if isinstance(self.embedding, AdaptiveEmbedding):
             return with_logical_constraint(self.embedding(tokens) * self.embed_scale, TOKENS)
         x = look_up(self.embedding[...], tokens).astype(self.dtype) * self.embed_scale
         return with_logical_constraint(x, TOKENS)
 
     def logits(self, x: Array) -> Array:
-        """[... d] -> [... v] in float32 or wider; of an adaptive softmax they are log p."""
+        """Return logits [... v] of the stack's output x [... d], in float32 or wider.
+
+        With an adaptive softmax they are log p.
+        """
         if isinstance(self.embedding, AdaptiveEmbedding):
             assert isinstance(self.head, AdaptiveSoftmax)
             return self.head.log_probs(self._normalize(x), self.embedding)
@@ -119,7 +123,7 @@ class LanguageModel(nnx.Module):
     ) -> tuple[Array, Array, Array]:
         """Return `losses`, and the losses with label smoothing [b t] (`smoothed_token_losses`).
 
-        Not of an adaptive softmax, which never has log p of all words.
+        An adaptive softmax has no such losses, since it never computes log p of all words.
         """
         logits = self._logits_fn()
         return chunked_cross_entropy(
@@ -139,11 +143,11 @@ class LanguageModel(nnx.Module):
         return lambda x, targets: token_losses(logits(x), targets)
 
     def _logits_fn(self) -> Callable[[Array], Array]:
-        """Return `logits` as a function for chunks of tokens; not of an adaptive softmax."""
+        """Return `logits` as a function for chunks of tokens; not for an adaptive softmax."""
         assert not isinstance(self.embedding, AdaptiveEmbedding)
         if self.head is not None:
             return self.logits
-        # gathered here once, and not in every chunk
+        # gathered once here, not in every chunk
         table = with_logical_constraint(self.embedding[...].astype(self.dtype), ("vocab", None))
         return lambda x: self._tied_logits(x, table)
 

@@ -1,4 +1,4 @@
-"""Initial weights of a Feedback Transformer from another model, where names or shapes differ.
+"""Initializes a Feedback Transformer from another model, where parameter names or shapes differ.
 
 Feedback Transformer v1 (arXiv 2002.09402v1), 3.2, "Initializing with Transformers": it "shares all
 of its parameters with a Transformer model, with the exception of few parameters w".
@@ -22,12 +22,13 @@ _SHARED_KV_LAYER = 0
 def feedback_weight(
     name: str, shape: jax.ShapeDtypeStruct, source: Weights, new: ModelConfig
 ) -> Array | None:
-    """Return a weight that needs a conversion; None if it can be copied.
+    """Return a converted weight; None if it needs no conversion.
 
     Args:
-      name: canonical, see `famjax.models.remap_params.canonical_name`.
-      shape: in the model `new`.
-      source: the given weights, by name and index in the layer pattern.
+      name: canonical name, see `famjax.models.remap_params.canonical_name`.
+      shape: shape and dtype of the weight in the model `new`.
+      source: the given weights, by canonical name and index in the layer pattern.
+      new: config of the model that is initialized.
     """
     old = source.get((name, None if name.startswith("stack.") else 0))
     if name == "stack.mix":
@@ -46,7 +47,7 @@ def feedback_weight(
 
 
 def _resize_span(distances: Array, span: int) -> Array:
-    """Crop or pad [e other] to [e span], farthest first: the farthest vector is repeated."""
+    """Crop or pad [e other] to [e span], farthest first; padding repeats the farthest vector."""
     missing = max(span - distances.shape[1], 0)
     return jnp.pad(distances, ((0, 0), (missing, 0)), mode="edge")[:, -span:]
 

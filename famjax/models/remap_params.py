@@ -1,4 +1,4 @@
-"""Maps a model's parameters to a model of equal sizes with other mixers."""
+"""Maps a model's parameters to a model of the same sizes with other mixers."""
 
 from __future__ import annotations
 
@@ -23,14 +23,17 @@ from famjax.models.remap_feedback import check_same_stack, feedback_weight
 from famjax.models.seq2seq import make_model
 from famjax.parallel.sharding import path_name
 
-# config fields that may differ between the given weights and the model. What they add to the
-# weights is given where the old model has it in the same shape, and else gets its initial value:
-# the FAM prompt (fam_len: `init_fam_prompt`), as which a segmented stack has its memory or summary
-# tokens, the prefixes of fam_init, the gates of fam_update=gated with biases from
-# fam_min_timescale and fam_max_timescale, shares of smeared_keys, feature maps (all
-# `init_mixer_param`), and what a Feedback Transformer has (`feedback_weight`). Values that given
-# weights depend on are checked one by one in `check_compatible`: stack, arch, linear, smeared_keys,
-# of the encoder its layers and embedding, and with learned positions capacity
+# Config fields that may differ between the given weights and the model.
+#
+# Parameters that exist because of these fields are taken from the old model if it has them in the
+# same shape, and else get their initial value: the FAM prompt (fam_len), which in a segmented stack
+# holds the memory or summary tokens (`init_fam_prompt`); the prefixes of fam_init, the gates of
+# fam_update=gated with biases from fam_min_timescale and fam_max_timescale, the shares of
+# smeared_keys, and feature maps (`init_mixer_param`); and those of a Feedback Transformer
+# (`feedback_weight`).
+#
+# `check_compatible` checks the values that the given weights depend on: stack, arch, linear,
+# smeared_keys, the encoder's layers and embedding, and with learned positions capacity.
 _MAY_DIFFER = {
     "mixer",
     "block_len",
@@ -59,7 +62,7 @@ _MAY_DIFFER = {
     "encoder",
     "dropout",
 }
-# of model.arch: as rope_base, they have no weights
+# fields of model.arch that may differ: like rope_base, they have no weights
 _ARCH_MAY_DIFFER = {"rope_scaling", "rope_factor", "rope_low", "rope_high", "rope_length"}
 _MIXER, _CROSS_MAP = "layer.mixer.", "layer.cross.map."
 
@@ -67,11 +70,12 @@ _MIXER, _CROSS_MAP = "layer.mixer.", "layer.cross.map."
 def canonical_name(path: tuple[Any, ...]) -> tuple[str, int | None]:
     """Return a parameter's name independent of its mixer, and its index in the layer pattern.
 
-    "layer.mixer.qkv.q.kernel" and 0 for one of a layer's, "embedding" and None for another.
+    For example "layer.mixer.qkv.q.kernel" and 0 for a parameter of a layer, "embedding" and None
+    for another.
     """
     parts = path_name(path).split("/")
-    # all mixers have the same projections: fam in its window, a feedback layer directly, the
-    # layers of a segmented stack in its Transformer
+    # all mixers have the same projections, but at other paths: fam in its window, a feedback layer
+    # directly, the layers of a segmented stack in its Transformer
     parts = [part for part in parts if part not in ("window", "transformer")]
     if parts[:2] == ["stack", "layers"]:
         if parts[3] == "qkv":
@@ -83,7 +87,7 @@ def canonical_name(path: tuple[Any, ...]) -> tuple[str, int | None]:
 def abstract_inference_model(model: ModelConfig) -> tuple[Any, Any]:
     """Return the graph definition of a model for inference, and its parameters' shapes.
 
-    Nothing is computed. The graph of a model in training has dropout keys too.
+    Nothing is computed. A model in training has another graph, which includes dropout keys.
     """
     lora = replace(model.lora, dropout=0.0)
     model = replace(model, dropout=DropoutConfig(), lora=lora)
@@ -93,9 +97,9 @@ def abstract_inference_model(model: ModelConfig) -> tuple[Any, Any]:
 def remap_params(params: Params, old: ModelConfig, new: ModelConfig) -> Params:
     """Return the parameters of a model `new`, with all weights taken from a model `old`.
 
-    A FAM prompt that is missing or has another length is initialized by `init_fam_prompt`, a
-    mixer's parameters that are missing or have another shape by `init_mixer_param`. Arrays of equal
-    layout are not copied.
+    A FAM prompt that is missing or has another length is initialized by `init_fam_prompt`, and a
+    mixer's parameters that are missing or have another shape by `init_mixer_param`. Arrays whose
+    layout stays the same are not copied.
 
     Raises:
       UserError: the models differ in more than their mixers.
@@ -126,7 +130,8 @@ def remap_params(params: Params, old: ModelConfig, new: ModelConfig) -> Params:
                 return init_fam_prompt(_embedding_table(source), new)
             return prompt
         if name.startswith("stack.memory_norm.") and (name, index) not in source:
-            # as `famjax.stacks.segments` says; copied, since parameters are donated
+            # starts as the final norm, see `famjax.stacks.segments`; a copy, since parameters are
+            # donated
             return jnp.copy(source[name.removeprefix("stack.memory_"), None])
         if new.stack != "residual" or old.stack != "residual":
             converted = feedback_weight(name, shape, source, new)
@@ -157,7 +162,9 @@ def _embedding_table(source: dict[Any, Any]) -> Array:
 
 
 def init_fam_prompt(embedding: Array, model: ModelConfig) -> Array:
-    """Return the initial FAM prompt of a model without one: f random tokens' stack inputs.
+    """Return an initial FAM prompt [f d] for weights without one: f random tokens' embeddings.
+
+    They are scaled like the stack's inputs.
 
     Args:
       embedding: [v d].
@@ -172,16 +179,16 @@ def is_feature_map(name: str) -> bool:
 
 
 def is_of_mixer(name: str) -> bool:
-    """Return whether a parameter, by its canonical name, is one that other mixers lack.
+    """Return whether a parameter, by its canonical name, is one that other mixers may lack.
 
-    Or, of attention to an encoder, that softmax attention lacks.
+    This includes the parameters of attention to an encoder that softmax attention lacks.
     """
     own = name.startswith(_MIXER) and not name.startswith(f"{_MIXER}qkv.")
     return own or name.startswith(_CROSS_MAP)
 
 
 def init_mixer_param(name: str, model: ModelConfig, layer: int) -> Array:
-    """Return the initial value of a parameter (`is_of_mixer`) in a model without it.
+    """Return the initial value of a parameter (`is_of_mixer`) that the given weights lack.
 
     It depends only on the layer's index, not on which other layers change.
     """
@@ -193,7 +200,7 @@ def init_mixer_param(name: str, model: ModelConfig, layer: int) -> Array:
 
 
 def merge_adapters(params: Params, model: ModelConfig) -> tuple[Params, ModelConfig]:
-    """Return parameters with adapters merged, W + scale * B A for W, and their config."""
+    """Return the parameters with adapters merged into them, W + scale * B A, and their config."""
     if not model.lora.rank:
         return params, model
     flat, _ = jax.tree_util.tree_flatten_with_path(params)
@@ -271,7 +278,7 @@ def _check_rotation(old: ModelConfig, new: ModelConfig) -> None:
 
 
 def _check_gates(old: ModelConfig, new: ModelConfig) -> None:
-    """Raise a `UserError` for initial timescales of gates that would be kept as they are."""
+    """Raise a `UserError` if changed timescales would have no effect, since gates are kept."""
     has_gates = (m.fam_update == "gated" and _has_memory(m) for m in (old, new))
     if not all(has_gates) or old.fam_len != new.fam_len:
         return

@@ -4,8 +4,8 @@
     logits, state = model(targets, state, Context(source=source))
     logits, state = model.step(token, state, Context(source=source))
 
-The decoder is any stack with cross attention, and its state is what it is without an encoder. A row
-of training holds several pairs: a target attends to the source with its number.
+The decoder may be any stack with cross attention; its state is the same as without an encoder. In
+training a row holds several pairs: a target attends to the source with the same number.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Seq2Seq(LanguageModel):
     """An encoder, and a decoder with the protocol of a language model.
 
     Args:
-      config: its encoder.layers is not 0.
+      config: the model's config; its encoder.layers must not be 0.
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -41,7 +41,7 @@ class Seq2Seq(LanguageModel):
         own = None if config.encoder.shared else jax.random.normal(rngs.params(), (v, d)) * d**-0.5
         self.source_embedding = None if own is None else nnx.Param(own)
         self.encoder = Encoder(resolved, rngs=rngs)
-        # linear attention to nothing is 0; a softmax of nothing is none
+        # linear attention to no tokens is 0; a softmax over none is undefined
         self.sees_nothing = config.encoder.cross == "linear"
 
     def encode(self, tokens: Array, segment: Array) -> Array:
@@ -49,7 +49,7 @@ class Seq2Seq(LanguageModel):
         return self.encoder(self.embed_source(tokens), segment)
 
     def embed_source(self, tokens: Array) -> Array:
-        """[b s] int32 -> [b s d]."""
+        """Embed the sources' tokens: [b s] int32 -> [b s d]."""
         if self.source_embedding is None:
             return self.embed(tokens)
         x = look_up(self.source_embedding[...], tokens).astype(self.dtype) * self.embed_scale
@@ -58,13 +58,15 @@ class Seq2Seq(LanguageModel):
     def read_source(
         self, tokens: Array, source_segment: Array, segment: Array | None = None
     ) -> Source:
-        """Encode sources, and project what the decoder's layers need of them.
+        """Encode sources, and project them for the decoder's layers.
 
         Args:
-          tokens: [b s] int32.
-          source_segment: [b s] int32, number of the source in its row, from 1; 0 is padding.
-          segment: [b t] int32, the same of targets, that attend to the source of their number. None
-            is one source a row, and targets of any length: for generation.
+          tokens: [b s] int32, the sources' tokens.
+          source_segment: [b s] int32, number of each token's source in its row, from 1; 0 is
+            padding.
+          segment: [b t] int32, number of each target token's target in its row; targets attend to
+            the source with the same number. None for generation: there is one source per row, and
+            targets may have any length.
 
         Returns:
           The `Context.source` of the decoder.
@@ -81,12 +83,12 @@ class Seq2Seq(LanguageModel):
 
 
 def see_something(mask: Array) -> Array:
-    """Return a mask [b t s] with rows that see nothing seeing all, so that no softmax is empty."""
+    """Return a mask [b t s] in which rows without a True are all True, so no softmax is empty."""
     return mask | ~mask.any(-1, keepdims=True)
 
 
 def make_model(config: ModelConfig, *, rngs: nnx.Rngs) -> LanguageModel:
-    """Return a new model: with an encoder, or without."""
+    """Return a new model, with an encoder if the config has one."""
     kind = Seq2Seq if config.encoder.layers else LanguageModel
     return kind(config, rngs=rngs)
 

@@ -31,7 +31,7 @@ def attention_weights(
       q: [... t h e].
       k: [... s g e]; query head i uses key head i // (h / g).
       mask: [... t s] bool, broadcast; True is visible. Each query must see at least one key.
-      cap: for soft-capping of the scores, see `soft_cap`.
+      cap: limit for soft-capping of the scores, see `soft_cap`.
       bias: [... g h/g t s], added to the scores; all but the last axis are broadcast.
 
     Returns:
@@ -64,10 +64,10 @@ def attend(
 ) -> Float[Array, "... t h e"]:
     """Return SelfAttention(q, k, v): [... t h e]. Arguments as in `attention_weights`.
 
-    A custom VJP whose residuals are the weights, in v's dtype, and the output. The softmax's
-    gradient needs sum_s weights * d_weights; it equals sum_e out * d_out, as in FlashAttention, a
-    sum over e instead of over all keys. For gradients q, k and v must have equal leading axes.
-    There is no forward-mode differentiation.
+    It has a custom VJP whose residuals are the weights, in v's dtype, and the output. The gradient
+    of the softmax needs sum_s weights * d_weights, which equals sum_e out * d_out, a sum over e
+    instead of over all keys, as in FlashAttention. For gradients q, k and v must have equal leading
+    axes. Forward-mode differentiation is not supported.
     """
     return _attend_forward(q, k, v, mask, cap, bias)[0]
 
@@ -104,7 +104,7 @@ def _attend_backward(
     d_bias = None if bias is None else _sum_to_shape(d_scores, bias)
     d_scores = d_scores * e**-0.5
     if cap:
-        # recomputes the scores: few families are capped, and this needs no residual
+        # recomputes the scores instead of saving them: few families cap their scores
         d_scores = d_scores * (1 - jnp.square(jnp.tanh(_scores(q, k) / cap)))
     d_scores = d_scores.astype(q.dtype)
     return (
@@ -135,12 +135,12 @@ def attend_dropping(
     bias: Float[Array, "*#lead #g #r #t s"] | None,
     drop: Callable[[Array], Array],
 ) -> Float[Array, "... t h e"]:
-    """As `attend`, with dropout of the weights."""
+    """Return SelfAttention(q, k, v) as `attend` does, with dropout of the weights by `drop`."""
     weights = tag_product(drop(attention_weights(q, k, mask, cap, bias)).astype(v.dtype))
     return jnp.einsum("...grts,...sge->...tgre", weights, v).reshape(q.shape)
 
 
-# q, k, v, mask; n frames of s keys, which are not equal for all arguments of `attend_frames`
+# q, k, v, mask of n frames of s keys; n and s may differ between the arguments of `attend_frames`
 KVFrames = tuple[
     Float[Array, "b _n h e"],
     Float[Array, "b _n _s g e"],
@@ -152,13 +152,13 @@ KVFrames = tuple[
 def attend_frames(*frames: KVFrames, cap: float = 0.0) -> Float[Array, "b h e"]:
     """Attend with one query to keys in several position frames.
 
-    `attend` for one token, where keys are rotated by their offset in their frame: rotating the
-    query for each frame is cheaper than rotating every key of the frame.
+    This is `attend` for one token, with keys that are rotated by their offset in their frame:
+    rotating the query for each frame is cheaper than rotating every key of the frame.
 
     Args:
       frames: each (q, k, v, mask): q [b n h e], the query rotated for each of n frames; k and v
         [b n s g e], s keys per frame; mask [b n s] bool.
-      cap: for soft-capping of the scores, see `soft_cap`.
+      cap: limit for soft-capping of the scores, see `soft_cap`.
 
     Returns:
       [b h e].

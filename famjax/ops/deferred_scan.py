@@ -73,7 +73,7 @@ def plain_scan(
     xs: Xs,
     non_diff: NonDiff,
 ) -> tuple[Carry, Ys]:
-    """Return `jax.lax.scan` of the body, by plain differentiation; see `deferred_scan`."""
+    """Return `jax.lax.scan` of the body, differentiated by JAX; arguments as in `deferred_scan`."""
     leading_size("plain_scan", xs=xs, non_diff=non_diff)
     return jax.lax.scan(functools.partial(body, matmul_params, other_params), carry, (xs, non_diff))
 
@@ -89,18 +89,18 @@ def deferred_scan(
 ) -> tuple[Carry, Ys]:
     """Return `jax.lax.scan` of the body, with deferred weight gradients; see the module.
 
-    The residuals are tagged `tag_small`: they are saved under rematerialization too.
+    The residuals are tagged by `tag_small`, so that rematerialization saves them too.
 
     Args:
       body: a function of the arrays; it may not close over traced values.
       matmul_params: kernels of `weight_einsum`.
       other_params: other parameters; their gradients are accumulated in each iteration.
-      carry: small, floating-point.
+      carry: the initial carry, a small pytree of floating-point arrays.
       xs: pytree of [n ...].
       non_diff: pytree of [n ...] without gradients; the body's x is (x, non_diff).
 
     Returns:
-      the final carry; ys, pytree of [n ...]. Only without gradients may n be 0.
+      the final carry; ys, pytree of [n ...]. n may be 0 if there is no backward pass.
 
     Raises:
       ValueError: n is 0 in the backward pass, or the arrays' n differ.
@@ -143,7 +143,7 @@ def _backward(
         return tape.outputs
 
     outputs = jax.vmap(record_outputs)(carries, (xs, non_diff))
-    # the kernels are the same in all iterations: those of the first are used
+    # the kernels are the same in all iterations, so the first iteration's are used
     first = jax.tree.map(lambda a: a[0], (carries, (xs, non_diff), outputs))
     einsums, params_vjp = used_weights(
         lambda w: body(w, other_params, *first[:2]), first[2], matmul_params

@@ -2,25 +2,27 @@
 
     S_j = S_{j-1} + beta_j k_j (v_j - S_{j-1}^T k_j)^T
 
-A matrix S learns to return v_j when asked with k_j: what it returned before is taken out. Over a
-chunk of c tokens that is one update. With K, V the chunk's keys and values and B = diag(beta),
+A matrix S learns to return v_j for the key k_j: what it returned before is removed. The updates by
+a chunk of c tokens are equal to one update. With K, V the chunk's keys and values and
+B = diag(beta),
 
     A = tril(B K K^T, -1)       T = (I + A)^{-1} B
     S' = S + K^T T (V - K S)
 
-so T is computed for all chunks in parallel (the WY form of Yang et al. 2024, arXiv 2406.06484, who
-also multiply T by K and V in advance: more products, and an array of keys more to read and write).
-A is strictly lower triangular, and row i of X = (I + A)^{-1} follows from those above it:
+so T is computed for all chunks in parallel. This is the WY form of Yang et al. 2024, arXiv
+2406.06484, who also multiply T by K and V in advance; that takes more products, and reads and
+writes one more array of the size of the keys. A is strictly lower triangular, and row i of
+X = (I + A)^{-1} follows from the rows above it:
 
     X_i = e_i - sum_{j < i} A_ij X_j
 
-These are sums over rows of all chunks at once, which every mesh can shard, unlike a triangular
-solve; products of small matrices, one for each chunk, take 15 times as long on CPU. The series
-(I - A)(I + A^2)(I + A^4)... has terms that cancel: for 16 equal keys A^8 has elements of 3,432, and
-float32 loses three digits.
+These sums run over rows of all chunks at once. Unlike a triangular solve, they can be sharded over
+any mesh; products of small matrices, one for each chunk, take 15 times as long on CPU. The series
+(I - A)(I + A^2)(I + A^4)... is not used because its terms cancel: for 16 equal keys A^8 has
+elements of 3,432, and float32 loses three digits.
 
-All products have full precision on every device: an error in one is written into S with every
-chunk, and S is float32 regardless of the compute dtype.
+All products have full precision on every device, since every chunk writes their errors into S,
+which is float32 regardless of the compute dtype.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from jaxtyping import Float
 
 from famjax.core.types import Array
 
-# products of c x c matrices cost little at this size, and an update is still a product
+# products of c x c matrices cost little at this size, and updates are still matrix products
 _CHUNK = 16
 # by default TPUs multiply float32 in bfloat16, GPUs in TF32
 _FULL = jax.lax.Precision.HIGHEST
@@ -85,7 +87,7 @@ def _invert_unit_lower(a: Float[Array, "*lead c c"]) -> Float[Array, "*lead c c"
 
 @_invert_unit_lower.defjvp
 def _differentiate_inverse(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    # two products, where the derivative of each step would take several
+    # two products; differentiating each step of the recursion would take several for each row
     inverse = _invert_unit_lower(*primals)
     return inverse, -_product(_product(inverse, tangents[0]), inverse)
 

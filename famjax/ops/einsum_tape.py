@@ -1,14 +1,15 @@
 """Einsum tapes: record, replay and collect the einsums of a scan body, to defer weight gradients.
 
 In the backward pass of y = einsum(x, W), the kernel's gradient needs only x and d_y. In a scan over
-t steps plain differentiation accumulates it t times, a product of one token each:
+t steps, plain differentiation accumulates that gradient t times, each time by a product for one
+token:
 
     d_W = sum_i x_i^T d_y_i          t small products, W's size read and written t times
         = X^T d_Y                    one product over all tokens, after the scan
 
-`famjax.ops.token_scan` and `famjax.ops.deferred_scan` trace their body three times, each with a
-tape in `famjax.ops.weight_einsum.TAPE` that handles every einsum with a kernel or with the history
-(`is_weight_equation` tells which it is):
+`famjax.ops.token_scan` and `famjax.ops.deferred_scan` trace their body three times, each time with
+another tape in `famjax.ops.weight_einsum.TAPE`. The tape handles every einsum with a kernel or with
+the history (`is_weight_equation` distinguishes them by the equation):
 
     RecordTape    y = einsum(x, W); outputs.append(y)         forward: outputs are residuals
     ReplayTape    y = next(outputs) + next(probes)            backward of one step: y is not
@@ -16,8 +17,9 @@ tape in `famjax.ops.weight_einsum.TAPE` that handles every einsum with a kernel 
     CollectTape   inputs.append(x); y = next(outputs)         all steps, by vmap: gives X
     d_W = einsum(X, D_Y)                                      D_Y: the probes' stacked gradients
 
-A cotangent probe is a zero that stands for a term of an einsum's output, so that its gradient is
-the output's cotangent (as `nnx.Module.perturb`); `_replay` gives it that gradient without an add.
+A cotangent probe is a zero that acts as if it were added to an einsum's output, so that the probe's
+gradient is the output's cotangent (as in `nnx.Module.perturb`). `_replay` defines this gradient
+without computing the sum.
 
 Related work: cuDNN's RNNs split the backward pass likewise (cudnnRNNBackwardData,
 cudnnRNNBackwardWeights); zero-bubble pipelines schedule weight gradients separately (Qi et al.,
@@ -48,13 +50,13 @@ def history_einsum(
 ) -> Float[Array, "..."]:
     """Return einsum(equation, x, entries) of one token and the history before its block.
 
-    In float32 or wider.
+    The result is in float32 or wider.
 
     Args:
-      equation: "bge,bgse->bgs": all dimensions are named, in any order.
+      equation: such as "bge,bgse->bgs": all dimensions are named, in any order.
 
     Raises:
-      ValueError: the equation is not of the history (`is_weight_equation`).
+      ValueError: the equation has the form of one with a kernel (`is_weight_equation`).
     """
     if is_weight_equation(equation):
         raise ValueError(f"history_einsum: {equation!r} is of a kernel; use weight_einsum")
@@ -65,7 +67,7 @@ def history_einsum(
 def einsum(
     equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]
 ) -> Float[Array, "..."]:
-    """Return the einsum: with the history in float32 or wider, with a kernel in x's dtype."""
+    """Return the einsum, in x's dtype with a kernel, in float32 or wider with the history."""
     acc_dtype = jnp.promote_types(x.dtype, jnp.float32)
     out_dtype = x.dtype if is_weight_equation(equation) else acc_dtype
     return jnp.einsum(equation, x, kernel, preferred_element_type=out_dtype)
@@ -87,6 +89,8 @@ class ReplayTape:
 
     Args:
       transposed: the kernels of the weight einsums as matrices [fan_out fan_in].
+      outputs: recorded outputs of all einsums.
+      probes: cotangent probes, one for each output.
     """
 
     def __init__(self, transposed: list[Array], outputs: list[Array], probes: list[Array]):
@@ -122,7 +126,7 @@ def use_tape(tape: AnyTape) -> Iterator[AnyTape]:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _replay(equation: str, x: Array, transposed: Array, outputs: Array, probe: Array) -> Array:
-    """Return `outputs`, einsum(equation, x, kernel); the probe's gradient is that of the outputs.
+    """Return `outputs`, which are einsum(equation, x, kernel); their cotangent goes to the probe.
 
     Args:
       transposed: the history's entries, or the transposed kernel.
@@ -180,10 +184,10 @@ class WeightEinsum(NamedTuple):
         return self.kernel.reshape(self.size).T
 
     def gradient(self, x: Array, grad: Array) -> Array:
-        """Return the gradient of the kernel or the history, from a block: x and grad are [c ...].
+        """Return the gradient of the kernel or the history from a block, with x and grad [c ...].
 
-        A kernel's is transposed if fan_in > fan_out: the narrower factor comes first, which XLA on
-        CPU writes out transposed.
+        A kernel's gradient is transposed if fan_in > fan_out: XLA on CPU writes out the transpose
+        of the first factor, so the narrower factor comes first.
         """
         acc_dtype = jnp.promote_types(x.dtype, jnp.float32)
         if not self.is_weight:
@@ -200,7 +204,7 @@ class WeightEinsum(NamedTuple):
         return jnp.zeros(sorted(self.size), jnp.promote_types(self.kernel.dtype, jnp.float32))
 
     def untransposed(self, grad: Array) -> Array:
-        """Return a sum of `gradient`s in the kernel's shape and dtype."""
+        """Return a kernel's `gradient`, or a sum of them, in the kernel's shape and dtype."""
         fan_in, fan_out = self.size
         grad = grad if fan_in <= fan_out else grad.T
         return grad.reshape(self.kernel.shape).astype(self.kernel.dtype)
@@ -221,11 +225,11 @@ def at_least_float32(a: Array) -> Array:
 def used_weights(
     f: Callable[[Params], object], outputs: list[Array], matmul_params: Params
 ) -> tuple[list[WeightEinsum], Callable[[list[Array]], Params]]:
-    """Return f's weight einsums, and the map from their gradients to those of `matmul_params`.
+    """Return f's weight einsums, and a function from their gradients to those of `matmul_params`.
 
     Args:
       f: a function of `matmul_params`.
-      outputs: recorded outputs of its einsums.
+      outputs: recorded outputs of f's einsums.
     """
     used: list[WeightEinsum] = []
 

@@ -8,16 +8,18 @@ import jax
 
 
 def leading_size(scan: str, **arguments: Any) -> int:
-    """Return the size of the first axis of all arrays in the arguments, which are pytrees.
+    """Return the size of the first axis, which all arrays in the arguments must share.
 
-    Annotations cannot say it of generic pytrees, and JAX's own error names neither the argument
-    nor the scan.
+    Type annotations cannot express this for generic pytrees, and JAX's own error names neither the
+    argument nor the scan.
 
     Args:
-      scan: for the error.
+      scan: name of the scan, for the error.
+      **arguments: pytrees by the name that the error uses.
 
     Raises:
-      ValueError: arrays disagree, one has no axes, or there are none; a bug in the caller.
+      ValueError: the sizes differ, an array has no axes, or there are no arrays; a bug in the
+        caller.
     """
     sizes: dict[str, int] = {}
     for argument, tree in arguments.items():

@@ -3,9 +3,10 @@
     S_i = S_{i-1} + phi(k_i) v_i^T          z_i = z_{i-1} + phi(k_i)
     out_i = phi(q_i)^T S_i / phi(q_i)^T z_i
 
-`q` and `k` are phi(q) and phi(k) here, of k features; c is the tokens of a chunk, r = h / g the
-query heads of a key head. Multi-head, grouped-query and multi-query. The chunkwise form is that of
-flash-linear-attention (Yang et al., 2024, arXiv 2312.06635).
+The arguments `q` and `k` are phi(q) and phi(k), with k features. c is the number of tokens of a
+chunk, r = h / g that of query heads per key head: attention may be multi-head, grouped-query or
+multi-query. The chunkwise form is that of flash-linear-attention (Yang et al., 2024, arXiv
+2312.06635).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ EPS = 1e-2
 
 
 class Sums(NamedTuple):
-    """S: [b g k e] and z: [b g k] of a document's keys and values, float32 or wider."""
+    """The sums S [b g k e] and z [b g k] over a document's keys and values, float32 or wider."""
 
     s: Float[Array, "b g k e"]
     z: Float[Array, "b g k"]
@@ -48,7 +49,7 @@ def recurrent_attention(
     sums: Sums,
     start: Int[Array, "b 1"],
 ) -> tuple[Float[Array, "b 1 g r e"], Sums]:
-    """Process one token per lane in O(k e), as `chunkwise_attention` with t = 1."""
+    """Process one token per lane in O(k e); the same as `chunkwise_attention` with t = 1."""
     acc_dtype = sums.s.dtype
     sums = Sums(*(jnp.where(_expand_lanes(start[:, 0] < 0, a), a, 0) for a in sums))
     q_i, k_i, v_i = (a[:, 0].astype(acc_dtype) for a in (q, k, v))
@@ -70,7 +71,7 @@ def chunkwise_attention(
 
     Args:
       q, k, v: [b t g r k], [b t g k], [b t g e]. Zeros in k and v add nothing to the sums.
-      sums: of each lane's current document.
+      sums: S and z of each lane's document before the call.
       start: [b t] int32, index in the call where the token's document starts; -1 before the call.
       chunk: c; results do not depend on it.
 
@@ -114,7 +115,7 @@ def _chunkwise(
 def attend_all(
     q: Float[Array, "*lead t g r k"], k: Float[Array, "*lead s g k"], v: Float[Array, "*lead s g e"]
 ) -> Float[Array, "*lead t g r e"]:
-    """Non-causal attention: [... t g r k], [... s g k], [... s g e] -> [... t g r e]."""
+    """Return non-causal attention: [... t g r k], [... s g k], [... s g e] -> [... t g r e]."""
     k, v_acc = (a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in (k, v))
     s = jnp.einsum("...sgk,...sge->...gke", k, v_acc)
     return attend_sums(q, s, k.sum(-3)).astype(v.dtype)
@@ -123,7 +124,7 @@ def attend_all(
 def attend_sums(
     q: Float[Array, "*lead t g r k"], s: Float[Array, "*lead g k e"], z: Float[Array, "*lead g k"]
 ) -> Float[Array, "*lead t g r e"]:
-    """Attend with t queries to the same sums: [... t g r k] -> [... t g r e], in their dtype."""
+    """Attend with t queries to the same sums: [... t g r k] -> [... t g r e], in s's dtype."""
     q = q.astype(s.dtype)
     num = jnp.einsum("...tgrk,...gke->...tgre", q, s)
     return _normalize(num, jnp.einsum("...tgrk,...gk->...tgr", q, z))
@@ -135,7 +136,7 @@ def attend_masked(
     v: Float[Array, "b s g e"],
     mask: Bool[Array, "b #t s"],
 ) -> Float[Array, "b t g r e"]:
-    """Attend to the tokens that a mask [b t s] names, by all pairs of tokens."""
+    """Attend to the tokens where a mask [b t s] is True, by computing all pairs of tokens."""
     similar = _einsum_acc32("btgrk,bsgk->btgrs", q, k)
     similar = jnp.where(mask[:, :, None, None], similar, 0)
     num = _einsum_acc32("btgrs,bsge->btgre", similar, v.astype(similar.dtype))
@@ -179,8 +180,8 @@ Tokens = tuple[Array, Array, Array, Array]
 def _num_den(q: Array, k: Array, v: Array, sums: Sums, start: Array) -> tuple[Array, Array, Sums]:
     """Return phi(q_i) S_i [n b g r c e], phi(q_i) z_i [n b g r c] and the last S and z.
 
-    A custom VJP that scans the chunks twice: forward with S for the gradient of q, and backward
-    with the gradient of S for those of k and v. No k x e residuals, for tokens or for chunks.
+    The custom VJP scans the chunks twice: forward with S for the gradient of q, and backward with
+    the gradient of S for those of k and v. It needs no k x e residuals for tokens or chunks.
     """
     num, den, *carried_tokens = _run(_FORWARD, q, k, v, *sums, start)
     return tag_product(num), tag_product(den), Sums(*carried_tokens)
@@ -268,7 +269,12 @@ def _xla_backward(
 
 
 class DocumentMask(NamedTuple):
-    """Document masks of a chunk. start: [b c]; before: [b], start of the last token before it."""
+    """Document masks of a chunk.
+
+    Attributes:
+      start: [b c], where the document of each token starts.
+      before: [b], where the document of the last token before the chunk starts.
+    """
 
     start: Array
     before: Array
@@ -320,7 +326,8 @@ class _Pass(NamedTuple):
     """A pass over the chunks, for XLA and as a Pallas kernel.
 
     Attributes:
-      kernel: the method of `kernel.Kernels`.
+      xla: the pass for XLA.
+      kernel: the method of `kernel.Kernels` that runs the pass as a Pallas kernel.
       axes, out_axes: logical axes of arguments and results, as in `parallel.sharding`.
     """
 
@@ -350,7 +357,7 @@ def _has_kernels(device: jax.Device) -> bool:
 
 
 def _run(scan: _Pass, *args: Array) -> tuple[Array, ...]:
-    """Run a pass by the target platform's kernel if it supports the call, else by XLA."""
+    """Run a pass with the target platform's kernel if that supports the call, else with XLA."""
     supported = kernel.supported_kernels(*args[:4]) if _has_kernels(target_device()) else {}
     _, rows, heads, *_ = args[0].shape
     sizes = {"batch": rows, "kv_heads": heads}

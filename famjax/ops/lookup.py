@@ -8,7 +8,7 @@ from jaxtyping import Float, Integer
 
 from famjax.core.types import Array
 
-# up to this size the gradient by a one-hot product is faster than by scatter, on CPU by far
+# up to this size a one-hot product computes the gradient faster than a scatter, on CPU by far
 _SMALL_VOCABULARY = 4096
 
 

@@ -42,10 +42,11 @@ def token_losses(
     """Return -log softmax(logits)[target] in nats, and whether no logit exceeds the target's.
 
     Args:
-      logits: [... v]; targets: [...].
+      logits: [... v].
+      targets: [...].
 
     Returns:
-      Two [...], float and bool.
+      the losses [...]; bool [...].
     """
     logit = select_logit(logits, targets)
     # max instead of argmax: the index is not needed
@@ -57,15 +58,17 @@ def smoothed_token_losses(
 ) -> tuple[Float[Array, "*lead"], Bool[Array, "*lead"], Float[Array, "*lead"]]:
     """Return `token_losses`, and the losses with label smoothing (Szegedy et al., 2016, 7).
 
-    With the share `smoothing` each word of the vocabulary is the target, the right one among them:
-    (1 - smoothing) * -log p(target) + smoothing * mean over v of -log p, as PyTorch defines it. As
-    -log p is the log-sum minus the logit, that is nll + smoothing * (target's logit - mean logit).
+    The share `smoothing` of the target's probability is spread evenly over the vocabulary, the
+    target included: (1 - smoothing) * -log p(target) + smoothing * mean over v of -log p, as in
+    PyTorch. Since -log p is the log-sum minus the logit, this equals
+    nll + smoothing * (target's logit - mean logit).
 
     Args:
-      logits: [... v]; targets: [...].
+      logits: [... v].
+      targets: [...].
 
     Returns:
-      Three [...].
+      the losses [...]; bool [...]; the losses with label smoothing [...].
     """
     nll, correct = token_losses(logits, targets)
     return nll, correct, nll + smoothing * (select_logit(logits, targets) - logits.mean(-1))
@@ -77,10 +80,10 @@ def chunked_cross_entropy(
     targets: Integer[Array, "b t"],
     v: int,
 ) -> Scores:
-    """Return score(x, targets), in chunks of tokens with [b t v] logits of limited size.
+    """Return score(x, targets), computed in chunks of tokens to limit the memory for logits.
 
-    The logits of all tokens are never in memory together; the backward pass rematerializes each
-    chunk. If all fit, there is one chunk and no loop.
+    The logits [b t v] of all tokens are never in memory together; the backward pass rematerializes
+    each chunk. If the logits of all tokens fit, there is one chunk and no loop.
 
     Args:
       score: x [b t d], targets [b t] -> a tuple of [b t]; independent for each token.
@@ -94,8 +97,8 @@ def chunked_cross_entropy(
     if count == 1:
         return score(x, targets)
 
-    # chunks along time, not rows, which may be sharded; with sharded tokens a chunk has tokens of
-    # every shard
+    # chunks are along time, since rows may be sharded; if tokens are sharded, each chunk has tokens
+    # of every shard
     def split_chunks(a: Array) -> Array:
         a = a.reshape(b, shards, count, -1, *a.shape[2:])
         return jnp.moveaxis(a, 2, 0).reshape(count, b, -1, *a.shape[4:])
@@ -115,10 +118,12 @@ def chunked_cross_entropy(
 
 
 def num_chunks(b: int, t: int, v: int) -> int:
-    """Return the smallest divisor of t whose chunks fit; t if not even one token per row fits.
+    """Return the smallest number of chunks, a divisor of t, for which a chunk's logits fit.
+
+    It is t if not even one token per row fits.
 
     Args:
-      b: rows on a device.
+      b: number of rows on a device.
     """
     limit = LOGITS_BYTES if target_device().platform == "cpu" else ACCELERATOR_LOGITS_BYTES
     fits = (n for n in range(1, t + 1) if t % n == 0 and b * (t // n) * v * 4 <= limit)

@@ -15,13 +15,14 @@ def document_positions(
     """Return where the documents of a call start, and each token's position in its document.
 
     Args:
-      before: [b] int32, tokens of each lane's document in earlier calls.
-      tokens: t, of this call.
+      before: [b] int32, number of tokens of each lane's document in earlier calls.
+      tokens: t, number of tokens of this call.
 
     Returns:
       start: [b t] int32, index in the call where the token's document starts; -1 before the call.
-      position: [b t] int32, tokens of the document before the token.
-      after: [b] int32, tokens of each lane's newest document after the call, without padding.
+      position: [b t] int32, number of the document's tokens before the token.
+      after: [b] int32, number of tokens of each lane's newest document after the call, without
+        padding.
     """
     index = jnp.arange(tokens, dtype=jnp.int32)
     shape = (before.shape[0], tokens)

@@ -38,7 +38,7 @@ def relative_shift(
 ) -> Float[Array, "*lead t span+t"]:
     """Align reversed biases with entries, token i at index i: [... t span] -> [... t entries].
 
-    The relative shift of Transformer-XL (Dai et al., 2019, Appendix B).
+    This is the relative shift of Transformer-XL (Dai et al., 2019, Appendix B).
 
     Args:
       entries: span + t.
@@ -60,7 +60,7 @@ def span_mask(
 def unmask_empty_rows(
     mask: Bool[Array, "*lead s"],
 ) -> tuple[Bool[Array, "*lead s"], Bool[Array, "*lead"]]:
-    """Return the mask [... s] without all-False rows, and which rows had a True: [...].
+    """Return the mask [... s] with all-False rows set to True, and which rows had a True: [...].
 
     For rows without visible entries (a stream's first token) the caller must set the result to 0.
     """
@@ -72,10 +72,10 @@ def log_span_mask(span: Float[Array, "h"], tokens: int, ramp: int) -> Float[Arra
     """Return the log of adaptive span's mask by distance, farthest first: [h] -> [h tokens].
 
     The mask (Sukhbaatar et al., 2019, Equation 4) multiplies the softmax weights, which are then
-    renormalized: equivalent to adding its log before the softmax.
+    renormalized. This is equivalent to adding the mask's log before the softmax.
 
     Args:
-      span: of each head, in tokens.
+      span: span of each head, in tokens.
       ramp: tokens over which the mask decays to 0.
     """
     distance = jnp.arange(tokens, 0, -1)
@@ -96,10 +96,11 @@ def attend_window(
 
     Args:
       q: [b h e].
-      past, current: keys and values [b g span e], [b g c e].
+      past, current: keys and values of the entries before the block [b g span e], and of those in
+        it [b g c e].
       bias: [b h span+c] or [h span+c], added to the scores.
       mask: [b span+c] bool.
-      cap: for soft-capping of the scores, see `soft_cap`.
+      cap: limit for soft-capping of the scores, see `soft_cap`.
       drop: dropout function of the weights, or None.
 
     Returns:

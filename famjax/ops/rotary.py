@@ -1,8 +1,9 @@
 """Rotary position embedding (Su et al., 2024; TransformerFAM B.2.1), for endless streams.
 
 Attention scores depend only on differences of positions. So a key is stored rotated by its offset
-within its block, and a block j blocks later rotates it by -j blocks. No angle grows with the length
-of the stream: the block at position 10^9 has the same angles as the block at position 0.
+within its block, and when a block that is j blocks later attends to it, it is rotated by -j blocks.
+No angle grows with the length of the stream: the block at position 10^9 has the same angles as the
+block at position 0.
 
 Mixers without blocks (`full`, `linear`) rotate by the position in the document
 (`long_range_angles`).
@@ -25,13 +26,13 @@ _DIGITS, _BITS = 8, 4
 
 
 def frequencies(head_dim: int, base: float, arch: ArchConfig, xp: Any = jnp) -> Any:
-    """Return theta_i of the rotated pairs, with the family's RoPE scaling: [pairs].
+    """Return theta_i of the rotated pairs, with the model family's RoPE scaling: [pairs].
 
     Args:
       head_dim: e, even.
       base: theta_i = base^(-i/pairs).
-      arch: rotary_fraction, 2 pairs / e; rope_scaling and its parameters.
-      xp: jax.numpy, or numpy, whose result is float64.
+      arch: has rotary_fraction, which is 2 pairs / e, and rope_scaling with its parameters.
+      xp: jax.numpy, or numpy for a float64 result.
     """
     # float64 in JAX only if x64 is enabled (the oracle tests)
     acc_dtype = np.float64 if xp is np else jnp.result_type(float)
@@ -102,7 +103,8 @@ def rotate(x: Float[Array, "*lead e"], angle: Float[Array, "... pairs"]) -> Floa
     acc_dtype = jnp.promote_types(x.dtype, jnp.float32)
     half = angle.shape[-1]
     x1, x2, rest = jnp.split(x.astype(acc_dtype), (half, 2 * half), axis=-1)
-    # XLA would fuse cos and sin into the product and compute them for each head and lane
+    # without the barrier XLA fuses cos and sin into the product and computes them for each head
+    # and lane
     cos, sin = jax.lax.optimization_barrier((jnp.cos(angle), jnp.sin(angle)))
     cos, sin = cos.astype(acc_dtype), sin.astype(acc_dtype)
     rotated = (x1 * cos - x2 * sin, x2 * cos + x1 * sin, rest)

@@ -3,8 +3,9 @@
     y_i, m_i = token_fn(params, visible(history, i), x_i)         history = [old, m_0, ..., m_i-1]
 
 In a Feedback Transformer each token attends to the memories of earlier tokens, so the forward pass
-is sequential. But in the backward pass all memories are known. It has two parts, for each block of
-c tokens (`famjax.ops.einsum_tape` has the tapes):
+is sequential. But in the backward pass all memories are known, so that for each block of c tokens
+it has a sequential part and one for all tokens at once (for the tapes see
+`famjax.ops.einsum_tape`):
 
     def forward(params, history, xs):
         for i in range(t):
@@ -21,20 +22,20 @@ c tokens (`famjax.ops.einsum_tape` has the tapes):
                 d_current, d_x[i], d_outputs[i] = grads
                 d_history[block] += d_current          # memories of the block's earlier tokens
             inputs = vmap(collect(token_fn, outputs[block]))(xs[block])     # CollectTape
-            d_params += einsum(inputs, d_outputs[block])                    # one product a kernel
-            d_history[before block] += einsum(inputs, d_outputs[block])     # one an einsum with it
+            d_params += einsum(inputs, d_outputs[block])                 # one product per kernel
+            d_history[before block] += einsum(inputs, d_outputs[block])  # one per history einsum
         return d_params, d_history[before the call], d_x
 
-`params` here are `matmul_params`; the gradients of `other_params` are added up token by token.
-Plain differentiation of the scan saves the visible memory for each token, and accumulates the
+`params` here are `matmul_params`; the gradients of `other_params` are accumulated token by token.
+Plain differentiation of the scan would save the visible memory for each token, and accumulate the
 gradient of every kernel, and of the memory before the block, token by token.
 
 Terms: the history has `span` entries from before the call, oldest first, then one for each token of
 the call. A token sees the `span` entries before its block ("past"), constant within the block, and
 the block's entries so far ("current"). Each array of a history may have its own span.
 
-Related work: as selective rematerialization the backward pass recomputes what is elementwise, and
-of the products those with `current` alone; for the split of the gradients see
+Related work: like selective rematerialization, the backward pass recomputes elementwise operations,
+and only those products that involve `current`; for the split of the gradients see
 `famjax.ops.einsum_tape`.
 """
 
@@ -63,8 +64,8 @@ from famjax.ops.leading_size import leading_size
 # the axis of the entries in the arrays of a history: [b g s e], and in [b s d]
 ENTRY_AXIS = -2
 
-# Pytrees. Xs, NonDiff and Ys are of one token, or stacked, [t ...], in the scan's arguments. A
-# History is one of [... s e], or of [... e]: the entries of one token.
+# Pytrees. Xs, NonDiff and Ys are of one token, or stacked, [t ...], in the scan's arguments. The
+# arrays of a History are [... s e], or [... e] for the entries of one token.
 MatmulParams = TypeVar("MatmulParams")
 OtherParams = TypeVar("OtherParams")
 History = TypeVar("History")
@@ -107,7 +108,7 @@ class Residuals(NamedTuple, Generic[MatmulParams, OtherParams, History, Xs, NonD
     Attributes:
       history: the history after the call, [... span+t e].
       blocks: the tokens by block, [n c ...].
-      outputs: of each einsum of the token function, [n c ...].
+      outputs: recorded output of each einsum of the token function, [n c ...].
     """
 
     matmul_params: MatmulParams
@@ -134,7 +135,7 @@ def token_scan(
 
     Args:
       token_fn: a function of the arrays; it may not close over traced values.
-      block: c, tokens of a block, whose weight gradients are one product; divides t.
+      block: c, tokens of a block, whose gradient of a kernel is one product; must divide t.
       matmul_params: kernels of `weight_einsum`; their gradients are accumulated by block.
       other_params: other parameters; their gradients are accumulated by token.
       history: pytree of [... span e], the entries from before the call.
@@ -145,7 +146,7 @@ def token_scan(
       ys, pytree of [t ...]; the history [... span+t e].
 
     Raises:
-      ValueError: t is 0 or no multiple of the block, or the shapes are others.
+      ValueError: t is 0 or no multiple of the block, or a shape is not as above.
     """
     return _forward(token_fn, block, matmul_params, other_params, history, xs, non_diff)[0]
 
@@ -194,7 +195,7 @@ def _forward(
 
 
 def _check_shapes(block: int, history: History, xs: Xs, non_diff: NonDiff) -> int:
-    """Return t; the shapes are generic, so that annotations cannot check them."""
+    """Return t after checking the shapes, which are generic, so that annotations cannot."""
     t = leading_size("token_scan", xs=xs, non_diff=non_diff)
     if not t:
         raise ValueError("token_scan: xs has no tokens; give it at least one block")
@@ -220,7 +221,7 @@ def _backward(
     t = jax.tree.leaves(d_ys)[0].shape[0]
     d_ys = jax.tree.map(lambda a: _split_blocks(a, block), d_ys)
 
-    # the kernels are the same for all tokens: those of the first are used
+    # the kernels are the same for all tokens, so the first token's are used
     first = jax.tree.map(lambda a: a[0, 0], (blocks, outputs))
 
     def apply_first_token(matmul_params: MatmulParams) -> None:

@@ -1,14 +1,14 @@
 """An einsum of activations and a kernel, with a custom VJP that is fast on CPU too.
 
-Two forms of einsum are known to the tapes of `famjax.ops.einsum_tape`, and `is_weight_equation`
-tells one from the other by the equation alone:
+The tapes of `famjax.ops.einsum_tape` handle two forms of einsum, which `is_weight_equation`
+distinguishes by the equation alone:
 
-    kernel     "...A,AB->...B"   any leading dimensions, A contracted against the kernel's first
-                                 dimensions; `weight_einsum`
-    history    "X,Y->Z"          no "...": all dimensions are named, that of the rows too, and each
-                                 is in two of the factors and the output, so that gradients are
-                                 einsums; z is the tape's own axis of tokens;
-                                 `famjax.ops.einsum_tape.history_einsum`
+    kernel     "...A,AB->...B"   `weight_einsum`: any leading dimensions; A is contracted with the
+                                 kernel's first dimensions
+    history    "X,Y->Z"          `famjax.ops.einsum_tape.history_einsum`: no "...", all dimensions
+                                 are named, rows included; each occurs in at least two of X, Y and
+                                 Z, so that gradients are einsums; the letter z is reserved for the
+                                 tape's axis of tokens
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TAPE: ContextVar[Tape | None] = ContextVar("TAPE", default=None)
 
 @functools.cache
 def is_weight_equation(equation: str) -> bool:
-    """Return whether an equation is of a kernel; otherwise it is of the history.
+    """Return whether an equation has the form of one with a kernel, else with the history.
 
     Raises:
       ValueError: it has neither form; see the module.
@@ -57,14 +57,14 @@ def weight_einsum(
 ) -> Float[Array, "..."]:
     """Return einsum(equation, x, kernel), whose kernel gradient is one fast product.
 
-    Within `famjax.ops.token_scan` or `deferred_scan` the scan's tape handles it, and defers the
-    kernel's gradient.
+    Within `famjax.ops.token_scan` or `deferred_scan` the scan's tape handles the einsum, and defers
+    the kernel's gradient.
 
     Args:
-      equation: "...ab,abcd->...cd": a and b of the input are contracted.
+      equation: such as "...ab,abcd->...cd", which contracts a and b.
 
     Raises:
-      ValueError: the equation is not of a kernel (`is_weight_equation`).
+      ValueError: the equation does not have the form of one with a kernel (`is_weight_equation`).
     """
     if not is_weight_equation(equation):
         raise ValueError(f"weight_einsum: {equation!r} is of the history; use history_einsum")
@@ -76,12 +76,12 @@ def weight_einsum(
 def einsum_vjp(
     equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]
 ) -> Float[Array, "..."]:
-    """Return `weight_einsum` outside of a scan.
+    """Return einsum(equation, x, kernel), as `weight_einsum` computes it outside of a scan.
 
-    The kernel's gradient is a product over all tokens. XLA on CPU writes its first factor out
-    transposed, and JAX puts the output's gradient first: four times as wide as the input in a
-    feed-forward, where that copy took more time than the product. Here the narrower factor comes
-    first. The cost: no forward-mode differentiation (`jax.jvp`).
+    The kernel's gradient is a product over all tokens. XLA on CPU writes out the transpose of its
+    first factor, and JAX's own gradient puts the output's gradient first. In a feed-forward that is
+    four times as wide as the input, and the copy took more time than the product. Here the narrower
+    factor comes first. The cost is that forward-mode differentiation (`jax.jvp`) is not supported.
     """
     return jnp.einsum(equation, x, kernel)
 

@@ -1,9 +1,9 @@
 """Mesh selection (`mesh=auto`).
 
 Among all factorizations of the devices into data, fsdp, tensor and sequence, `choose_mesh` takes
-the one that shards the batch rows most, since rows communicate only weights and gradients; fsdp is
-no larger than the weights need to fit. The remaining devices shard heads and the feed-forward as
-far as they divide, and then the tokens of a call.
+the one that shards the batch rows most, since sharding rows communicates only weights and
+gradients; fsdp is no larger than is needed for the weights to fit. The remaining devices shard
+heads and the feed-forward as far as these are divisible, and then the tokens of a call.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from famjax.config.schema import AXES, MeshConfig
 from famjax.core.errors import UserError
 
-# share of a device's memory for weights and state; activations have the rest
+# share of a device's memory for weights and state; the rest is for activations
 SHARE = 0.5
 # bytes assumed for a device that does not report its memory
 DEVICE_BYTES = 16 * 2**30
@@ -24,15 +24,15 @@ DEVICE_BYTES = 16 * 2**30
 
 @dataclass(frozen=True)
 class MeshDemand:
-    """A config's requirements of its mesh.
+    """What a config requires of its mesh.
 
     Attributes:
       weights: bytes of parameters, gradients and optimizer state together.
       state: bytes of the carried state.
-      rows: batch rows per micro-batch.
+      rows: number of batch rows per micro-batch.
       tensor: sizes that the tensor axis must divide.
-      blocks: blocks of a call, which the sequence axis must divide.
-      limit: bytes of a device that weights and state may take.
+      blocks: number of blocks of a call, which the sequence axis must divide.
+      limit: bytes that weights and state may take on a device.
     """
 
     weights: int = 0
@@ -48,10 +48,10 @@ class MeshDemand:
 
 
 def choose_mesh(config: MeshConfig, devices: int, demand: MeshDemand) -> MeshConfig:
-    """Return the mesh with a size for every axis that is -1; explicit sizes are kept.
+    """Return the mesh with a size chosen for every axis that is -1; explicit sizes are kept.
 
-    If no mesh fits into memory, parameters are sharded the most; if rows do not divide, devices
-    duplicate work.
+    If no mesh fits into memory, the mesh shards parameters as much as possible. If no mesh divides
+    the rows, devices duplicate work.
 
     Raises:
       UserError: the explicit sizes do not divide the number of devices.
@@ -75,7 +75,7 @@ def choose_mesh(config: MeshConfig, devices: int, demand: MeshDemand) -> MeshCon
 
 
 def _candidates(config: MeshConfig, devices: int) -> Iterator[MeshConfig]:
-    """Yield every mesh of so many devices with the explicit sizes."""
+    """Yield every mesh of so many devices that has the explicit sizes."""
     explicit = {name: size for name, size in vars(config).items() if size != -1}
     if len(explicit) == len(AXES):
         if math.prod(explicit.values()) == devices:
@@ -95,7 +95,7 @@ def meshes(devices: int) -> Iterator[MeshConfig]:
 
 
 def is_auto(config: MeshConfig) -> bool:
-    """Return whether the explicit sizes leave a choice."""
+    """Return whether the explicit sizes leave more than one mesh to choose from."""
     return sum(getattr(config, name) == -1 for name in AXES) > 1
 
 

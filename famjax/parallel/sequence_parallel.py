@@ -20,12 +20,14 @@ are communicated:
         last = psum(carry if k == 0 else 0)         # after D steps device 0 holds it
         return last, scan(f, start, xs).ys
 
-The second scan makes the results and their gradient from local residuals alone; the backward pass
-rematerializes the first. If `sequence` does not divide a call, every device computes all of it.
+The second scan computes the results and their gradient from local residuals alone; the backward
+pass rematerializes the first. If `sequence` does not divide the blocks of a call, every device
+computes all of them.
 
 Related work: the halo exchange is that of stencil codes and spatially partitioned convolutions; the
 ring is that of Ring Attention (Liu et al., 2023, arXiv 2310.01889) with a recurrent carry in place
-of keys and values; LASP (Sun et al., 2024, arXiv 2404.02882) passes linear attention's state so.
+of keys and values; LASP (Sun et al., 2024, arXiv 2404.02882) passes the state of linear attention
+in the same way.
 
     n  blocks of the call      c  entries from before the call
 """
@@ -45,8 +47,9 @@ from famjax.parallel.sharding import axis_index, sequence_shards, shard_map_sequ
 
 _AXIS = "sequence"
 
-# Pytrees. Xs, NonDiff and Ys are of one block, or stacked, [n ...], in the arguments. Entries are
-# of [b entries ...]: from before the call, of the call, of both, or a block's window.
+# Pytrees. Xs, NonDiff and Ys are of one block, or stacked, [n ...], in the arguments. The arrays of
+# Entries are [b entries ...]: entries from before the call, of the call, of both, or a block's
+# window.
 Shared = TypeVar("Shared")
 Carry = TypeVar("Carry")
 Entries = TypeVar("Entries")
@@ -88,9 +91,13 @@ def _stack_shifts(old: Array, new: Array) -> Array:
 
 
 def gather_last(old: Array, new: Array, end: Array, size: int) -> Array:
-    """Return `size` entries of each lane from index `end` [b], of [b halo ...] and then [b n ...].
+    """Return `size` entries of each lane from index `end` [b] of the concatenated old and new.
 
-    After the last block all entries are zero.
+    Entries after the last block are zero.
+
+    Args:
+      old: [b halo ...].
+      new: [b n ...].
     """
 
     def per_device(old: Array, new: Array, end: Array) -> Array:
@@ -125,13 +132,13 @@ def ring_scan(
 ) -> tuple[Carry, Ys]:
     """Return `jax.lax.scan` of f over blocks; see the module's pseudocode.
 
-    The devices scan their blocks sequentially for the carry, then in parallel for the results and
-    their gradient, which saves no residuals of other devices' blocks.
+    One device after the other scans its blocks for the carry; then all scan theirs in parallel for
+    the results and their gradient, which saves no residuals of other devices' blocks.
 
     Args:
       f: shared, carry, x -> carry, y; closes over no arrays.
-      shared: arguments of all blocks, replicated.
-      carry: small.
+      shared: arguments that all blocks share, replicated.
+      carry: the initial carry, which should be small.
       xs: pytree of [n ...].
     """
 
@@ -150,15 +157,16 @@ def ring_scan(
 def blockwise_map(
     f: WindowFn[Entries, Xs, NonDiff, Ys], old: Entries, new: Entries, xs: Xs, non_diff: NonDiff
 ) -> Ys:
-    """Return f of each block and the `halo` entries before it, sequentially.
+    """Return f of each block and the `halo` entries before it, computed block by block.
 
-    As `jax.lax.map` over `halo_exchange`, but the halo + 1 entries of all blocks are never
-    materialized, nor are their gradients, and the only residuals are f's arguments.
+    This is `jax.lax.map` over `halo_exchange`, except that the windows of halo + 1 entries of all
+    blocks are never materialized together, nor are their gradients, and that f's arguments are the
+    only residuals.
 
     Args:
       f: window, (x, non_diff) -> y; a window is a pytree of [b halo+1 ...]. It closes over no
         arrays.
-      old, new: pytrees as the arguments of `halo_exchange`; halo may be 0.
+      old, new: pytrees of arrays as `halo_exchange` takes them; halo may be 0.
       xs: pytree of [n ...].
       non_diff: pytree of [n ...] without gradients.
     """
@@ -207,7 +215,8 @@ def _blockwise_backward(
         i, x, non_diff, d_y = block
         _, vjp = jax.vjp(lambda window, x: f(window, (x, non_diff)), _window(entries, i, n), x)
         d_window, d_x = vjp(d_y)
-        # all but the first entry are in the next block's window too, the last one in no earlier one
+        # all entries but the first are also in the next block's window; the last is in no window
+        # of an earlier block
         d_window = jax.tree.map(lambda a, b: a.at[:, 1:].add(b), d_window, later)
         complete = jax.tree.map(lambda a: a[:, -1], d_window)
         return jax.tree.map(lambda a: a[:, :-1], d_window), (complete, d_x)
@@ -235,16 +244,16 @@ def _window(entries: Entries, i: Array, n: int) -> Entries:
 
 
 def ring_pass(f: Callable[[Carry], Carry], carry: Carry) -> tuple[Carry, Carry]:
-    """Apply f device by device, within `shard_map_sequence`: carry -> carry.
+    """Apply f: carry -> carry on one device after the other, within `shard_map_sequence`.
 
     Returns:
-      the carry that this device received; the carry after the last device, on all.
+      the carry that this device received; the carry after the last device, on all devices.
     """
     devices, device = jax.lax.axis_size(_AXIS), axis_index()
 
-    # The only residual of an iteration is its carry. All devices compute f in each iteration: GSPMD
-    # may communicate over all devices in f, and XLA on CPU mixed up arrays where `lax.cond` skipped
-    # it on some.
+    # Checkpointed, so that the only residual of an iteration is its carry. All devices compute f in
+    # each iteration: GSPMD may communicate over all devices in f, and XLA on CPU mixed up arrays
+    # when `lax.cond` skipped f on some of them.
     @jax.checkpoint
     def apply(carry: Carry, i: Array) -> Carry:
         return jax.tree.map(lambda new, old: jnp.where(device == i, new, old), f(carry), carry)
@@ -256,7 +265,7 @@ def ring_pass(f: Callable[[Carry], Carry], carry: Carry) -> tuple[Carry, Carry]:
         return (jax.tree.map(_ring_permute, apply(carry, i)), received), None
 
     (carry, received), _ = jax.lax.scan(iteration, (carry, carry), jnp.arange(devices))
-    # after the last iteration the first device holds it
+    # after the last iteration the first device holds the final carry
     last = jax.tree.map(lambda a: jax.lax.psum(jnp.where(_is_first(), a, 0), _AXIS), carry)
     return received, last
 

@@ -1,8 +1,9 @@
 """Logical axis rules: how parameters, states and activations are sharded over the mesh.
 
-Parameters have logical axes by their path, states by their mixer's `state_axes`, batches by rows
-and tokens. Each logical axis maps to mesh axes; one that does not divide evenly is replicated
-instead. Communication between tokens on different devices is in `parallel/sequence_parallel.py`.
+The logical axes of parameters follow from their paths, those of states from their mixer's
+`state_axes`; batches have rows and tokens. Each logical axis maps to mesh axes; an axis whose size
+they do not divide is replicated instead. Communication between tokens on different devices is in
+`parallel/sequence_parallel.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ MESH_AXES: dict[str, str | tuple[str, ...]] = {
     "batch": BATCH,
     "tokens": "sequence",
     "embed": "fsdp",
-    # of adapters that have no embed axis
+    # for adapters without an embed axis
     "rank": "fsdp",
     "heads": "tensor",
     "kv_heads": "tensor",
@@ -44,8 +45,8 @@ MESH_AXES: dict[str, str | tuple[str, ...]] = {
     "vocab": "tensor",
 }
 
-# end of a parameter's path -> its logical axes, without leading axes of stacked layers; modules
-# with parameters of their own add them with `register_parameter_axes`
+# end of a parameter's path -> its logical axes, without the leading axes of stacked layers; modules
+# with further parameters add theirs with `register_parameter_axes`
 PARAMETER_AXES: list[tuple[str, Axes]] = [
     (r"embedding$", ("vocab", "embed")),
     (r"clusters/\d+/table$", ("vocab", "embed")),
@@ -71,10 +72,10 @@ PARAMETER_AXES: list[tuple[str, Axes]] = [
 
 
 def register_parameter_axes(*rows: tuple[str, Axes]) -> None:
-    """Add the logical axes of a module's parameters, before those of all others.
+    """Add the logical axes of a module's parameters; they are matched before all others.
 
     Args:
-      rows: regular expression for the end of the path, and the axes.
+      *rows: pairs of a regular expression for the end of the path, and the axes.
     """
     PARAMETER_AXES[:0] = [row for row in rows if row not in PARAMETER_AXES]
 
@@ -87,9 +88,9 @@ def make_mesh(
     """Return the mesh (data, fsdp, tensor, sequence) over all devices.
 
     Args:
-      config: sizes. A single -1 is inferred, several are chosen by the demand.
-      devices: of the mesh; None is all devices.
-      demand: requirements of a config, see `famjax.parallel.mesh.choose_mesh`.
+      config: sizes of the axes. A single -1 is inferred; several are chosen to meet the demand.
+      devices: devices of the mesh; None means all devices.
+      demand: what a config requires, see `famjax.parallel.mesh.choose_mesh`.
 
     Raises:
       UserError: the sizes do not multiply to the number of devices.
@@ -111,7 +112,7 @@ def path_name(path: tuple[Any, ...]) -> str:
 
 
 def parameter_axes(name: str, ndim: int) -> Axes:
-    """Return the logical axes of a parameter by its path; leading axes are layers."""
+    """Return the logical axes of a parameter by its path; leading axes are those of layers."""
     for pattern, axes in PARAMETER_AXES:
         if re.search(pattern, name):
             return (None,) * (ndim - len(axes)) + axes
@@ -119,7 +120,7 @@ def parameter_axes(name: str, ndim: int) -> Axes:
 
 
 def named_sharding(mesh: Mesh, axes: Axes, shape: tuple[int, ...]) -> NamedSharding:
-    """Return the sharding of an array by logical axes; one that does not divide is replicated."""
+    """Return the sharding of an array by its logical axes; indivisible axes are replicated."""
     spec = []
     for axis, size in zip(axes, shape, strict=True):
         target = MESH_AXES.get(axis) if axis else None
@@ -169,7 +170,7 @@ def optimizer_shardings(mesh: Mesh, params: Params, opt_state: PyTree) -> PyTree
 
     def leaf_sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
         name = path_name(path)
-        # the longest: "norm/scale" also ends the names of the layers' norms
+        # the longest match: the name "norm/scale" also ends the names of the layers' norms
         param = max((n for n in by_name if name.endswith("/" + n)), key=len, default=None)
         if param is None or by_name[param].shape != leaf.shape:
             return replicated(mesh)
@@ -186,12 +187,13 @@ def state_shardings(mesh: Mesh, axes: Any, state: State) -> PyTree:
     return jax.tree.unflatten(tree, shardings)
 
 
-# the mesh that the function being traced is compiled for; None is one device, or left to GSPMD
+# the mesh that the function being traced is compiled for; None for one device, or if sharding is
+# left to GSPMD
 _MESH: ContextVar[Mesh | None] = ContextVar("mesh", default=None)
 
 
 def with_mesh(mesh: Mesh, f: Callable[..., Any]) -> Callable[..., Any]:
-    """Return f, to be traced with `mesh` as the context of the functions below."""
+    """Return f such that the functions below use `mesh` while f is traced."""
 
     @functools.wraps(f)
     def f_with_mesh(*args: Any) -> Any:
@@ -207,8 +209,9 @@ def with_mesh(mesh: Mesh, f: Callable[..., Any]) -> Callable[..., Any]:
 def with_logical_constraint(x: jax.Array, axes: Axes) -> jax.Array:
     """Return `with_sharding_constraint` of x by its logical axes; x itself without a mesh.
 
-    The constraint holds for the gradient too. Parameters and rows share the axis fsdp: without it
-    GSPMD may shard an activation like the parameter, by width, and replicate all batch rows.
+    The constraint holds for the gradient too. Parameters and rows share the mesh axis fsdp: without
+    the constraint, GSPMD may shard an activation by width, like a parameter, and replicate all
+    batch rows.
     """
     mesh = _gspmd_mesh()
     return (
@@ -229,9 +232,9 @@ def with_state_constraint(state: State, axes: Any) -> State:
 def fsdp_all_gather(params: Params) -> Params:
     """Return parameters all-gathered over the row axes; unchanged without a mesh.
 
-    A layer's weights are gathered once, before its products, and their gradient is reduced once.
-    GSPMD by itself gathers them for each product and each loop iteration, in pieces, and rewrites
-    the sum of the products with every piece.
+    This gathers a layer's weights once, before its products, and reduces their gradient once. By
+    itself, GSPMD gathers them in pieces for each product and each loop iteration, and rewrites the
+    sum of the products with every piece.
     """
     mesh = _gspmd_mesh()
     if mesh is None:
@@ -253,7 +256,7 @@ def _gspmd_mesh() -> Mesh | None:
 
 
 def row_shards(rows: int) -> int:
-    """Return the number of shards that `shard_map_rows` makes of so many rows."""
+    """Return the number of shards into which `shard_map_rows` splits so many rows."""
     mesh = _MESH.get()
     shards = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
     return shards if rows % shards == 0 else 1
@@ -265,13 +268,14 @@ def shard_map_rows(
     """Return `jax.shard_map` of f over the batch rows.
 
     Replicated arguments are gathered once before f, and their gradients reduced once after it. This
-    is for loops: GSPMD by itself would all-reduce in every iteration to keep a sum replicated.
+    is for functions with loops: GSPMD by itself would all-reduce in every iteration to keep a sum
+    replicated.
 
     Args:
       f: a function of arrays, independent for each row.
-      rows: rows of the whole batch.
+      rows: number of rows of the whole batch.
       axes: tree prefix for each argument: the axis of the rows, None for replicated arrays.
-      out_axes: of the result.
+      out_axes: tree prefix for the result, like `axes`.
     """
     if row_shards(rows) == 1:
         return f
@@ -293,7 +297,7 @@ def shard_map_rows(
 
 
 def sequence_shards(blocks: int) -> int:
-    """Return the number of devices that shard so many blocks of a call, or tokens."""
+    """Return the number of devices over which so many blocks or tokens of a call are sharded."""
     mesh = _MESH.get()
     shards = 1 if mesh is None else mesh.shape["sequence"]
     return shards if blocks % shards == 0 else 1
@@ -305,9 +309,10 @@ def shard_map_sequence(f: Callable[..., Any], axes: Any, out_axes: Any) -> Calla
     f uses explicit collectives over "sequence" (`parallel/sequence_parallel.py`) and `axis_index`.
 
     Args:
-      f: a function of arrays that closes over none.
+      f: a function of arrays, which must not close over arrays.
       axes: tree prefix for each argument: the axis of the blocks, None for replicated arrays.
-      out_axes: of the result; None for arrays that f makes equal on all devices.
+      out_axes: tree prefix for the result, like `axes`; None for arrays that f makes equal on all
+        devices.
     """
 
     def spec(axis: int | None) -> PartitionSpec:
@@ -338,7 +343,7 @@ def shard_map_sequence(f: Callable[..., Any], axes: Any, out_axes: Any) -> Calla
     return lambda *args: sharded(jnp.arange(mesh.shape["sequence"]), *args)
 
 
-# within `shard_map_sequence`, this device's index along the axis
+# within `shard_map_sequence`, this device's index along the mesh axis `sequence`
 _AXIS_INDEX: ContextVar[Array] = ContextVar("axis_index")
 
 
@@ -369,14 +374,14 @@ def shard_map_axes(
 ) -> Callable[..., Any] | None:
     """Return `jax.shard_map` of f over logical axes.
 
-    This is for kernels, which GSPMD cannot partition. Returns None if the arguments' shardings are
-    unknown: without a mesh on several devices, or within `shard_map_rows`. Within
-    `shard_map_sequence` tokens are sharded already.
+    This is for kernels, which GSPMD cannot partition. It returns None if the arguments' shardings
+    are unknown: on several devices without a mesh, or within `shard_map_rows`. Within
+    `shard_map_sequence` tokens are already sharded.
 
     Args:
       f: a function of arrays, independent for each index of the axes.
-      sizes: of the axes. One that does not divide is replicated.
-      axes, out_axes: of each argument and result; trailing axes may be omitted.
+      sizes: size of each logical axis; axes that the mesh does not divide are replicated.
+      axes, out_axes: logical axes of each argument and result; trailing axes may be omitted.
     """
     mesh = _MESH.get()
     if mesh is None:

@@ -1,4 +1,5 @@
-"""`famjax plan`: memory and lower bounds on time of a training job, without its devices.
+"""`famjax plan`: the memory of a training job and a lower bound on its time, without its devices.
 
-The training step is compiled ahead of time for described devices, and its HLO text is analysed.
+The training step is compiled ahead of time for devices that are only described, and its HLO text is
+analysed.
 """

@@ -1,8 +1,8 @@
-"""Chips and the shapes of their slices.
+"""Accelerator chips, and the shapes of the slices in which they are available.
 
-All figures are vendors' and per chip: dense bfloat16 FLOP/s; memory and its bandwidth; bytes/s to
-the neighbours over all links, in one direction. The memory of TPUs is what XLA can use, from
-libtpu's out-of-memory errors.
+All figures are the vendors' and per chip: dense bfloat16 FLOP/s; memory and its bandwidth; bytes/s
+to the neighbours over all links, in one direction. The memory of TPUs is what XLA can use, taken
+from libtpu's out-of-memory errors.
 
 Sources: cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e (read as 8 bits a byte, 10^9);
 nvidia.com/en-us/data-center/h100 (SXM) and /h200, NVLink's rate halved for one direction. "cpu" is
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from famjax.core.errors import UserError
 
 GIB = 2**30
-# plans for chips other than TPUs use as many fake devices
+# maximum number of chips; plans for chips other than TPUs use as many fake devices
 _MAX_CHIPS = 4096
 
 
@@ -28,9 +28,9 @@ class Chip:
     Attributes:
       flops: dense bfloat16 FLOP/s.
       memory: bytes available to a program.
-      bandwidth: bytes/s of main memory.
+      bandwidth: bytes/s to and from main memory.
       network: bytes/s sent to neighbours.
-      shapes: of available slices; () is any number of chips.
+      shapes: shapes of the available slices; () means that any number of chips is available.
     """
 
     name: str
@@ -66,7 +66,9 @@ class Topology:
     """A number of chips of one kind.
 
     Attributes:
-      name: "v5e:4x8", "h200:8".
+      name: name such as "v5e:4x8" or "h200:8".
+      chip: the kind of chip.
+      count: number of chips.
     """
 
     name: str
@@ -79,10 +81,10 @@ class Topology:
 
 
 def parse_topology(name: str) -> Topology:
-    """Parse "v5e:4x8" or "h200:8".
+    """Parse a topology such as "v5e:4x8" or "h200:8".
 
     Raises:
-      UserError: an unknown chip or slice shape; names the nearest ones.
+      UserError: the chip or the slice shape is unknown; the message names the nearest ones.
     """
     kind, _, shape = name.partition(":")
     if kind not in CHIPS:

@@ -1,6 +1,6 @@
-"""A formula for memory and time of a training step, to select candidates for compilation.
+"""A formula for memory and time of a training step, which selects candidates for compilation.
 
-It is rough and only ranks candidates; the numbers of a plan come from the compiler.
+The formula is rough and only used to rank candidates; the numbers in a plan come from the compiler.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ REMAT: tuple[Literal["none", "attention", "layer", "block"], ...] = (
     "block",
 )
 
-# copies of a layer's arrays in its backward pass: gradients, float32, other layouts. Fitted to the
-# compiled programs of FAM 1B and 8B (docs/scale.md)
+# number of copies of a layer's arrays in its backward pass: gradients, float32 copies, other
+# layouts. Fitted to the compiled programs of FAM 1B and 8B (docs/scale.md)
 WORK = 2.5
 
 
@@ -39,8 +39,8 @@ class Estimate(NamedTuple):
 
     Attributes:
       weights: bytes of parameters, gradients and optimizer state.
-      activations: bytes of residuals of the backward pass, and of one layer's temporaries.
-      seconds: the larger of compute and memory time, plus the network's.
+      activations: bytes of the backward pass's residuals, and of one layer's temporaries.
+      seconds: the larger of compute and memory time, plus network time.
     """
 
     weights: float
@@ -61,7 +61,7 @@ def estimate(config: ResolvedConfig, topology: Topology) -> Estimate:
     copies = 2 + OPTIMIZERS[config.optimizer.name].moments
     weights = (trained * 4 * copies + frozen_bytes) / divided
     size = jnp.dtype(model.dtype).itemsize
-    # two layers' all-gathered weights: the next one's are prefetched
+    # all-gathered weights of two layers, since those of the next layer are prefetched
     gathered = 2 * (trained + frozen) / model.layers * size / mesh.tensor if mesh.fsdp > 1 else 0
     if model.tied:
         gathered += 2 * model.vocab_size * model.width * size / mesh.tensor
@@ -70,7 +70,7 @@ def estimate(config: ResolvedConfig, topology: Topology) -> Estimate:
 
 
 def device_activations(config: ResolvedConfig) -> float:
-    """Return `layer_activations` of one device; of an encoder and the attention to it, too."""
+    """Return `layer_activations` of one device, including an encoder and the attention to it."""
     model, mesh, train = model_of_rows(config), config.mesh, config.train
     rows = config.data.batch / (mesh.data * mesh.fsdp * train.accumulate)
     tokens = rows * config.data.length / train.bptt_segments / mesh.sequence
@@ -85,9 +85,9 @@ def device_activations(config: ResolvedConfig) -> float:
 
 
 def model_of_rows(config: ResolvedConfig) -> ResolvedModelConfig:
-    """Return the model with a KV cache of what a training step reads of it.
+    """Return the model with a KV cache no larger than what a training step uses of it.
 
-    Rows that are read whole attend to no earlier keys, however long the cache.
+    Rows that are processed in one call attend to no earlier keys, however long the cache is.
     """
     model = config.model
     if model.stack != "residual" or not reads_whole_rows(config):
@@ -96,7 +96,7 @@ def model_of_rows(config: ResolvedConfig) -> ResolvedModelConfig:
 
 
 def activations_by_remat(config: ResolvedConfig) -> dict[str, float]:
-    """Return `device_activations` by each `model.remat` that the stack has."""
+    """Return `device_activations` for each value of `model.remat` that the stack supports."""
     stack = config.model.stack
     names = REMAT if stack == "residual" else (config.model.remat,)
     return {
@@ -106,7 +106,7 @@ def activations_by_remat(config: ResolvedConfig) -> dict[str, float]:
 
 @functools.cache
 def count_parameters(model: ModelConfig, only: str) -> tuple[int, int, int]:
-    """Return the numbers of trained and of frozen parameters, and the bytes of the latter."""
+    """Return the numbers of trained and of frozen parameters, and the bytes of frozen ones."""
     _, trained, frozen = abstract_model(model, only=only)
 
     def elements(tree: PyTree) -> int:
@@ -117,10 +117,14 @@ def count_parameters(model: ModelConfig, only: str) -> tuple[int, int, int]:
 
 
 def layer_activations(model: ResolvedModelConfig, tokens: float, rows: float, tensor: int) -> float:
-    """Return the bytes of one device's residuals by `model.remat`, and of one layer's temporaries.
+    """Return one device's bytes for the residuals that `model.remat` saves and for temporaries.
+
+    Temporaries are those of one layer.
 
     Args:
-      tokens: of the rows on the device.
+      tokens: number of tokens on the device, of all its rows.
+      rows: number of rows on the device.
+      tensor: size of the mesh's tensor axis.
     """
     layer = _layer_bytes(model, tokens, rows, tensor)
     if model.remat == "none":
@@ -139,15 +143,17 @@ def cross_activations(
     """Return the bytes that attention to an encoder adds to `layer_activations`.
 
     Args:
-      tokens: of the rows on the device.
-      source: tokens of a row's sources.
+      tokens: number of tokens on the device, of all its rows.
+      rows: number of rows on the device.
+      source: number of tokens for the sources in a row.
+      tensor: size of the mesh's tensor axis.
     """
     _, h, g, e, _ = sizes(model)
     size = jnp.dtype(model.dtype).itemsize
     shared = tensor if g % tensor == 0 else 1
     attended = tokens * h * e * size / tensor
     weights = tokens * source * h * size / tensor
-    # of all layers, which are projected before the first one
+    # keys and values of all layers are projected before the first layer runs
     keys_values = 2 * rows * source * g * e * size / shared
     if model.remat == "none":
         held = tokens * model.width * size + 2 * attended + weights + keys_values
@@ -156,8 +162,15 @@ def cross_activations(
 
 
 class _LayerBytes(NamedTuple):
-    """Bytes of one layer's arrays: its input; the attention output; q, attention output and hidden
-    units; k and v gathered for the blocks; attention weights."""
+    """Bytes of one layer's arrays.
+
+    Attributes:
+      stream: the layer's input.
+      attended: the attention output.
+      products: q, the attention output and the hidden units of the feed-forward.
+      keys_values: k and v, gathered for the blocks.
+      weights: attention weights.
+    """
 
     stream: float
     attended: float
@@ -193,7 +206,7 @@ def _estimate_seconds(
     config = replace(config, model=model)
     tokens = config.data.batch * config.data.length
     flops = tokens * step_flops(config, computed=True)
-    # forward, backward to both factors, and rematerialisation
+    # forward pass, backward pass to both factors, and rematerialisation
     passes = {"none": 3.0, "attention": 4.0, "layer": 4.0, "block": 5.0}[model.remat]
     if model.remat != "none":
         flops += tokens * forward_flops(model, computed=True)
@@ -202,7 +215,8 @@ def _estimate_seconds(
     layer = _layer_bytes(model, here, rows, mesh.tensor)
     traffic = passes * model.layers * (8 * layer.products + 6 * layer.weights)
     share = (mesh.fsdp - 1) / mesh.fsdp
-    # weights are gathered for each pass over each microbatch; gradients reduced once per microbatch
+    # weights are gathered for each pass over each microbatch; gradients are reduced once per
+    # microbatch
     network = 3 * config.train.accumulate * weight_bytes / mesh.tensor * share
     if mesh.tensor > 1:
         network += 6 * model.layers * layer.stream * 2 * (mesh.tensor - 1) / mesh.tensor
@@ -213,13 +227,15 @@ def _estimate_seconds(
     device = max(flops / topology.count / chip.flops, traffic / chip.bandwidth)
     # each device's part of a row waits for the memory of the preceding device
     device *= 1 + (mesh.sequence - 1) * _recurrent_share(model)
-    # without overlap, so that of equal compute the candidate with less communication wins
+    # no overlap, so that among candidates of equal compute the one with less communication wins
     return device + network / chip.network
 
 
 def _remote_kv_bytes(config: ResolvedConfig) -> float:
-    """Return the bytes of a row's keys and values that a layer receives from other devices of the
-    axis sequence."""
+    """Return the bytes of a row's keys and values that a layer receives from other devices.
+
+    These are devices along the mesh axis `sequence`.
+    """
     m, mesh = config.model, config.mesh
     _, _, g, e, _ = sizes(m)
     tokens = config.data.length * (mesh.sequence - 1) / mesh.sequence

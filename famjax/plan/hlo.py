@@ -2,7 +2,7 @@
 
 `Compiled.cost_analysis()` counts the body of a loop once, whatever its trip count. This module
 parses the HLO text instead: computations, loops with trip counts, dots, collectives. All numbers
-are of one device and one run of the program.
+are for one device and one run of the program.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-# bits of an element
+# bits of an element, for dtypes whose names do not contain them
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
 COLLECTIVES = (
     "all-gather",
@@ -24,14 +24,14 @@ COLLECTIVES = (
     "collective-permute",
     "collective-broadcast",
 )
-# opcodes without memory traffic
+# opcodes that cause no memory traffic
 _FREE = frozenset(
     (
         *("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all"),
         *("partition-id", "replica-id", "opt-barrier", "add-dependency", "domain"),
     )
 )
-# custom calls that are only markers or buffers
+# custom calls that only mark something or allocate a buffer
 _MARKS = ("AllocateBuffer", "AsyncCollectiveStart", "AsyncCollectiveDone", "Sharding")
 
 
@@ -51,7 +51,7 @@ class HloArray(tuple):
 
     @property
     def main_bytes(self) -> float:
-        """Bytes in main memory; 0 for on-chip memory."""
+        """Number of bytes in main memory; 0 for an array in on-chip memory."""
         return self.bytes if self[2] else 0.0
 
 
@@ -60,8 +60,8 @@ class Instruction:
     """One line of a computation.
 
     Attributes:
-      arrays: of the result; a tuple is flattened.
-      operands: names of instructions; the value of a constant.
+      arrays: arrays of the result; a tuple is flattened.
+      operands: names of the operand instructions; for a constant, its value.
       attributes: the rest of the line.
     """
 
@@ -85,7 +85,7 @@ class Instruction:
 
 @dataclass
 class Computation:
-    """Instructions by name, in the order of the text."""
+    """A computation: its instructions by name, in the order of the text."""
 
     name: str
     instructions: dict[str, Instruction] = field(default_factory=dict)
@@ -101,7 +101,7 @@ class Computation:
 
 @dataclass(frozen=True)
 class HloModule:
-    """Computations by name."""
+    """An HLO module: its computations by name, and the name of the entry computation."""
 
     computations: dict[str, Computation]
     entry: str
@@ -113,8 +113,8 @@ class Collective:
 
     Attributes:
       count: number of executions.
-      bytes: total bytes that a device sends, by the best ring algorithm.
-      largest: bytes of the largest execution.
+      bytes: total bytes that a device sends with the best ring algorithm.
+      largest: bytes that a device sends in the largest execution.
     """
 
     kind: str
@@ -129,13 +129,13 @@ class HloCost:
     """Costs of one run of a program on one device.
 
     Attributes:
-      flops: of dots and convolutions, two per multiply-add; rematerialisation counts again.
-      bytes: read from and written to main memory.
+      flops: FLOPs of dots and convolutions, two per multiply-add, including rematerialisation.
+      bytes: bytes read from and written to main memory.
       seconds: sum over instructions of the larger of compute and memory time.
-      collectives: by kind and group size.
-      phases: executions of each asynchronous collective, by channel.
-      kernels: executions of custom calls with unknown FLOPs.
-      unknown_loops: loops with an unknown trip count, counted once.
+      collectives: collectives by kind and group size.
+      phases: number of executions of each asynchronous collective, by channel.
+      kernels: number of executions of custom calls with unknown FLOPs.
+      unknown_loops: number of loops with an unknown trip count, whose bodies count once.
     """
 
     flops: float = 0.0
@@ -191,7 +191,7 @@ def _parse_instruction(line: str) -> Instruction:
 
 
 def _closing_bracket(text: str, begin: int) -> int:
-    """Return the index of the bracket that closes the one at `begin`."""
+    """Return the index of the parenthesis that closes the one at `begin`."""
     depth = 0
     for i in range(begin, len(text)):
         depth += {"(": 1, ")": -1}.get(text[i], 0)
@@ -220,7 +220,8 @@ def _parse_arrays(kind: str) -> tuple[HloArray, ...]:
 def trip_count(module: HloModule, within: Computation, loop: Instruction) -> int | None:
     """Return a loop's trip count, from the compiler's annotation or from its condition.
 
-    The condition compares a counter in the carried tuple, incremented by a constant, with a limit.
+    The condition compares a limit with a counter in the carried tuple, to which the body adds a
+    constant.
     """
     known = re.search(r'known_trip_count[^0-9]*"n":"(\d+)"', loop.attributes)
     if known:
@@ -317,7 +318,7 @@ def _initial_value(
 
 
 def _increment(module: HloModule, body: Computation, index: int) -> int | None:
-    """Return the constant added to an element of the carried tuple in each iteration."""
+    """Return the constant that the body adds to an element of the carried tuple."""
     root = body.root
     if root.opcode != "tuple":
         return None
@@ -403,7 +404,7 @@ def _walk_costliest(
     peak: float,
     bandwidth: float,
 ) -> None:
-    """Count the slowest branch of a conditional."""
+    """Count only the slowest branch of a conditional."""
     branches = []
     for name in names:
         branch = HloCost()
@@ -437,15 +438,15 @@ def _add_collective(
     """Count a collective.
 
     Args:
-      phase: the channel of an asynchronous one, which appears in all fusions and loops that overlap
-        with it: it runs as often as the one with the fewest executions.
+      phase: the channel of an asynchronous collective. Such a collective appears in all fusions and
+        loops that overlap with it, and runs as often as the one with the fewest executions.
     """
     kind, n = i.opcode.removesuffix("-start"), group_size(i.attributes)
     if n <= 1:
         return
     operands = [computation.instructions[o] for o in i.operands if o in computation.instructions]
     size = sum(array.bytes for instruction in operands for array in instruction.arrays)
-    # bytes sent per device with `size` bytes, by a ring algorithm, which is optimal
+    # bytes that each device sends for operands of `size` bytes, by the optimal ring algorithm
     share = {
         "all-gather": n - 1,
         "all-reduce": 2 * (n - 1) / n,
@@ -465,7 +466,7 @@ def _add_collective(
 
 
 def group_size(attributes: str) -> int:
-    """Return the number of devices in a group of a collective."""
+    """Return the number of devices in one group of a collective."""
     pairs = re.search(r"source_target_pairs=\{(.*?)\}\}", attributes)
     if pairs:
         moves = [p for p in re.findall(r"(\d+),(\d+)", pairs[1]) if p[0] != p[1]]
@@ -493,7 +494,7 @@ def _count_flops(module: HloModule, computation: Computation, i: Instruction) ->
             for instruction in c.instructions.values()
         )
     if i.opcode == "custom-call" and "matmul" in i.attributes:
-        # oneDNN's: contracts the last axis of the first operand
+        # a oneDNN product, which contracts the last axis of its first operand
         return 2 * math.prod(i.arrays[0].dims) * _operand(computation, i, 0).dims[-1]
     return 0.0
 
@@ -510,9 +511,10 @@ def _dot_flops(computation: Computation, i: Instruction) -> float:
 
 
 def _convolution_flops(computation: Computation, i: Instruction) -> float:
-    """Two per pair of an input element and a weight; padding and dilation holes do not count.
+    """Return the FLOPs of a convolution: two per pair of an input element and a weight.
 
-    XLA for TPU expresses every dot as a convolution, with batches as strided and padded windows.
+    Padding and the holes of dilation do not count. XLA for TPU expresses every dot as a
+    convolution, with batches as strided and padded windows.
     """
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", i.attributes)
     if not labels:
@@ -533,7 +535,7 @@ def _convolution_flops(computation: Computation, i: Instruction) -> float:
 
 
 def _window(attributes: str, axis: int, axes: int) -> dict[str, int]:
-    """Return stride, padding and dilations of one axis of a convolution's window."""
+    """Return stride, padding and dilations of a convolution's window along one axis."""
     text = re.search(r"window=\{([^}]*)\}", attributes)
     fields = dict(re.findall(r"(\w+)=(\S+)", text[1])) if text else {}
 
@@ -551,7 +553,7 @@ def _window(attributes: str, axis: int, axes: int) -> dict[str, int]:
 def _count_overlaps(
     size: int, out: int, kernel: int, stride: int, pad: int, dilate: int, dilate_kernel: int
 ) -> int:
-    """Return the number of pairs of an output and a window position that hit an input element."""
+    """Return how many pairs of output and window position are at an input element."""
     last = (size - 1) * dilate
     if stride == dilate == dilate_kernel == 1 and pad == 0 and out + kernel - 1 <= size:
         return out * kernel
@@ -570,7 +572,7 @@ def _count_bytes(module: HloModule, computation: Computation, i: Instruction) ->
         return 0.0
     operands = [computation.instructions[o] for o in i.operands if o in computation.instructions]
     if i.opcode in ("copy-start", "slice-start"):
-        # the result names both ends
+        # the result contains both source and destination
         to = i.arrays[0].main_bytes if i.opcode == "copy-start" else i.arrays[-2].main_bytes
         source = operands[0].arrays[0]
         return to + (min(source.bytes, max(a.bytes for a in i.arrays[-2:])) if source[2] else 0)
@@ -585,7 +587,11 @@ def _count_bytes(module: HloModule, computation: Computation, i: Instruction) ->
 
 
 def _fusion_bytes(inner: Computation, operands: list[Instruction], i: Instruction) -> float:
-    """Count the slices of sliced operands, and the update of operands updated in place."""
+    """Return the main-memory bytes of a fusion.
+
+    Of an operand that is sliced only the slices count, and of one that is updated in place only the
+    update.
+    """
     total = 0.0
     updated = _in_place_updates(inner)
     for parameter, instruction in zip(inner.parameters(), operands, strict=True):
@@ -606,7 +612,7 @@ def _fusion_bytes(inner: Computation, operands: list[Instruction], i: Instructio
 
 
 def _in_place_updates(inner: Computation) -> dict[str, tuple[float, float]]:
-    """Return the parameters that a fusion updates in place: bytes of the update, and in total."""
+    """Return the parameters that a fusion updates in place: bytes of the update, total bytes."""
     updates: dict[str, tuple[float, float]] = {}
     roots = [inner.root]
     if inner.root.opcode == "tuple":
@@ -626,6 +632,6 @@ def _in_place_updates(inner: Computation) -> dict[str, tuple[float, float]]:
 
 
 def collective_rows(total_cost: HloCost) -> list[dict[str, float | str]]:
-    """Return rows of the collectives by descending bytes."""
+    """Return a row for each kind and group size of collectives, by descending bytes."""
     rows = sorted(total_cost.collectives.values(), key=lambda c: -c.bytes)
     return [dataclasses.asdict(c) for c in rows]

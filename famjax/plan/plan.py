@@ -1,4 +1,4 @@
-"""A plan: memory and a lower bound on the step time of a training job on a topology."""
+"""A plan: the memory of a training job on a topology, and a lower bound on its step time."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from famjax.train.resolve import resolve
 
 @dataclass(frozen=True)
 class Roofline:
-    """Lower bounds of a step's seconds on one device, by resource.
+    """Lower bounds on the seconds of a step on one device, by resource.
 
     Attributes:
-      compute: all matrix products at the chip's peak.
-      memory: all traffic of main memory.
-      device: the larger of both for each instruction, summed.
-      network: all collectives at the full rate of the links.
+      compute: seconds of all matrix products at the chip's peak.
+      memory: seconds of all traffic to and from main memory.
+      device: the larger of both for each instruction, summed over instructions.
+      network: seconds of all collectives at the full rate of the links.
     """
 
     compute: float
@@ -40,12 +40,12 @@ class Roofline:
 
     @property
     def step(self) -> float:
-        """With communication overlapped."""
+        """Seconds of a step if communication overlaps with the rest."""
         return max(self.device, self.network)
 
     @property
     def serial(self) -> float:
-        """Without overlap."""
+        """Seconds of a step if nothing overlaps with communication."""
         return self.device + self.network
 
     @property
@@ -60,13 +60,16 @@ class Plan:
     """A config planned on a topology.
 
     Attributes:
+      config: config whose training step is planned.
+      topology: the chips that it is planned for.
       report: the worker's answer, see `famjax.plan.worker`.
-      model_flops: of a step, query-key pairs inside the masks; as in the training log.
-      computed_flops: of a step, all computed pairs.
-      needed: bytes per chip.
-      fits: whether they fit.
-      roofline: None if the compiler ran out of memory.
-      utilisation: model FLOPs over the chips' peak in `roofline.step`.
+      model_flops: FLOPs of a step, counting only query-key pairs inside the masks, as in the
+        training log.
+      computed_flops: FLOPs of a step, counting all query-key pairs that are computed.
+      needed: bytes of memory needed per chip.
+      fits: whether the needed bytes fit in a chip's memory.
+      roofline: lower bounds on the step time; None if the compiler ran out of memory.
+      utilisation: model FLOPs of a step divided by what all chips could compute in `roofline.step`.
     """
 
     config: Config
@@ -81,16 +84,16 @@ class Plan:
 
     @property
     def tokens(self) -> int:
-        """Of a step."""
+        """Number of tokens in a step."""
         return self.config.data.batch * self.config.data.length
 
     @property
     def tokens_per_second(self) -> float:
-        """An upper bound; 0 if the compiler ran out of memory."""
+        """Upper bound on the tokens per second; 0 if the compiler ran out of memory."""
         return self.tokens / self.roofline.step if self.roofline else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return everything in JSON types."""
+        """Return the plan as JSON types."""
         roofline = self.roofline
         return {
             "config": self.config.name,
@@ -113,10 +116,10 @@ def plan(config: Config, topology: Topology) -> Plan:
     """Compile a config's training step for a topology and analyse it.
 
     Args:
-      config: with model.vocab_size, see `fill_vocab_size`.
+      config: config with `model.vocab_size` filled in, see `fill_vocab_size`.
 
     Raises:
-      UserError: libtpu is missing, or the mesh or the batch does not fit.
+      UserError: libtpu is missing, or the mesh or the batch does not fit the topology.
     """
     report = run_worker(config, topology, compile=True)
     per_chip = report["devices"] / topology.count
@@ -151,7 +154,7 @@ def plan(config: Config, topology: Topology) -> Plan:
 
 
 def fill_vocab_size(config: Config) -> Config:
-    """Return the config with `model.vocab_size` filled in, from its tokenizer where it is 0."""
+    """Return the config with `model.vocab_size`; if it is 0, it is taken from the tokenizer."""
     if config.model.vocab_size:
         return config
     from famjax.pipeline import make_tokenizer
@@ -165,14 +168,14 @@ def fill_vocab_size(config: Config) -> Config:
 
 
 def run_worker(config: Config, topology: Topology, compile: bool) -> dict[str, Any]:
-    """Return a worker's answer, see `famjax.plan.worker.answer`.
+    """Return the answer of a worker, see `famjax.plan.worker.answer`.
 
     Raises:
-      UserError: the worker's error.
+      UserError: the worker ended with an error.
     """
     check_compiler(topology)
     request = {"config": to_json(config), "topology": topology.name, "compile": compile}
-    # in the same process group, so that Ctrl-C ends it too
+    # the worker is in the same process group, so that Ctrl-C ends it too
     done = subprocess.run(
         [sys.executable, "-m", "famjax.plan.worker"],
         input=json.dumps(request),
@@ -212,10 +215,10 @@ def _environment(topology: Topology) -> dict[str, str]:
     return os.environ | {
         "JAX_PLATFORMS": "cpu",
         "TPU_SKIP_MDS_QUERY": "1",
-        # no TPU is used, so several plans may run concurrently
+        # allowed since no TPU is used, so that several plans can run concurrently
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "XLA_FLAGS": f"{flags} --xla_force_host_platform_device_count={count}".strip(),
-        # import the same famjax as this process
+        # so that the worker imports the same famjax as this process
         "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
     }

@@ -1,4 +1,4 @@
-"""Searches batch, mesh and remat policy for a topology: by formula, then compiles the best."""
+"""Searches batch, mesh and remat policy for a topology: by formula, then by compiling the best."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SearchResult(NamedTuple):
       best: compiled candidates that fit, by descending tokens/s.
       too_large: compiled candidates that do not fit.
       estimated: number of candidates estimated by formula.
-      fitting: number of them that fit by formula.
+      fitting: number of candidates that fit according to the formula.
     """
 
     best: list[Plan]
@@ -35,8 +35,10 @@ class SearchResult(NamedTuple):
 
 
 def candidates(config: Config, topology: Topology) -> Iterator[Config]:
-    """Yield configs of the same model and data: the batch, half and twice of it; every mesh that
-    divides its rows, heads and blocks; remat policies; gradient accumulation (`train.accumulate`).
+    """Yield configs of the same model and data that differ in how a step is computed.
+
+    Candidates vary the batch (the config's, half and twice of it), the mesh (every one that divides
+    rows, heads and blocks), the remat policy and gradient accumulation (`train.accumulate`).
     """
     batch = config.data.batch
     for rows in (batch, 2 * batch, batch // 2):
@@ -70,11 +72,11 @@ def search(
     report: Callable[[str], None],
     compile: Callable[[Config, Topology], Plan] = plan,
 ) -> SearchResult:
-    """Estimate every candidate, and compile the config as it is and the best by formula.
+    """Estimate every candidate; compile the config as it is and the best candidates by formula.
 
     Args:
       compiles: number of candidates to compile.
-      report: called with lines of progress.
+      report: called with each line of progress.
 
     Raises:
       UserError: no mesh divides the batch, or no candidate compiles.
@@ -117,7 +119,7 @@ def search(
 def rank(
     estimates: Sequence[tuple[Config, Estimate]], topology: Topology
 ) -> list[tuple[Config, Estimate]]:
-    """Return the candidates that fit by time per token, then the others by bytes."""
+    """Return the candidates that fit, sorted by time per token, then the others by bytes."""
 
     def sort_key(item: tuple[Config, Estimate]) -> tuple[float, ...]:
         config, e = item
@@ -131,10 +133,11 @@ def rank(
 def interleave_batches(
     ranked: Sequence[tuple[Config, Estimate]], batch: int
 ) -> list[tuple[Config, Estimate]]:
-    """Interleave by batch: the best two of the config's own batch, the best of each other batch,
-    the next two, and so on.
+    """Interleave candidates of different batches.
 
-    A larger batch nearly always has more tokens/s, but it is another experiment.
+    The order is: the best two with the config's own batch, the best of each other batch, the next
+    two with its own, and so on. A larger batch nearly always has more tokens/s, but it is another
+    experiment.
     """
     own = [item for item in ranked if item[0].data.batch == batch]
     larger = [item for item in ranked if item[0].data.batch > batch]
@@ -144,7 +147,7 @@ def interleave_batches(
 
 
 def format_overrides(config: Config, candidate: Config) -> str:
-    """Return the changes of a candidate as overrides."""
+    """Return the changes from a config to a candidate, as overrides."""
     changed = (line.partition(": ") for line in difference(config, candidate))
     pairs = ((key, change.partition(" -> ")[2].strip("'")) for key, _, change in changed)
     return " ".join(f"{key}={value}" for key, value in pairs) or "as it is"

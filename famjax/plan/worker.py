@@ -2,8 +2,8 @@
 
     python -m famjax.plan.worker < request.json > answer.json
 
-A subprocess because JAX initializes its devices once per process, and because libtpu and XLA print
-to standard error.
+It is a subprocess because JAX initializes its devices only once per process, and because libtpu and
+XLA print to standard error.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from famjax.train.resolve import resolve
 from famjax.train.run import abstract_model
 from famjax.train.state import TrainState
 
-# the program is not run, so skip LLVM's optimizations; XLA's HLO passes are unchanged
+# skip LLVM's optimizations, since the program is not run; XLA's HLO passes are unchanged
 _HOST_OPTIONS = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
@@ -43,7 +43,8 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Handle a request for a config on a topology.
 
     Args:
-      request: "config" as JSON, "topology"; "compile", whether to compile as well.
+      request: "config", the config as JSON; "topology", its name; "compile", whether to compile as
+        well.
     """
     requested, topology = from_json(request["config"]), parse_topology(request["topology"])
     devices = get_devices(topology)
@@ -65,7 +66,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def get_devices(topology: Topology) -> list[jax.Device]:
-    """Return the devices to compile for: described TPU devices, or this process's own."""
+    """Return the devices to compile for: TPU devices that are only described, or own devices."""
     if not topology.is_tpu:
         return jax.devices()
     from jax.experimental import topologies
@@ -87,7 +88,7 @@ def batch_shapes(config: ResolvedConfig, program: TrainProgram) -> dict[str, jax
 def arrays(
     config: ResolvedConfig, program: TrainProgram, shapes: TrainState
 ) -> dict[str, dict[str, float]]:
-    """Return elements, bytes, and bytes on one device of the inputs of a training step."""
+    """Return elements, bytes, and bytes on one device, for each input of a training step."""
     model = jax.eval_shape(lambda: abstract_state(config))
     everywhere = NamedSharding(program.mesh, PartitionSpec())
     model = jax.tree.map(
@@ -103,7 +104,7 @@ def arrays(
 
 
 def abstract_state(config: ResolvedConfig) -> Any:
-    """Return the model's carried state of one document."""
+    """Return a model's carried state for one document, to be traced by `jax.eval_shape`."""
     from flax import nnx
 
     from famjax.models.seq2seq import make_model
@@ -124,8 +125,8 @@ def _count_bytes(tree: PyTree) -> dict[str, float]:
 def shardings(config: ResolvedConfig, mesh: jax.sharding.Mesh) -> list[dict[str, Any]]:
     """Return a row for each parameter: path, shape, logical axes, mesh axes, shape on a device.
 
-    "whole" is whether a large one is replicated although the mesh shards parameters; "rule" is
-    whether a sharding rule matches.
+    "whole" tells whether the parameter is large and replicated although the mesh shards parameters;
+    "rule" tells whether a sharding rule matches it.
     """
     _, trained, frozen = abstract_model(config.model, only=config.train.only)
     rows = []
@@ -174,7 +175,7 @@ def compile_step(
         }
     seconds = time.perf_counter() - began
     analysis = done.memory_analysis()
-    share = topology.count / devices  # a chip may be several devices
+    share = topology.count / devices  # a chip may have several devices
     counted = hlo.count_cost(
         hlo.parse(done.as_text()), topology.chip.flops * share, topology.chip.bandwidth * share
     )

@@ -1,1 +1,1 @@
-"""Processes: several that train together, and the setup of one before JAX is used."""
+"""Processes: training with several of them, and the setup of a process before JAX is used."""

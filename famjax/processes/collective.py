@@ -1,7 +1,7 @@
 """Multi-process training: start-up and small host-side collectives.
 
 Both use JAX's coordination service, which runs in process 0: `jax.distributed.initialize` waits
-there for all processes, and its key-value store carries the values of the collectives.
+there for all processes, and the service's key-value store carries the values of the collectives.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from typing import Any, TypeVar
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json
 
-# seconds: for all processes to connect; without a heartbeat until a process counts as lost
+# seconds for all processes to connect; seconds without a heartbeat after which a process is lost
 INIT_TIMEOUT, HEARTBEAT_TIMEOUT = 300, 60
-# seconds after which a waiting process says so; process 0, which reports the run, does so at once
+# seconds after which a waiting process says that it waits; process 0, which reports the run, says
+# so at once
 _NOTICE_AFTER = 10
-# milliseconds, for sequential work such as writing a checkpoint; lost processes are detected by
-# heartbeats, not by this
+# milliseconds at a barrier: long enough for the work of a single process, such as writing a
+# checkpoint. Lost processes are detected by heartbeats, not by this timeout
 _BARRIER_TIMEOUT = 24 * 3600 * 1000
 
 T = TypeVar("T")
@@ -38,7 +39,7 @@ class ProcessInfo:
 
     Attributes:
       coordinator: HOST:PORT of process 0.
-      index: of this process.
+      index: index of this process.
       count: number of processes.
     """
 
@@ -53,7 +54,7 @@ class ProcessInfo:
 def parse_flags(
     coordinator: str | None, index: str | None, count: str | None
 ) -> ProcessInfo | None:
-    """Return the process info given by command-line flags; None for a single process.
+    """Return the process info from command-line flags; None for a single process.
 
     Raises:
       UserError: a flag is missing or invalid.
@@ -91,10 +92,12 @@ def _parse_number(flag: str, text: str | None, least: int) -> int:
 
 
 def detect() -> ProcessInfo | None:
-    """Return the process info of the cluster environment (TPU VM, GKE, Slurm, Open MPI), if any.
+    """Return the process info from the cluster environment, or None.
+
+    Known environments are TPU VM, GKE, Slurm and Open MPI.
 
     Raises:
-      UserError: there are several processes, but no coordinator address.
+      UserError: there are several processes, but the coordinator address is unknown.
     """
     from jax._src import clusters
 
@@ -127,7 +130,7 @@ def check_single_process(verb: str) -> None:
 
 
 def initialize(info: ProcessInfo) -> None:
-    """Connect all processes. `famjax.processes.failure_monitor` reports failures.
+    """Connect all processes; `famjax.processes.failure_monitor` reports failures.
 
     Raises:
       UserError: process 0 cannot listen at its address.
@@ -136,7 +139,7 @@ def initialize(info: ProcessInfo) -> None:
 
     import jax
 
-    # the only implementation for CPUs
+    # gloo is the only implementation for CPUs
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
 
     def print_waiting() -> None:
@@ -152,7 +155,8 @@ def initialize(info: ProcessInfo) -> None:
                 info.coordinator,
                 num_processes=info.count,
                 process_id=info.index,
-                # the service's own timeout names the missing processes: it must expire first
+                # longer than the service's own timeout, which must expire first to name the missing
+                # processes
                 initialization_timeout=INIT_TIMEOUT + 10,
                 heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT,
             )
@@ -169,7 +173,7 @@ def initialize(info: ProcessInfo) -> None:
 def _register_timeout(seconds: int) -> Iterator[None]:
     """Set the service's registration timeout, since only the service can name missing processes.
 
-    `jax.distributed.initialize` has no argument for it and leaves it at an hour.
+    `jax.distributed.initialize` has no argument for this timeout and leaves it at an hour.
     """
     from jax._src.lib import _jax
 
@@ -201,11 +205,13 @@ def process_index() -> int:
 
 
 def all_gather(name: str, value: Any) -> list[Any]:
-    """Return the values of all processes, by process index. All must call it, in the same order.
+    """Return the values of all processes, by process index.
+
+    All processes must call this function, with the same names in the same order.
 
     Args:
-      name: distinct for calls from different threads.
-      value: JSON-able.
+      name: name of the call, which must differ between calls from different threads.
+      value: this process's value, JSON-serializable.
     """
     if process_count() == 1:
         return [value]
@@ -222,21 +228,21 @@ def all_gather(name: str, value: Any) -> list[Any]:
 
 
 def broadcast_from_first(name: str, value: Callable[[], T]) -> T:
-    """Return process 0's value, JSON-able, on all. All must call it, in the same order."""
+    """Return process 0's JSON-serializable value on all processes; see `all_gather`."""
     if process_count() == 1:
         return value()
     return all_gather(name, value() if process_index() == 0 else None)[0]
 
 
 def barrier(name: str) -> None:
-    """Wait until all processes have called this equally often with the same name."""
+    """Wait until all processes have called this function equally often with this name."""
     if process_count() > 1:
         call = next(_call_counts[f"barrier {name}"])
         client().wait_at_barrier(_key("barrier", name, call), _BARRIER_TIMEOUT)
 
 
 def first_process_first(name: str, call: Callable[[], T]) -> T:
-    """Call in process 0 first, and after it returns in the others."""
+    """Run `call` in process 0, and after it has returned, in the other processes."""
     if process_index() == 0:
         result = call()
         barrier(name)

@@ -1,11 +1,12 @@
-"""Failure handling for several processes: if one ends, all end, each with one line.
+"""Failure handling for several processes: if one fails, all end, each with a one-line message.
 
-The coordination service reports a lost process by a dump on standard error and abort(); jaxlib has
-no hook for it that Python can use. So standard error is redirected to a pipe that a thread reads
-here. abort() is delayed by a few seconds, in which the thread prints one line and ends the process.
-Everything else on the pipe is forwarded.
+When a process is lost, the coordination service writes a dump to standard error and calls abort();
+jaxlib has no hook for this that Python can use. So standard error is redirected to a pipe, which a
+thread of this module reads. abort() is delayed by a few seconds, in which the thread prints one
+line and ends the process. Everything else on the pipe is forwarded.
 
-A process that fails by itself writes its line to the key-value store, and the others end with it.
+A process that fails by itself writes its message to the key-value store, and the other processes
+end with this message.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ _FAILED = "famjax/failed"
 _HEADER = re.compile(r"[IWEF]\d{4} [\d:.]+ +\d+ (\S+):\d+\] ")
 _COORDINATION = ("coordination_service", "preemption_", "client.h")
 _DUMP = "JAX distributed service detected fatal errors"
-# errors that a process causes by itself
+# errors of a process that are not caused by the loss of another one
 _OWN_ERROR = re.compile("INVALID_ARGUMENT|RESOURCE_EXHAUSTED|UNIMPLEMENTED|OUT_OF_RANGE")
-# the service runs in process 0: seconds for the others to receive its reason
+# seconds that process 0, in which the service runs, waits for the others to receive its message
 _LINGER = 2.0
 
 
@@ -48,10 +49,10 @@ class FailureMonitor:
     """Reads this process's standard error, and ends the process when another is lost.
 
     Args:
-      process: info of this process.
+      process: this process.
 
     Attributes:
-      saved: returns the step of the last checkpoint.
+      saved: function that returns the step of the last checkpoint, or None.
     """
 
     def __init__(self, process: ProcessInfo):
@@ -68,7 +69,10 @@ class FailureMonitor:
         _start(self._read, os.fdopen(read, "rb"))
 
     def listen(self) -> None:
-        """End with the line of the first process that fails; call it once all are connected."""
+        """Wait in a thread for a failure of any process, and end with its line.
+
+        Call this when all processes are connected.
+        """
         _start(self._await_failure)
 
     def close(self) -> None:
@@ -77,20 +81,20 @@ class FailureMonitor:
         sys.stderr = self._python
 
     def fail(self, line: str, status: int) -> None:
-        """End this process and all others with a line and an exit status."""
-        with contextlib.suppress(Exception):  # another was first, or process 0 is lost
+        """End this process and all others with this line and exit status."""
+        with contextlib.suppress(Exception):  # another process was first, or process 0 is lost
             named = f"{self._process.name(self._process.index)} stopped: {line}"
             collective.client().key_value_set(_FAILED, f"{status} {named}")
         self._end(line, status)
 
     def _await_failure(self) -> None:
-        with contextlib.suppress(Exception):  # at the end of the run
+        with contextlib.suppress(Exception):  # the wait is cancelled at the end of the run
             message = collective.client().blocking_key_value_get(_FAILED, 7 * 24 * 3600 * 1000)
             status, _, line = message.partition(" ")
             self._end(line, int(status))
 
     def _end(self, line: str, status: int) -> None:
-        self._end_lock.acquire()  # for good: one line
+        self._end_lock.acquire()  # never released, so that only one line is written
         sys.stderr.write(f"famjax: {' '.join(line.split())}\n")
         sys.stderr.flush()
         if self._process.index == 0:
@@ -111,7 +115,7 @@ class FailureMonitor:
                 os.write(self._stderr, data)
 
     def _diagnose(self, dump: str) -> str:
-        """Return one line for the service's dump."""
+        """Return a one-line message for a dump of the service."""
         process, status = self._process, dump.partition("absl::Status: ")[2]
         named = re.search(r"(?:timed out task names|sending heartbeats\)):\s*((?:.*\d+\n)+)", dump)
         missing = sorted({int(i) for i in re.findall(r"(\d+)$", named[1], re.M)} if named else {})
@@ -148,17 +152,17 @@ _monitor: FailureMonitor | None = None
 
 
 def set_last_step(saved: Callable[[], int | None]) -> None:
-    """Set the function that gives the last checkpoint's step for the line about a lost process."""
+    """Set the function that returns the last checkpoint's step, for messages of lost processes."""
     if _monitor is not None:
         _monitor.saved = saved
 
 
 @contextlib.contextmanager
 def all_or_nothing(process: ProcessInfo | None) -> Iterator[None]:
-    """Run the body in all processes or in none: if one ends, all end.
+    """Run the body in all processes or in none: if one process fails, all end.
 
     Args:
-      process: info of this process; None if it is the only one.
+      process: this process; None if it is the only one.
     """
     if process is None:
         yield
@@ -178,7 +182,7 @@ def _run_monitored(process: ProcessInfo) -> Iterator[None]:
     try:
         yield
     except StopRequested as stop:
-        if process.index:  # process 0 reports it
+        if process.index:  # process 0 reports the stop
             raise SystemExit(EXIT_SIGNAL + stop.signal) from None
         raise
     except UserError as error:
@@ -186,9 +190,9 @@ def _run_monitored(process: ProcessInfo) -> Iterator[None]:
     except KeyboardInterrupt:
         monitor.fail("interrupted", EXIT_SIGNAL + signal.SIGINT)
     except BaseException as error:
-        # mostly what a collective raises when another process is lost
+        # in most cases an error of a collective, because another process is lost
         if isinstance(error, jax.errors.JaxRuntimeError) and not _OWN_ERROR.match(str(error)):
-            time.sleep(1.5 * collective.HEARTBEAT_TIMEOUT)  # the service detects which one
+            time.sleep(1.5 * collective.HEARTBEAT_TIMEOUT)  # the service detects the lost one
         traceback.print_exc()
         monitor.fail(f"{type(error).__name__}: {error}", EXIT_FAILED)
     finally:
@@ -202,7 +206,7 @@ def _start(target: Callable[..., None], *args: object) -> None:
 
 
 def _delay_abort() -> None:
-    """Delay abort() by six seconds: SIGABRT's handler is sleep(), called with its number, 6."""
+    """Delay abort() by six seconds: sleep() handles SIGABRT, and gets the signal's number, 6."""
     libc = ctypes.CDLL(None)
     libc.signal.argtypes = (ctypes.c_int, ctypes.c_void_p)
     libc.signal(signal.SIGABRT, ctypes.cast(libc.sleep, ctypes.c_void_p))

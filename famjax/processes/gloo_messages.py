@@ -1,4 +1,4 @@
-"""Filters gloo's log lines (CPU collectives of several processes) from standard output."""
+"""Filters the log lines of gloo, which runs CPU collectives, from standard output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from importlib.metadata import entry_points
 from typing import BinaryIO
 
-# the pieces that gloo prints one by one; those of several threads come mixed
+# the pieces of a line that gloo prints one by one; those of several threads may be mixed
 _GLOO_LINE = re.compile(
     rb"(\[Gloo\] Rank |\d+| is connected to | peer ranks\. "
     rb"|Expected number of connected peer ranks is : )*\n?"
@@ -22,8 +22,8 @@ _GLOO_LINE = re.compile(
 def uses_gloo() -> bool:
     """Return whether collectives would run on CPUs, without initializing JAX's backends.
 
-    JAX_PLATFORMS decides. If it is not set, JAX uses an accelerator if it finds one, so this is
-    False if any accelerator plugin is installed.
+    JAX_PLATFORMS decides if it is set. Otherwise JAX uses an accelerator if it finds one, so the
+    result is False if any accelerator plugin is installed.
     """
     import jax
 
@@ -37,7 +37,7 @@ def uses_gloo() -> bool:
 
 
 def filter_on_cpu() -> contextlib.AbstractContextManager[None]:
-    """Return `filter_gloo_lines` if collectives would run on CPUs, else a null context."""
+    """Return `filter_gloo_lines()` if collectives would run on CPUs, else a null context."""
     return filter_gloo_lines() if uses_gloo() else contextlib.nullcontext()
 
 
@@ -45,10 +45,11 @@ def filter_on_cpu() -> contextlib.AbstractContextManager[None]:
 def filter_gloo_lines() -> Iterator[None]:
     """Drop the lines "[Gloo] Rank 0 is connected to 1 peer ranks ..." from standard output.
 
-    C++ prints them each time a group of devices first connects, and gloo has no setting for them.
-    A process with several devices prints from several threads, whose lines may be cut and mixed.
-    A thread forwards all other lines. Only for CPUs (`uses_gloo`): accelerator libraries may write
-    while they hold the GIL, and if the pipe is full then, the thread cannot drain it.
+    C++ code prints them each time a group of devices first connects, and gloo has no setting to
+    switch them off. A process with several devices prints from several threads, whose lines may be
+    cut and mixed. A thread forwards all other lines. Use this only for CPUs (`uses_gloo`):
+    accelerator libraries may write while they hold the GIL, and if the pipe is full at that time,
+    the thread cannot drain it.
     """
     sys.stdout.flush()
     stdout = os.dup(1)
@@ -69,7 +70,7 @@ def filter_gloo_lines() -> Iterator[None]:
 
 
 def _forward_lines(stream: BinaryIO, stdout: int) -> None:
-    in_gloo = False  # a number or an empty line is gloo's only directly after a line of gloo's
+    in_gloo = False  # a number or an empty line is gloo's only after one of its lines
     for line in stream:
         words = b"Gloo" in line or b"peer ranks" in line
         in_gloo = (words or in_gloo) and bool(_GLOO_LINE.fullmatch(line))

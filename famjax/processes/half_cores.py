@@ -1,8 +1,8 @@
-"""Work in other processes: one on all cores, or two on half of the cores each.
+"""Work in other processes: in one process on all cores, or in two on half of the cores each.
 
-Two small models on half of the cores each are trained sooner than one after the other on all cores.
-A process can be given cores only before JAX starts its threads, so this one must not use JAX before
-the first `run_in_halves`.
+Training two small models at the same time, on half of the cores each, takes less time than training
+one after the other on all cores. A process can be restricted to cores only before JAX starts its
+threads, so this process must not use JAX before the first call of `run_in_halves`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,15 @@ from famjax.core.errors import StopRequested, UserError
 from famjax.processes import runtime
 
 Item = TypeVar("Item")
-# of an interrupted process
+# seconds for an interrupted process to save
 _SECONDS_TO_SAVE = 60
 
 
 def run_in_process(work: Callable[..., int], *arguments: Any) -> None:
-    """Call `work(*arguments)` in another process; it reports its errors, and returns a status.
+    """Call `work(*arguments)` in another process.
+
+    Args:
+      work: function that reports its own errors, and returns an exit status.
 
     Raises:
       SystemExit: the status was not 0.
@@ -36,7 +39,7 @@ def run_in_process(work: Callable[..., int], *arguments: Any) -> None:
     try:
         process.join()
     except KeyboardInterrupt:
-        process.join()  # it has the signal too, and saves
+        process.join()  # it receives the signal too, and saves
     if process.exitcode:
         raise SystemExit(process.exitcode)
 
@@ -51,9 +54,10 @@ def run_in_halves(
     """Call `work(item, quiet)` for all items, in order, each in the first process that is free.
 
     Args:
-      work: can be pickled; it is quiet in the other process.
-      log: file of the other process's output.
-      console: tells when this process waits for the other one.
+      work: a function that can be pickled; `quiet` is True in the other process.
+      items: the items to work on.
+      log: file for the other process's output.
+      console: shows when this process waits for the other one.
 
     Raises:
       UserError: the other process failed.
@@ -69,7 +73,7 @@ def run_in_halves(
         with console.status("waiting for the other process"):
             process.join()
     except (KeyboardInterrupt, StopRequested):
-        process.join(_SECONDS_TO_SAVE)  # it has the signal too, and saves
+        process.join(_SECONDS_TO_SAVE)  # it receives the signal too, and saves
         raise
     finally:
         process.kill()
@@ -91,7 +95,7 @@ def _work_quietly(
 
 
 def _take(items: Sequence[Item], taken: Any) -> Item | None:
-    """Return the next item that no process has taken, if any; `taken` counts them."""
+    """Return the next item that no process has taken, or None; `taken` counts the taken ones."""
     with taken.get_lock():
         number = taken.value
         taken.value += 1
@@ -99,7 +103,7 @@ def _take(items: Sequence[Item], taken: Any) -> Item | None:
 
 
 def _take_half(first: bool) -> set[int]:
-    """Restrict the process to half of the cores, if supported; return the previous set."""
+    """Restrict this process to half of its cores, if supported; return the previous set."""
     if not hasattr(os, "sched_setaffinity"):
         return set()
     before = os.sched_getaffinity(0)

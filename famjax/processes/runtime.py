@@ -21,7 +21,7 @@ _KEEP = (
 
 
 def cache_folder() -> str:
-    """Return the compilation cache's folder: the user's own for JAX, or famjax's."""
+    """Return the folder of the compilation cache: the one set for JAX, or else famjax's own."""
     folder = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     if folder:
         return folder
@@ -30,7 +30,7 @@ def cache_folder() -> str:
 
 
 def is_writable(folder: str) -> bool:
-    """Return whether the folder exists or can be created, and is writable; a bucket always is."""
+    """Return whether the folder exists or can be created, and is writable; True for a bucket."""
     if "://" in folder:
         return True
     with contextlib.suppress(OSError):
@@ -39,21 +39,22 @@ def is_writable(folder: str) -> bool:
 
 
 def use_huge_pages(*, keep: bool = False) -> None:
-    """Re-execute this program with huge pages, where glibc supports them.
+    """Re-execute this program with huge pages, if glibc supports them.
 
     XLA on CPU allocates a step's temporary arrays from the system and frees them at every step.
-    In pages of 4 KiB that is hundreds of thousands of page faults, a quarter of a step's time.
-    glibc reads its tunables only at program start. Tunables set by the user take precedence.
+    With pages of 4 KiB this causes hundreds of thousands of page faults, which take a quarter of a
+    step's time. The program is re-executed because glibc reads its tunables only at program start.
+    Tunables set by the user take precedence.
 
     Args:
-      keep: never return memory to the system: up to twice what a step needs is held, and step times
-        do not depend on page allocation, so that they can be compared.
+      keep: never return memory to the system. The process then holds up to twice the memory that a
+        step needs, but step times do not depend on page allocation and can be compared.
     """
     if not sys.platform.startswith("linux") or not sys.executable or not sys.orig_argv[1:]:
         return
     if "GLIBC_TUNABLES" in os.environ or _STARTED in os.environ:
         return
-    # the second variable is for wrappers of Python that clear the first
+    # _STARTED is set too, since some wrappers of Python clear GLIBC_TUNABLES
     tunables = f"{_HUGE}:{_KEEP}" if keep else _HUGE
     os.environ |= {"GLIBC_TUNABLES": tunables, _STARTED: "1"}
     with contextlib.suppress(OSError):  # slower, but no reason to stop
@@ -61,15 +62,15 @@ def use_huge_pages(*, keep: bool = False) -> None:
 
 
 def keeps_memory() -> bool:
-    """Return whether memory is kept as by `use_huge_pages(keep=True)`; True without glibc."""
+    """Return whether memory is kept as with `use_huge_pages(keep=True)`; True if not on Linux."""
     return not sys.platform.startswith("linux") or _KEEP in os.environ.get("GLIBC_TUNABLES", "")
 
 
 def share_cores(rows: int) -> None:
-    """Make the cores of a CPU machine JAX devices, as many as divide the rows of a batch.
+    """Make cores of a CPU machine JAX devices: the largest number that divides the rows of a batch.
 
-    The products in a scan over tokens or blocks are too small for multithreading; a mesh over rows
-    uses the cores instead.
+    The matrix products in a scan over tokens or blocks are too small for multithreading, so the
+    cores are used by a mesh over rows instead.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
@@ -79,8 +80,8 @@ def share_cores(rows: int) -> None:
 def set_cpu_devices(count: int) -> None:
     """Set the number of JAX devices of a CPU machine.
 
-    It has no effect once JAX's backends are initialized, if XLA_FLAGS sets a number, and on
-    accelerators.
+    This has no effect on accelerators, if XLA_FLAGS sets a number, or after JAX's backends are
+    initialized.
     """
     if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
         return
@@ -105,7 +106,7 @@ def setup() -> None:
             "recompiles; set JAX_COMPILATION_CACHE_DIR to a writable folder",
             file=sys.stderr,
         )
-        # JAX takes it from the environment and would warn at every compilation
+        # JAX has taken the folder from the environment, and would warn at every compilation
         jax.config.update("jax_compilation_cache_dir", None)
         return
     jax.config.update("jax_compilation_cache_dir", folder)

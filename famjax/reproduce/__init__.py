@@ -1,4 +1,4 @@
-"""The experiments of the three papers: `famjax reproduce`."""
+"""The experiments of the three papers, which `famjax reproduce` runs."""
 
 from __future__ import annotations
 

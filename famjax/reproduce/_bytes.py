@@ -1,4 +1,4 @@
-"""What experiments with the Feedback Transformer as a language model share: bytes of code."""
+"""Shared settings of experiments with Feedback Transformers as language models of code bytes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ from famjax.reproduce.measures import CodeMeasure
 BYTES = CodeMeasure(vocabulary=0, whole=False)
 TRANSFORMER = ("model.stack=transformer",)
 STEPS = 1400
-# from an eighth of the row to all of it, a quarter of the steps each (v1: from 32 to 256 words)
+# the BPTT length doubles from an eighth of the row to all of it, with a quarter of the steps for
+# each length (v1: from 32 to 256 words)
 GROWING = ("train.bptt_start=8", f"train.bptt_double_every={STEPS // 4}")
 
 
 def at_depth(layers: int) -> tuple[str, ...]:
-    """Return overrides of a model of so many layers with as many parameters as four layers have.
+    """Return overrides for a model of `layers` layers with as many parameters as four layers have.
 
-    Heads and feed-forward are as much wider (v3 6.4).
+    Fewer layers have wider heads and feed-forwards (v3 6.4).
     """
     wider = 4 // layers
     return (
@@ -24,7 +25,7 @@ def at_depth(layers: int) -> tuple[str, ...]:
     )
 
 
-# with four layers the stacks differ by no more than seeds do (docs/feedback.md)
+# two layers: with four, the stacks differ by no more than seeds do (docs/feedback.md)
 SHAPE = (*at_depth(2), f"train.steps={STEPS}")
 _SIZES = "a width of 128, a span of 64, 0.8 million parameters, 1,400 steps of 1,024 bytes"
 _TEXTS = (

@@ -1,13 +1,13 @@
-"""What experiments with passkeys share: documents with the key first, windows and memories."""
+"""Shared parts of passkey experiments: documents with the key first, windows and memories."""
 
 from __future__ import annotations
 
 from famjax.reproduce.experiment import Variant
 
 BLOCK = 32
-# the key comes first (3.2), each document has one question, which ends its block, and no keys are
-# smeared, which rivals do not have: all models train on the same documents. Those get longer when
-# short ones are known, so that windows stay at what they see
+# the key comes first (3.2), each document has one question, which ends its block, and keys are not
+# smeared, since rival models lack that: all models train on the same documents. Documents get
+# longer when a model knows the short ones, so that windows stay at lengths that they can see
 DOCUMENTS = (
     "data.passkey.needle_within=0",
     "data.passkey.ask_every=0",
@@ -15,7 +15,7 @@ DOCUMENTS = (
     "data.passkey.start_length=96",
     "model.smeared_keys=false",
 )
-# finetuned on fillers of 2k to 18k tokens (3.2), each document in one row
+# the paper finetunes on fillers of 2k to 18k tokens (3.2); each document is in one row
 AT_PAPER = (
     "data.task=passkey",
     "data.passkey.min_length=2048",
@@ -29,19 +29,19 @@ SUM, GATED = "FAM", "gated FAM"
 
 
 def window(segments: int, mixer: str = "bswa", name: str = "") -> Variant:
-    """Return a window, by default `M` with its memory segments."""
+    """Return a window with memory segments; its default name is `M` with their number."""
     shape = (f"model.mixer={mixer}", f"model.memory_segments={segments}")
     return Variant(name or f"M{segments}", shape, at_paper=(*shape, *AT_PAPER))
 
 
 def memory(name: str, update: str, here_only: bool = False) -> Variant:
-    """Return a FAM without memory segments, as the paper's (3.2)."""
+    """Return a FAM without memory segments, like the paper's (3.2)."""
     shape = (f"model.fam_update={update}", "model.memory_segments=0")
     return Variant(name, shape, at_paper=(*shape, *AT_PAPER), here_only=here_only)
 
 
 def memories() -> tuple[Variant, Variant]:
-    """Return FAM with the paper's update, and with ours."""
+    """Return FAM with the paper's update, and FAM with the gated update of famjax."""
     return memory(SUM, "sum"), memory(GATED, "gated", here_only=True)
 
 

@@ -1,4 +1,4 @@
-"""What experiments of T2R share: a small Transformer over bytes of code that becomes an RNN."""
+"""Shared settings of T2R experiments: a small Transformer over code bytes that becomes an RNN."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from famjax.reproduce.measures import CodeMeasure
 # the last half of each window is scored (T2R 3.2.1)
 WINDOWS = CodeMeasure(vocabulary=0, whole=False, window=256)
 CONFIG, TEACHER = "t2r_finetune", "t2r_teacher"
-# one head, so that learned features can be a quarter of its size, as the paper's 32 of 128
+# one head, so that the learned features can be a quarter of its size, like the paper's 32 of 128
 SHAPE = ("model.layers=4", "model.width=64", "model.heads=1", "model.mlp_width=256")
 TEACHING = (*SHAPE, "train.steps=2400")
 FINETUNED = FROM_SCRATCH = ("train.steps=800",)
@@ -21,17 +21,17 @@ NOTE = (
 )
 UNEQUAL = "what continues the teacher has its tokens, too, as in the paper"
 MINUTES = 5.0
-# a sixteenth, a quarter and all of a head; the paper has a quarter of it in its tables
+# a sixteenth, a quarter and all of a head's size; the paper's tables have a quarter
 FEATURES = (4, 16, 64)
 
 
 def linear(features: int) -> tuple[str, ...]:
-    """Return overrides of an RNN with so many features."""
+    """Return overrides for an RNN with `features` features."""
     return (*LINEAR, f"model.linear.features={features}")
 
 
 def by_features() -> tuple[Variant, ...]:
-    """Return the lines of Figures 4 and 6: finetuned from the teacher, and from scratch."""
+    """Return the variants of Figures 4 and 6: finetuned from the teacher, and from scratch."""
 
     def variant(line: str, features: int, is_pretrained: bool) -> Variant:
         own = (*(FINETUNED if is_pretrained else FROM_SCRATCH), *linear(features))

@@ -1,11 +1,11 @@
-"""What experiments on text share: a window without memory that all variants continue."""
+"""Shared settings of text experiments, whose variants all continue a window without memory."""
 
 from __future__ import annotations
 
 from famjax.reproduce.measures import CodeMeasure
 
 CODE = CodeMeasure()
-# two layers of 128, rows of many documents (`make demo-text` tells why)
+# two layers of width 128, rows of many documents (`make demo-text` explains why)
 PLAIN_SHAPE = (
     "model.layers=2",
     "model.mlp_width=512",
@@ -14,9 +14,9 @@ PLAIN_SHAPE = (
     "train.log_every=20",
     "train.checkpoint_every=250",
 )
-# without which models of this size do not even copy from their own window
+# without smeared keys, models of this size do not even copy from their own window
 SHAPE = (*PLAIN_SHAPE, "model.smeared_keys=true")
-# a memory is of use only to a model that predicts from its block already
+# a memory is only of use to a model that has learned to predict from its own block
 BASE = (
     "model.mixer=bswa",
     "model.memory_segments=0",
@@ -25,14 +25,14 @@ BASE = (
 )
 CONTINUED = ("train.steps=400", "optimizer.warmup_steps=20")
 FAM = ("model.mixer=fam", "model.fam_update=gated", "model.memory_segments=0")
-# bits per byte: a quarter of what a FAM is worth without memory segments (docs/results.md)
+# bits per byte: a quarter of the gain of a FAM without memory segments (docs/results.md)
 MARGIN = 0.005
-# rows with a memory of their own at each step, as in the paper
+# rows that start each step with a memory of their own, as in the paper
 PACKED = ("data.layout=packed",)
 
 
 def passed(probability: float) -> tuple[str, ...]:
-    """Return overrides of random state passing (B.2.3)."""
+    """Return overrides for random state passing (B.2.3) with a probability."""
     return (f"train.rsp={probability}", "train.rsp_ramp=100") if probability else ("train.rsp=0.0",)
 
 

@@ -1,4 +1,4 @@
-"""Entropy of attention weights, and their distance from a teacher's."""
+"""Measure of the entropy of attention weights, and of their distance from a teacher's."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ _DISTANCE, _ENTROPY = "distance", "entropy"
 
 @dataclass(frozen=True)
 class AttentionMeasure(CodeTexts):
-    """Attention of the last token of windows of held-out modules (T2R 4, A.2).
+    """Attention of the last token in windows of held-out modules (T2R 4, A.2).
 
-    The teacher of a run is what it continues; one that continues nothing has no distance, which is
-    not measured for any.
+    The teacher of a run is the run that it continues. If a variant continues none, the distance
+    cannot be measured, and `has_teacher` must be False for all variants.
 
     Attributes:
-      length: tokens of a window.
-      examples: windows.
-      has_teacher: measures the distance first.
+      length: tokens per window.
+      examples: number of windows.
+      has_teacher: whether the distance from the teacher is the first score.
     """
 
     vocabulary: int = 0

@@ -17,17 +17,19 @@ from famjax.core.errors import UserError
 from famjax.core.json_files import RUN_AGAIN, read_json, write_json
 from famjax.reproduce.experiment import ALL_SECONDS, OWN_SECONDS, Experiment, Size
 
-# of the data and of the trainings that experiments share
+# folders of the data and of the trainings, which experiments share
 DATA, TRAININGS = "data", "trainings"
 RESULT = "result.json"
-# variants continue a training with other documents than it had
+# added to the seed, so that variants continue the base with other documents than the base had
 _CONTINUED = 1000
 
 
 @functools.cache
 def code_version() -> str:
-    """Return the commit of the checkout that this is, with "+" and a digest of what was changed in
-    its code since, or without a checkout the version."""
+    """Return the version of the code: the commit of the checkout, or famjax's version without one.
+
+    "+" and a digest follow if the checkout's code has uncommitted changes.
+    """
     home = Path(famjax.__file__).parents[1]
 
     def git(*arguments: str) -> str:
@@ -36,7 +38,7 @@ def code_version() -> str:
         return said.stdout.strip()
 
     try:
-        # not of the pages, which experiments write
+        # only code counts: experiments write pages of docs/
         code = ("--", "famjax", "configs")
         changed = git("status", "--porcelain", *code), git("diff", "HEAD", *code)
         return git("describe", "--always", "--exclude=*") + (
@@ -48,14 +50,14 @@ def code_version() -> str:
 
 @dataclass(frozen=True)
 class Cell:
-    """A training.
+    """One training of an experiment: of a variant, or of the base, with one seed.
 
     Attributes:
       root: folder of all experiments.
-      experiment: id.
-      variant: name; "" is the base that the variants of this seed continue.
-      seed: of the training.
-      size: whose.
+      experiment: id of the experiment.
+      variant: name of the variant; "" is the base that the variants of this seed continue.
+      seed: seed of the training.
+      size: size of the training: that of this repository ("here") or the paper's.
       given: the user's overrides.
       code: version of the code that trains it.
     """
@@ -69,26 +71,26 @@ class Cell:
     code: str = field(default_factory=code_version)
 
     def training_folder(self, experiment: Experiment) -> Path:
-        """Return the folder of its training, which all cells with equal configs share."""
+        """Return the folder of the training, which all cells with equal configs share."""
         base, config = self.base(experiment), self._config(experiment, self.seed)
         continued = base and base.training_folder(experiment).name
         name = f"{config.name}-{_digest((config, continued, self.code))}-{self.seed}"
         return Path(self.root) / TRAININGS / name
 
     def folder(self, experiment: Experiment) -> Path:
-        """Return the folder of its result and its log."""
+        """Return the folder of the cell's result and log."""
         root = Path(self.root)
         if not self.variant:
             return self.training_folder(experiment)
         name = "-".join(re.findall("[a-z0-9]+", self.variant.lower()))
         parts = [self.experiment, *(["paper"] if self.size == "paper" else [])]
         if self.given:
-            # apart: results with the user's overrides are not the experiment's
+            # in a folder of their own: results with the user's overrides are not the experiment's
             parts.append("with-" + _digest(sorted(self.given)))
         return root.joinpath(*parts, name, f"seed-{self.seed}")
 
     def config(self, experiment: Experiment) -> Config:
-        """Return its training config; the data is prepared."""
+        """Prepare the data, and return the training config."""
         base, seed = self.base(experiment), self.seed
         if base is None:
             return self._config(experiment, seed)
@@ -97,7 +99,7 @@ class Cell:
         )
 
     def settings(self, experiment: Experiment) -> str:
-        """Return a digest of what its result depends on, but for data and code."""
+        """Return a digest of everything that the result depends on, except for data and code."""
         variant = experiment.variant(self.variant)
         configs = [experiment.make_config(variant, self.seed, self.size, self.given)]
         if self.base(experiment) is not None:
@@ -105,8 +107,8 @@ class Cell:
         return _digest((configs, experiment.measure, experiment.averaged))
 
     def check(self, experiment: Experiment) -> None:
-        """Raise a `UserError` for what cannot work, before anything is trained."""
-        # without what it continues, which need not be there yet
+        """Raise a `UserError` before training if the cell cannot work."""
+        # the config without its base, which need not be trained yet
         experiment.measure.check(self._config(experiment, self.seed))
 
     def _config(self, experiment: Experiment, seed: int, own: tuple[str, ...] = ()) -> Config:
@@ -117,7 +119,7 @@ class Cell:
         return experiment.make_config(experiment.variant(self.variant), seed, self.size, given)
 
     def base(self, experiment: Experiment) -> Cell | None:
-        """Return the training that this one continues, if any."""
+        """Return the cell of the base that this training continues; None if there is none."""
         if not self.variant or not experiment.has_base(self.size):
             return None
         if not experiment.variant(self.variant).continues:
@@ -130,9 +132,9 @@ def _digest(value: object) -> str:
 
 
 def run_cell(cell: Cell, experiment: Experiment) -> None:
-    """Train, or continue, and measure; write the result into the cell's folder.
+    """Train a cell, or continue its training, and measure it; write the result into its folder.
 
-    An equal training of another cell is not repeated.
+    A training that another cell with an equal config has finished is not repeated.
     """
     import jax
     from flax import nnx
@@ -176,7 +178,7 @@ def run_cell(cell: Cell, experiment: Experiment) -> None:
 
 
 def _base_result(cell: Cell, experiment: Experiment) -> dict[str, Any]:
-    """Return the tokens, seconds and version of the training that a cell continues."""
+    """Return the tokens, seconds and code version of the base that a cell continues."""
     base = cell.base(experiment)
     if base is None:
         return {}

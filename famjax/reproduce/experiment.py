@@ -1,4 +1,4 @@
-"""What an experiment is: the models of a table or a figure, how they are measured, what it claims.
+"""The description of experiments: models of a table or figure, their measure, the paper's claims.
 
 A new experiment is a file in this package with an `Experiment`, and a line in
 `famjax.reproduce.EXPERIMENTS`.
@@ -24,10 +24,10 @@ class Score(NamedTuple):
     """A number by which a run is judged.
 
     Attributes:
-      name: in tables and results.
-      higher_is_better: else lower.
-      unit: "%" of a share, "" of others.
-      digits: after the point, of others.
+      name: name in tables and results.
+      higher_is_better: whether a higher score is better; if not, a lower one is.
+      unit: "%" for shares, "" for other scores.
+      digits: for scores other than shares, digits after the decimal point.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Score(NamedTuple):
         return f"{100 * value:.1f}%" if self.unit else f"{value:.{self.digits}f}"
 
 
-# of training: of a variant alone, and with what it continues
+# scores for the seconds of training: of a variant alone, and with those of the base it continues
 OWN_SECONDS, ALL_SECONDS = "seconds", "seconds in all"
 SECONDS = tuple(
     Score(name, higher_is_better=False, unit="", digits=0) for name in (OWN_SECONDS, ALL_SECONDS)
@@ -47,11 +47,11 @@ SECONDS = tuple(
 
 
 class Measured(NamedTuple):
-    """What was measured of a run.
+    """The result of a measurement.
 
     Attributes:
-      scores: by name.
-      baselines: of what predicts without a model, by its name, the same scores.
+      scores: the run's scores, by name.
+      baselines: the same scores for trivial baselines, by name of the baseline.
     """
 
     scores: Mapping[str, float]
@@ -64,24 +64,31 @@ class Measure(abc.ABC):
     @property
     @abc.abstractmethod
     def scores(self) -> tuple[Score, ...]:
-        """What is measured, the most important first."""
+        """The scores that are measured, the most important one first."""
 
     @property
     def points(self) -> Mapping[str, float]:
-        """Scores that are a line in the figure, and the x of each; none where variants are."""
+        """The x of each score by name, if a variant's scores are the points of a figure's line.
+
+        Empty if the variants are the points.
+        """
         return {}
 
     def prepare(self, folder: Path) -> tuple[str, ...]:
-        """Make the data, once, in a folder that experiments share; return overrides with it."""
+        """Make the data, unless it is there; return the overrides with which configs use it.
+
+        Args:
+          folder: folder of the data, which experiments share.
+        """
         return ()
 
     def check(self, config: Config) -> None:
-        """Raise a `UserError` for what a run of this config could not be measured with."""
+        """Raise a `UserError` if a run with this config could not be measured."""
         return
 
     @abc.abstractmethod
     def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
-        """Evaluate a run; `folder` is that of `prepare`."""
+        """Evaluate a run; `folder` is the one given to `prepare`."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +96,15 @@ class Variant:
     """A model of an experiment: a row of a table, or a point of a figure.
 
     Attributes:
-      name: as the paper has it.
-      overrides: of the experiment's config.
-      paper: the paper's figures, by score; shares are from 0 to 1.
-      x: its place in the figure.
-      line: of the figure, that it is on.
-      continues: the experiment's base; else it is trained from scratch.
-      at_paper: overrides in place of `overrides` at the paper's size; None is the same.
-      here_only: is not in the paper, and has no training at its size.
+      name: name of the variant, as in the paper.
+      overrides: overrides of the experiment's config.
+      paper: the paper's numbers, by score; shares are from 0 to 1.
+      x: x of the variant in the figure.
+      line: line of the figure that the variant is on.
+      continues: whether its training continues the experiment's base, if there is one; if not, it
+        is trained from scratch.
+      at_paper: overrides that replace `overrides` at the paper's size; None is the same ones.
+      here_only: whether the variant is not in the paper, and thus is not trained at its size.
     """
 
     name: str
@@ -111,15 +119,17 @@ class Variant:
 
 @dataclass(frozen=True)
 class Ordering:
-    """What the paper claims: one model is better than another, or as good.
+    """A claim of the paper: that one model is better than another, or as good.
 
     Attributes:
-      better, worse: names of variants.
-      score: by which; "" is the first one of the measure.
-      margin: differences below it are none, and the claim is that there is none; 0 claims one.
-      may_be_better: with a margin, the claim is that the first one is not worse.
-      wider_than: two other variants, of which the first is better, too, but by less; () claims
-        nothing of others.
+      better, worse: names of the two variants.
+      score: name of the score that decides; "" is the first one of the measure.
+      margin: 0 claims that the first variant is better. Otherwise the claim is that both are
+        equally good: differences below the margin do not count.
+      may_be_better: with a margin, weaken the claim to: the first variant is not worse.
+      wider_than: names of two other variants; the claim is then that `better` is better than
+        `worse` by more than the first of these is better than the second. () compares with no
+        others.
     """
 
     better: str
@@ -135,29 +145,32 @@ class Experiment:
     """A table or figure of a paper.
 
     Attributes:
-      id: `famjax reproduce ID`.
-      title: what it compares.
-      source: paper, and table or figure.
+      id: name in `famjax reproduce ID`.
+      title: short description of the comparison.
+      source: the paper, and its table or figure.
       config: name of the config, in `configs/`.
-      variants: the models.
+      variants: the models that are compared.
       measure: data and scores.
-      orderings: what the paper claims.
-      overrides: of the config, for all variants.
-      base: overrides of a training that all variants of a seed continue, in place of theirs; None
-        is from scratch.
+      orderings: the paper's claims.
+      overrides: overrides of the config, for all variants.
+      base: overrides for a training that all variants of a seed continue, used in place of the
+        variants' own; None trains variants from scratch.
       base_config: name of the base's config; "" is `config`.
       paper_config: name of the config at the paper's size; "" is none.
-      paper_base_config: name of the base's; "" trains all variants from scratch.
-      base_at_paper: overrides of the base at the paper's size.
-      averaged: what is measured is the mean of so many of the last checkpoints, or of all that a
-        run keeps; 0 measures the last one.
-      timed: seconds of training are scores, too: a variant's own, and with those of what it
-        continues.
-      unequal: why its variants are not trained on equally many tokens; "" is that they are.
-      axis: label of x, which is the variants', or the points' of the measure; "" draws bars.
-      note: what differs from the paper.
-      second_look: what was tried where a claim does not hold, and what came of it.
-      minutes: that a variant with one seed takes on one core, roughly.
+      paper_base_config: name of the base's config at the paper's size; "" trains all variants from
+        scratch there.
+      base_at_paper: overrides for the base at the paper's size.
+      averaged: number of last checkpoints whose average is measured, or all if a run keeps fewer; 0
+        measures the last checkpoint.
+      timed: whether the seconds of training are scores, too: a variant's own, and those including
+        the base that it continues.
+      unequal: the reason if its variants are not trained on the same number of tokens; "" if they
+        are.
+      axis: label of the figure's x axis, for the x of the variants or of the measure's points; ""
+        draws bars.
+      note: differences from the paper.
+      second_look: what was tried after a claim did not hold, and the result.
+      minutes: rough time that one variant with one seed takes on one core.
     """
 
     id: str
@@ -183,7 +196,7 @@ class Experiment:
 
     @property
     def scores(self) -> tuple[Score, ...]:
-        """What is measured, the most important first, and the seconds if they count."""
+        """The measure's scores, the most important one first, then the seconds if `timed`."""
         return (*self.measure.scores, *(SECONDS if self.timed else ()))
 
     def variants_at(self, size: Size) -> tuple[Variant, ...]:
@@ -202,12 +215,12 @@ class Experiment:
         """Return the training config of a variant.
 
         Args:
-          variant: of this experiment.
-          seed: of the training.
-          size: whose.
-          given: overrides of the data, and the user's.
+          variant: a variant of this experiment.
+          seed: seed of the training.
+          size: size of the training: that of this repository ("here") or the paper's.
+          given: overrides for the data, and the user's.
         """
-        # from scratch the model's shape is the base's
+        # a variant from scratch has the shape of the base's model, so it takes the base's config
         name = self._config_name(size) if variant.continues else self.base_config_name(size)
         if size == "paper":
             own = variant.overrides if variant.at_paper is None else variant.at_paper

@@ -6,7 +6,7 @@ from famjax.reproduce import _passkey
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
 from famjax.reproduce.measures import PasskeyMeasure
 
-# within the receptive field of M1, M2, M4 and M12, and beyond
+# lengths within the receptive fields of M1, M2, M4 and M12, and beyond all of them
 _LENGTHS = (128, 192, 320, 768, 8192, 32_768, 262_144)
 _FAR = ("32,768", "262,144")
 _MARGIN = 0.05
@@ -61,7 +61,7 @@ FAM_FIGURE_3_GRADIENT = Experiment(
         Ordering("M1", "M1_SG", "160"),
         Ordering("M1", "M1_SG", "192"),
     ),
-    # layer by layer a key gets from block to block, as far as four layers
+    # layer by layer a key can move from block to block, as far as four layers carry it
     overrides=(
         *_passkey.DOCUMENTS,
         "data.passkey.max_length=192",

@@ -15,7 +15,7 @@ _PARTS = {
     _PREFIX: (*_RSP, *_RPO, "model.fam_init=prefix"),
     _ZERO: (*_RSP, *_RPO, "model.fam_position=zero"),
 }
-# distances times 1024 / 4096
+# multiplies distances by 1024 / 4096
 _SCALING = ("model.arch.rope_scaling=linear", "model.arch.rope_factor=4")
 
 

@@ -45,7 +45,7 @@ def _experiment(
 
 
 _MEMORY = (*_text.FAM, "model.fam_len=8")
-# "even when the FAM length was 256 or longer", a quarter of the paper's block, as 16 is of 64
+# "even when the FAM length was 256 or longer": a quarter of the paper's block, like 16 of 64 here
 _LONG = ("model.fam_len=16",)
 _LONG_AT_PAPER = ("model.fam_len=256",)
 _LONG_NONE, _LONG_DIVERSE = "none of 16 tokens", "1 of 16 tokens"

@@ -1,4 +1,4 @@
-"""TransformerFAM, 3.1 and 3.1.1: the parts of its finetuning recipe, against lanes."""
+"""TransformerFAM, 3.1 and 3.1.1: the parts of its finetuning recipe, compared with lanes."""
 
 from __future__ import annotations
 

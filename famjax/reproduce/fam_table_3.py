@@ -6,7 +6,7 @@ from famjax.reproduce import _text
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
 
 _BLOCK, _PAPER_BLOCK = 64, 1024
-# ScrollsQasper (ROUGE-L), ScrollsQuality (accuracy), XLSum (ROUGE-L)
+# by memory length: ScrollsQasper (ROUGE-L), ScrollsQuality (accuracy), XLSum (ROUGE-L)
 _PAPER = {
     4: (0.050, 0.271, 0.151),
     16: (0.060, 0.252, 0.152),
@@ -31,7 +31,8 @@ FAM_TABLE_3 = Experiment(
     title="Length of the feedback memory",
     source="TransformerFAM, Table 3",
     config="text_bswa",
-    # the paper's part of a block; its shortest is a quarter of a token here
+    # the same fractions of a block as in the paper, without its shortest, which would be a quarter
+    # of a token here
     variants=tuple(_variant(n, n * _PAPER_BLOCK // _BLOCK) for n in (1, 4, 16, 64)),
     measure=_text.CODE,
     orderings=(Ordering("FAM 4", "FAM 1"), Ordering("FAM 4", "FAM 64")),

@@ -32,8 +32,8 @@ FAM_TABLE_9 = Experiment(
     config="text_bswa",
     variants=tuple(map(_variant, _PAPER)),
     measure=_text.CODE,
-    # on both texts FM2 is better than M2; of one and four segments one text speaks for either, and
-    # the paper finds no "discernible performance advantages"
+    # FM2 is better than M2 on both texts; with one and four segments, each is better on one of the
+    # texts, and the paper finds no "discernible performance advantages"
     orderings=(
         Ordering("M1", "FM1", margin=_MARGIN),
         Ordering("FM2", "M2"),

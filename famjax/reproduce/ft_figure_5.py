@@ -1,4 +1,4 @@
-"""Feedback Transformer v3, Figure 5 and v1, Table 5: what the memory is made of."""
+"""Feedback Transformer v3, Figure 5, and v1, Table 5: what the memory is made of."""
 
 from __future__ import annotations
 

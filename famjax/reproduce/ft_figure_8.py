@@ -7,7 +7,7 @@ from famjax.reproduce.experiment import Experiment, Ordering, Variant
 
 _COMPOSITION = "model.feedback.composition"
 _TRANSFORMER = "Transformer"
-# bits: of the 0.05 between the stacks
+# in bits; the stacks differ by 0.05
 _MARGIN = 0.02
 
 

@@ -9,8 +9,8 @@ from famjax.reproduce.measures import ToyMeasure
 
 _FEEDBACK, _TRANSFORMER, _LSTM = "Feedback", "Transformer", "LSTM"
 _AS_TRANSFORMER = ("model.stack=transformer", "model.feedback.shared_kv=false")
-# whole episodes from the first step: those that grow when they are known stay short with a
-# Transformer, which does not know them
+# whole episodes from the first step: with a curriculum the Transformer would stay at short
+# episodes, since it does not solve them
 _WHOLE = ("data.toy.start_steps=0",)
 
 
@@ -25,17 +25,17 @@ def _experiment(
     lengths: tuple[int, ...] = (),
     transformer: tuple[str, ...] = (),
 ) -> Experiment:
-    """Return the experiment of a task.
+    """Return the experiment for a task.
 
     Args:
-      task: of `data.task`.
-      what: title.
-      paper: the Transformer's scores, then Feedback's.
-      config: its name.
-      overrides: of both models.
-      note, minutes: of the experiment.
-      lengths: of the test episodes.
-      transformer: further overrides of the Transformer.
+      task: name of the task, as in `data.task`.
+      what: title of the experiment.
+      paper: the paper's scores of the Transformer, then of the Feedback Transformer.
+      config: name of the config.
+      overrides: overrides for both models.
+      note, minutes: see `Experiment`.
+      lengths: numbers of steps of the test episodes.
+      transformer: further overrides for the Transformer.
     """
     return Experiment(
         id=f"ft-table-1-{config.removesuffix('_feedback').replace('_', '-')}",
@@ -61,7 +61,7 @@ def _experiment(
 
 
 _FRESH = "Each episode has a fresh memory, where the paper joins them into one stream."
-# by default as many as the paper's, beyond the span of these models
+# the default is the paper's number of digits, which is beyond the span of these models
 _TESTED = (40,)
 _SHORT = f"Tested on 40 digits, the paper on 400. {_FRESH}"
 

@@ -8,7 +8,7 @@ from famjax.reproduce.measures import CodeMeasure
 
 _TRANSFORMER = "Transformer"
 _FEEDBACK, _SHARED = "Feedback of keys for each layer", "Feedback of shared keys"
-# the config for two cores has keys for each layer, the paper's shares them
+# the small config has keys for each layer, the paper's config shares them between layers
 _UNSHARED, _SHARED_KEYS = "model.feedback.shared_kv=false", "model.feedback.shared_kv=true"
 
 FT_TABLE_3 = Experiment(

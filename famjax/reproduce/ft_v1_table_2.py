@@ -42,7 +42,7 @@ FT_V1_TABLE_2 = Experiment(
     base=(f"train.steps={_bytes.STEPS - _FINETUNING}",),
     paper_config="char_ptb_paper",
     paper_base_config="char_ptb_paper",
-    # Figure 9's best
+    # the best depth of Figure 9
     base_at_paper=("model.layers=2", "model.head_dim=288", "model.mlp_width=4608"),
     note="As in the paper a Feedback Transformer of two layers, finetuned at a tenth of the "
     "learning rate, against a deeper Transformer of as many parameters: of four layers here, of "

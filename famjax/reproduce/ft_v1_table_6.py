@@ -9,7 +9,7 @@ _FEEDBACK, _GROWING, _INITIALISED = "Feedback", "growing BPTT", "initialised fro
 _MARGIN = 0.02
 _HALF = f"train.steps={_bytes.STEPS // 2}"
 _STACK = ("model.stack=feedback",)
-# from scratch, not of the base's shape and steps
+# trained from scratch for all steps, whereas the base has half of them
 _WHOLE = (f"train.steps={_bytes.STEPS}",)
 # "further" (5.2): with growing back-propagation
 _FURTHER = (_HALF, "train.bptt_start=8", f"train.bptt_double_every={_bytes.STEPS // 8}")

@@ -1,4 +1,4 @@
-"""Whether an ordering of the paper holds: paired differences over seeds."""
+"""Judgement of whether an ordering of the paper holds, by paired differences over seeds."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Verdict = Literal["holds", "does not hold", "cannot be told"]
 
 
 class Judgement(NamedTuple):
-    """What the seeds say of an ordering.
+    """The evidence of the seeds on an ordering.
 
     Attributes:
-      verdict: by the interval.
-      difference: by how much the better one is better, the mean over seeds.
-      low, high: ends of its interval; none of a single seed.
+      verdict: whether the ordering holds, by the interval.
+      difference: by how much the model claimed to be better is better, mean over seeds.
+      low, high: ends of the difference's 95% interval; NaN for a single seed.
     """
 
     verdict: Verdict
@@ -27,7 +27,7 @@ class Judgement(NamedTuple):
 
 
 def mean_and_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """Return the mean over seeds, and half of Student's interval around it; nan of one seed."""
+    """Return the mean over seeds, and half the width of Student's interval; NaN for one seed."""
     if len(values) < 2:
         return float(np.mean(values)), float("nan")
     quantile = stats.t.ppf((1 + level) / 2, len(values) - 1)
@@ -43,14 +43,15 @@ def judge(
 ) -> Judgement:
     """Judge whether a model is better than another, or as good.
 
-    Differences are those of equal seeds, which share the data's order. That one is better holds, or
-    does not, where the 95% interval of their mean is on one side of 0. With a margin, that they are
-    as good holds where the interval is within it, and does not where it is outside; only the side
-    on which it is worse counts if it may be better. A single seed has no interval.
+    Scores are compared between equal seeds, which share the order of the data. Without a margin the
+    claim "better" holds, or does not hold, if the 95% interval of the mean difference is above, or
+    below, 0. With a margin the claim "as good" holds if the interval lies within the margin, and
+    does not hold if it lies outside; with `may_be_better`, the margin only limits by how much the
+    first model may be worse. Otherwise the claim cannot be told. A single seed has no interval.
 
     Args:
-      better, worse: scores by seed, in the same order.
-      higher_is_better: of the score.
+      better, worse: scores of the two models by seed, in the same order.
+      higher_is_better: whether a higher score is better.
       margin, may_be_better: see `famjax.reproduce.experiment.Ordering`.
     """
     sign = 1.0 if higher_is_better else -1.0

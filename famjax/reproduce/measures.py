@@ -1,4 +1,4 @@
-"""How experiments are measured: passkeys, text, toy tasks."""
+"""Measures of experiments on passkeys, text and toy tasks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from famjax.train.run import Run
 
 @dataclass(frozen=True)
 class PasskeyMeasure(Measure):
-    """The share of passkeys that are retrieved whole.
+    """The share of passkeys that are retrieved completely.
 
-    Questions are at one place in the block for runs that are trained so, else anywhere.
+    Questions are always at the same place in their block if they are in training, else anywhere.
 
     Attributes:
-      lengths: tokens of the documents.
-      examples: documents of each length.
+      lengths: numbers of tokens of the documents.
+      examples: number of documents of each length.
+      vocabulary: number of tokens of the SentencePiece model.
     """
 
     lengths: tuple[int, ...]
@@ -35,7 +36,7 @@ class PasskeyMeasure(Measure):
 
     @property
     def scores(self) -> tuple[Score, ...]:
-        """The mean over the lengths, and each of them."""
+        """The mean over the lengths, then the share for each length."""
         return (Score("mean"), *(Score(f"{length:,}") for length in self.lengths))
 
     @property
@@ -66,16 +67,17 @@ class PasskeyMeasure(Measure):
         return {"mean": mean, **{f"{length:,}": value for length, value in by_length.items()}}
 
 
-# of held-out modules, which models that read token by token read side by side, and their bytes
+# folder with the beginnings of held-out modules, and their size: many short documents can be read
+# side by side by models that read token by token
 _BEGINNINGS, _BEGINNING_BYTES = "code-beginnings", 2**14
 
 
 @dataclass(frozen=True)
 class CodeTexts(Measure):
-    """Modules of Python's standard library, to train on and held out.
+    """Data of the modules of Python's standard library, some to train on, some held out.
 
     Attributes:
-      vocabulary: SentencePiece tokens; 0 reads bytes.
+      vocabulary: number of SentencePiece tokens; 0 reads bytes.
     """
 
     vocabulary: int = 1024
@@ -96,11 +98,11 @@ class CodeTexts(Measure):
         )
 
     def held_out(self, folder: Path, whole: bool = True) -> str:
-        """Return the modules that are not trained on, as `data.files`.
+        """Return the held-out modules, in the form of `data.files`.
 
         Args:
-          folder: of `prepare`.
-          whole: all, from beginning to end; else the beginnings of those that are code.
+          folder: the folder given to `prepare`.
+          whole: whether to return all whole modules; if not, the beginnings of those that are code.
         """
         if not whole:
             return str(folder / _BEGINNINGS)
@@ -109,14 +111,14 @@ class CodeTexts(Measure):
 
 
 def _write_beginnings(modules: Path, folder: Path) -> None:
-    """Write the first lines of modules of code, which the tables of `encodings` are not."""
+    """Write the first lines of each module, except for `encodings`, whose tables are not code."""
     partial = folder.with_name(folder.name + ".partial")
     partial.mkdir(exist_ok=True)
     for module in modules.iterdir():
         if not module.name.startswith("encodings."):
             begin, newline, _ = module.read_bytes()[:_BEGINNING_BYTES].rpartition(b"\n")
             (partial / module.name).write_bytes(begin + newline)
-    # the folder appears when all files are there
+    # renamed last, so that the folder only appears when all files are in it
     partial.rename(folder)
 
 
@@ -125,10 +127,11 @@ class CodeMeasure(CodeTexts):
     """Bits per byte and token accuracy on the held-out modules.
 
     Attributes:
-      whole: reads all of them from beginning to end; else 16 kB of each that is code.
-      window: tokens of a window with an empty memory, of which the last half are scored; None reads
-        documents whole.
-      has_perplexity: that of a token comes first.
+      whole: whether to read all modules from beginning to end; if not, the first 16 kB of those
+        that are code.
+      window: tokens per window, which starts with an empty memory, and whose last half is scored;
+        None reads documents whole.
+      has_perplexity: whether the perplexity per token is the first score.
     """
 
     whole: bool = True
@@ -167,12 +170,12 @@ class CodeMeasure(CodeTexts):
 
 @dataclass(frozen=True)
 class ToyMeasure(Measure):
-    """The share of right answers, and of episodes without a wrong one, of a toy task.
+    """For a toy task, the share of right answers, and of episodes without a wrong answer.
 
     Attributes:
-      task: of `data.task`.
-      lengths: steps of the test episodes; none are those of the config.
-      examples: episodes of each length.
+      task: name of the task, as in `data.task`.
+      lengths: numbers of steps of the test episodes; () takes the config's.
+      examples: number of episodes of each length.
     """
 
     task: str

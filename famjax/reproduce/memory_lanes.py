@@ -1,4 +1,4 @@
-"""How lanes should read: rows, the reach of the gradient, parts of documents (no paper has it)."""
+"""How lanes should read: rows, the reach of the gradient, parts of documents (not in a paper)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _variant(name: str, *overrides: str) -> Variant:
 
 
 def _rows(rows: int) -> Variant:
-    """Return lanes of so many rows; each step has 4,096 tokens, each gradient one row's."""
+    """Return lanes with `rows` rows of 4,096 tokens in all; gradients reach to a row's start."""
     tokens = 4096 // rows
     return _variant(f"{rows} of {tokens}", f"data.batch={rows}", f"data.length={tokens}")
 

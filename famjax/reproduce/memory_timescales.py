@@ -1,4 +1,4 @@
-"""Initial timescales of the gated update, beside the paper's sum (docs/memory.md)."""
+"""Initial timescales of the gated update, compared with the paper's sum (docs/memory.md)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LONGEST = f"{_LENGTHS[-1]:,}"
 
 
 def _gated(first: float, last: float) -> Variant:
-    """Return the gated update, with T from `first` to `last` blocks."""
+    """Return the gated update with timescales T from `first` to `last` blocks."""
     timescales = (f"model.fam_min_timescale={first}", f"model.fam_max_timescale={last}")
     return Variant(f"T {first:g} to {last:g}", timescales)
 
@@ -30,7 +30,7 @@ MEMORY_TIMESCALES = Experiment(
         Ordering("T 1.5 to 64", "sum", _LONGEST),
         Ordering("T 1.5 to 64", "T 1.5 to 4", _LONGEST),
     ),
-    # the key first, which is learned in half of the steps
+    # the key comes first: this is learned in half of the steps
     overrides=(
         *("data.passkey.needle_within=0", "train.steps=1100"),
         *("model.smeared_keys=false", "model.memory_segments=0"),

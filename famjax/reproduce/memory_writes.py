@@ -1,4 +1,4 @@
-"""What memories keep when writing has a cost (`train.write_loss`), beside FAM and without it."""
+"""What FAM and a delta-rule memory keep with and without a cost of writing (`train.write_loss`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All tables and figures of the three papers, what famjax adds, and how each is made here."""
+"""All tables and figures of the three papers, and famjax's own; how each is made here."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ class Entry(NamedTuple):
     """A table or a figure.
 
     Attributes:
-      name: in the paper.
-      shows: what it compares.
-      experiment: id of `famjax.reproduce.EXPERIMENTS`; "" is none.
-      command: that makes it, of one without an experiment.
-      state: of one without an experiment.
+      name: name in the paper.
+      shows: short description of what it shows.
+      experiment: id in `famjax.reproduce.EXPERIMENTS`; "" is none.
+      command: without an experiment, the command that makes it; "" is none.
+      state: without an experiment, the state to report.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Characters of Penn Treebank, in bits per character."""
+"""Measure of bits per character on Penn Treebank."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from famjax.train.run import Run
 
 _SPLITS = ("train", "valid", "test")
 _SCORED = {"dev": "valid", "test": "test"}
-# documents of a split, which are read side by side
+# number of documents of a split, which are read side by side
 _PARTS = 16
 
 
 @dataclass(frozen=True)
 class PennTreebankMeasure(Measure):
-    """Bits per character of the validation and the test set.
+    """Bits per character on the validation set and the test set.
 
     Each split is read in 16 parts side by side, since the Feedback Transformer reads a document one
     character after the other. The words are in `ptb/ptb.train.txt`, `ptb.valid.txt` and
@@ -53,12 +53,12 @@ class PennTreebankMeasure(Measure):
 
 
 def to_characters(words: str) -> str:
-    """Return lines without blanks at their ends, and with `_` in place of those within them."""
+    """Return lines without spaces at their ends, and with `_` in place of all other spaces."""
     return "".join(line.strip().replace(" ", "_") + "\n" for line in words.splitlines())
 
 
 def _write_parts(text: str, folder: Path) -> None:
-    """Write a text in parts of about equally many whole lines, a file each."""
+    """Write a text as one file for each of several parts with about the same number of lines."""
     lines = text.splitlines(keepends=True)
     partial = folder.with_name(folder.name + ".partial")
     partial.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def _write_parts(text: str, folder: Path) -> None:
         own = lines[part * len(lines) // _PARTS : (part + 1) * len(lines) // _PARTS]
         if own:
             (partial / f"{part:02d}.txt").write_text("".join(own))
-    # the folder appears when all files are there
+    # renamed last, so that the folder only appears when all files are in it
     partial.rename(folder)
 
 

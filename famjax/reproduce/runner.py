@@ -1,4 +1,4 @@
-"""The trainings of experiments that are not done yet, side by side in processes of their own."""
+"""Runs the missing trainings of experiments side by side, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from famjax.core.json_files import RUN_AGAIN, read_json
 from famjax.reproduce.cell import DATA, RESULT, Cell
 from famjax.reproduce.experiment import Experiment
 
-# of a process that is told to stop
+# time that a process has to save when it is told to stop
 _SECONDS_TO_SAVE = 60
 _POLL_SECONDS = 0.1
 _PROCESS = "famjax.cli.reproduce_cell"
@@ -28,10 +28,11 @@ class Runner:
     """Runs cells side by side, each on its part of the cores.
 
     Args:
-      experiments: by id.
-      jobs: processes at a time.
-      say: shows a line of progress.
-      deadline: on `time.monotonic`'s clock, after which no cell should end; None is never.
+      experiments: the experiments, by id.
+      jobs: number of processes at a time.
+      say: called to show a line of progress.
+      deadline: time on the clock of `time.monotonic`; cells that would end later are not started.
+        None is no deadline.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Runner:
         """Run the cells without a result, in order; return those for which there is no time.
 
         Raises:
-          UserError: one failed; the others that run are stopped, and go on when called again.
+          UserError: a cell failed. The others that run are stopped, and continue at the next call.
         """
         waiting = self._needed(cells)
         total = len(waiting)
@@ -66,7 +67,7 @@ class Runner:
                     waiting.remove(cell)
                     running.append(_Process(cell, self._experiment(cell), free.pop(0)))
                 if not running:
-                    return left + waiting  # whose bases were left
+                    return left + waiting  # the bases of those waiting were left out
                 time.sleep(_POLL_SECONDS)
                 for process in [process for process in running if process.has_ended()]:
                     running.remove(process)
@@ -79,7 +80,7 @@ class Runner:
 
     def _needed(self, cells: Sequence[Cell]) -> list[Cell]:
         """Return the cells to run: those without a result, and the bases that they continue."""
-        # experiments share bases
+        # by folder, since experiments share bases
         by_folder = {cell.folder(self._experiment(cell)): cell for cell in cells}
         left = [cell for cell in by_folder.values() if not self._is_done(cell)]
         continued = [base for cell in left if (base := cell.base(self._experiment(cell)))]
@@ -87,7 +88,7 @@ class Runner:
         return [c for c in left if c.variant or c.folder(self._experiment(c)) in folders]
 
     def _next(self, waiting: Sequence[Cell], running: Sequence[_Process]) -> Cell | None:
-        """Return the first cell whose base is trained, and whose training does not run already."""
+        """Return the first cell whose base is trained, and whose training is not yet running."""
         busy = {self._training_folder(process.cell) for process in running}
         for cell in waiting:
             base = cell.base(self._experiment(cell))
@@ -102,7 +103,7 @@ class Runner:
         return self._folders[cell]
 
     def _is_trained(self, base: Cell) -> bool:
-        """Return whether a base is there; asked often, so without a look at its data."""
+        """Return whether a base is trained. Called often, so it does not look at the data."""
         return (self._training_folder(base) / RESULT).exists()
 
     def _is_done(self, cell: Cell) -> bool:
@@ -112,7 +113,10 @@ class Runner:
         return self._experiments[cell.experiment]
 
     def estimate(self, cell: Cell) -> float:
-        """Return the seconds that a cell takes: of its experiment's, or what that expects."""
+        """Return the seconds that a cell takes.
+
+        This is the mean time of the experiment's finished cells, or what the experiment expects.
+        """
         took = self._took.get(cell.experiment)
         return sum(took) / len(took) if took else 60 * self._experiment(cell).minutes
 
@@ -151,7 +155,7 @@ class _Process:
         return time.monotonic() - self._begin
 
     def check(self) -> None:
-        """Raise a `UserError` with the reason if it failed."""
+        """Raise a `UserError` with the reason if the process failed."""
         if not self._process.returncode:
             return
         lines = self.log.read_text(errors="replace").strip().splitlines() or ["no output"]
@@ -159,7 +163,7 @@ class _Process:
         raise UserError(f"{what}: {lines[-1].removeprefix('famjax: ')}; see {self.log}")
 
     def stop(self) -> None:
-        """Have it save and end; Ctrl-C has told it already."""
+        """Make the process save and end. After Ctrl-C it has got that signal itself already."""
         self._process.terminate()
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_SECONDS_TO_SAVE)
@@ -167,7 +171,7 @@ class _Process:
 
 
 def split_cores(jobs: int) -> list[str]:
-    """Return for each of several processes its cores, "0,1"; "" where they cannot be chosen."""
+    """Return the cores of each process, such as "0,1"; "" on systems that cannot choose them."""
     if not hasattr(os, "sched_getaffinity"):
         return [""] * jobs
     cores = sorted(os.sched_getaffinity(0))
@@ -184,7 +188,7 @@ def make_cells(
     size: Any,
     given: tuple[str, ...],
 ) -> list[Cell]:
-    """Return an experiment's trainings, all variants of a seed before the next: bases first."""
+    """Return an experiment's trainings: all bases, then all variants of a seed before the next."""
     variants = experiment.variants_at(size)
     names = [variant.name for variant in variants if not only or variant.name in only]
     cells = [
@@ -197,17 +201,17 @@ def make_cells(
 
 
 def prepare(experiment: Experiment, root: Path) -> None:
-    """Make the data of an experiment, before several processes would.
+    """Make the data of an experiment now, so that several processes do not do it at once.
 
     Raises:
-      UserError: some is missing that cannot be made.
+      UserError: data is missing that cannot be made.
     """
     (root / DATA).mkdir(parents=True, exist_ok=True)
     experiment.measure.prepare(root / DATA)
 
 
 def read_result(cell: Cell, experiment: Experiment) -> dict[str, Any] | None:
-    """Return what a cell came to, if it is done; not what it did before its settings changed."""
+    """Return the result of a cell; None if it has none, or only one with other settings."""
     file = cell.folder(experiment) / RESULT
     if not file.exists():
         return None
@@ -217,6 +221,6 @@ def read_result(cell: Cell, experiment: Experiment) -> dict[str, Any] | None:
 
 
 def format_time(seconds: float) -> str:
-    """Return hours and minutes: "1:05 hours", "12 minutes"."""
+    """Return a time as text: "1:05 hours", "12 minutes"."""
     minutes = max(1, round(seconds / 60))
     return f"{minutes // 60}:{minutes % 60:02d} hours" if minutes >= 60 else f"{minutes} minutes"

@@ -6,7 +6,7 @@ from famjax.reproduce import _t2r
 from famjax.reproduce.attention_measure import AttentionMeasure
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
 
-# no weight changes
+# one step, whose learning rate is too low to change a weight
 _UNTRAINED = ("train.steps=1", "optimizer.learning_rate=1e-12")
 _TRAININGS = {
     "before finetuning": _UNTRAINED,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from famjax.reproduce import _t2r
 from famjax.reproduce.experiment import OWN_SECONDS, Experiment, Ordering, Variant
 
-# of a head of 64: the paper's T2R and RFA have 32 of 128; ELU has all of a head
+# a quarter of a head of 64, like 32 of 128 in the paper's T2R and RFA; ELU always has a whole head
 _FEATURES = ("model.linear.features=16",)
 _MAPS = {
     "ELU": (*_t2r.LINEAR, "model.linear.map=elu"),
@@ -14,7 +14,7 @@ _MAPS = {
 }
 _HYBRID = ("model.mixer=linear,linear,linear,full", *_FEATURES)
 _LONGER = "T2R from scratch of 2400 steps"
-# bits, of some tenths between the Transformer and T2R (docs/t2r.md)
+# in bits; the Transformer and T2R differ by some tenths (docs/t2r.md)
 _MARGIN = 0.02
 
 

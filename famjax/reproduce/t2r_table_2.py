@@ -6,7 +6,7 @@ from famjax.reproduce import _translation
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
 from famjax.reproduce.translation_measure import TranslationMeasure
 
-# rate and steps are lower, about as much as the paper's (3.2.2)
+# a lower learning rate and fewer steps, reduced about as much as in the paper (3.2.2)
 _FINETUNED = (
     "train.steps=1000",
     "optimizer.learning_rate=1e-3",
@@ -16,7 +16,8 @@ _LINEAR = (
     "model.mixer=linear",
     "model.encoder.cross=linear",
 )
-# of causal attention, as the paper's, and half of a head of 32 in cross attention, as its 32 of 64
+# features of causal attention are the paper's; cross attention has half of a head of 32, like the
+# paper's 32 of 64
 _FEATURES = ("model.linear.features=4",)
 _CROSS, _CROSS_AT_PAPER = ("model.encoder.features=16",), ("model.encoder.features=32",)
 _MAPS = {
@@ -33,7 +34,7 @@ def _recurrent(name: str, cross: tuple[str, ...]) -> tuple[str, ...]:
 def _scratch(name: str, paper: float) -> Variant:
     own, at_paper = _recurrent(name, _CROSS), _recurrent(name, _CROSS_AT_PAPER)
     if name == "T2R":
-        # else it diverges (Table 5)
+        # with the config's rate it diverges (Table 5)
         at_paper = (*at_paper, "optimizer.learning_rate=3e-4")
     figures = {"tokenized BLEU": paper}
     return Variant(f"{name} from scratch", own, figures, continues=False, at_paper=at_paper)

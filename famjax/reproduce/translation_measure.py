@@ -1,4 +1,4 @@
-"""Translations of test files: their BLEU, and how fast they are written."""
+"""Measure of translations of test files: their BLEU, and the speed of generation."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _BLEU, _TOKENIZED, _SPEED = "BLEU", "tokenized BLEU", "tokens/s"
 
 @dataclass(frozen=True)
 class TranslationMeasure(Measure):
-    """BLEU of a test set by beam search, and tokens of hypotheses that are written in a second.
+    """BLEU of a test set with beam search, and tokens of the best hypotheses per second.
 
-    The pairs are in a folder of the data's: `train.de`, `train.en`, `test.de` and `test.en`, or all
-    with .gz, a sentence on each line. Test files of other training files are those beside them with
-    "test" for "train" in their names, of each in a list of files.
+    The pairs are in a folder of the data folder: `train.de`, `train.en`, `test.de` and `test.en`,
+    or all with .gz, a sentence on each line. If a run is trained on other files, its test files are
+    beside them, with "test" in place of "train" in the name of each file.
 
     Attributes:
-      folder: its name.
-      vocabulary: tokens of the joint SentencePiece model.
+      folder: name of the folder with the pairs.
+      vocabulary: number of tokens of the joint SentencePiece model.
       beam, length_penalty: see `famjax.eval.beam`.
-      tokenized: the files are tokenized, as by Moses.
-      compounds: tokenized BLEU splits compounds, as papers on WMT14 English-German do.
+      tokenized: whether the files are already tokenized, for example by Moses.
+      compounds: whether tokenized BLEU splits compounds, as papers on WMT14 English-German do.
     """
 
     folder: str
@@ -43,7 +43,7 @@ class TranslationMeasure(Measure):
 
     @property
     def scores(self) -> tuple[Score, ...]:
-        """sacrebleu's BLEU, that of the papers, and the speed."""
+        """sacrebleu's BLEU, the tokenized BLEU of papers, and the speed."""
         return (
             Score(_BLEU, unit="", digits=1),
             Score(_TOKENIZED, unit="", digits=1),
@@ -67,7 +67,7 @@ class TranslationMeasure(Measure):
         return f"data.source={source}", f"data.target={target}", f"data.tokenizer={tokenizer}"
 
     def check(self, config: Config) -> None:
-        """Raise a `UserError` if the test files of a config's are missing."""
+        """Raise a `UserError` if the test files for the config's training files are missing."""
         files = _test_files(config.data)
         try:
             Pairs(*files)
@@ -96,7 +96,7 @@ class TranslationMeasure(Measure):
         return Measured(scores, {"the source": self._copied(Pairs(source, target))})
 
     def _copied(self, pairs: Pairs) -> dict[str, float]:
-        """Return the scores of sources as translations of themselves."""
+        """Return the scores of the sources, taken as translations of themselves."""
         sources, targets = zip(*(pairs[i] for i in range(len(pairs))), strict=True)
         found = translate.bleu_scores(sources, targets, self.tokenized)
         return {_BLEU: found["bleu"], _TOKENIZED: found[self._paper_bleu]}
@@ -107,10 +107,10 @@ class TranslationMeasure(Measure):
 
 
 def _find(*paths: Path) -> Path:
-    """Return the first of several files that there is.
+    """Return the first of several files that exists.
 
     Raises:
-      UserError: there is none.
+      UserError: none of them exists.
     """
     for path in paths:
         if path.exists():
@@ -119,15 +119,15 @@ def _find(*paths: Path) -> Path:
 
 
 def _test_files(data: DataConfig) -> tuple[str, str]:
-    """Return the test files of sources and of targets, for those to train on."""
+    """Return the test files of sources and of targets that belong to the training files."""
     return _test_name(data.source), _test_name(data.target)
 
 
 def _test_name(training: str) -> str:
-    """Return the test files of training files, of each by its own name.
+    """Return the test files that belong to a list of training files.
 
     Raises:
-      UserError: a name has no "train", and would be its own test file.
+      UserError: the name of a training file has no "train", so that it would be its own test file.
     """
     return ",".join(_test_part(part) for part in training.split(","))
 

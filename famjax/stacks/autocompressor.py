@@ -2,9 +2,10 @@
 
     [_; Y; W] = Transformer([M; X; S])        M <- [M; Norm(W)]
 
-S are learned summary tokens, M the summary vectors of all segments before (summary accumulation).
-All attention is causal, so the keys and values of M stay: a segment reads only the newest
-summaries. They have positions like all tokens, as in the paper's models with rotary positions.
+S are learned summary tokens, M the summary vectors of all earlier segments (summary accumulation).
+All attention is causal, so the keys and values of M remain valid, and each segment needs to read
+only the newest summaries. Summaries have positions like all tokens, as in the paper's models with
+rotary positions.
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from famjax.stacks.segments import SegmentStack, SegmentState
 
 
 class AutoCompressor(SegmentStack):
-    """fam_len summary tokens of each segment, as many segments as `model.capacity` tokens are.
+    """AutoCompressors with fam_len summary tokens for each segment.
+
+    The summaries of as many segments are kept as `model.capacity` tokens fill.
 
     Attributes:
       block_len: tokens of a segment.
-      capacity: tokens of these segments.
-      receptive_field: None, all tokens.
+      capacity: tokens of the segments whose summaries are kept.
+      receptive_field: None, which means all tokens.
     """
 
     def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
@@ -37,5 +40,5 @@ class AutoCompressor(SegmentStack):
         return jnp.broadcast_to(self.prompt[...], (state.tokens.shape[1], *self.prompt.shape))
 
     def kept_tokens(self, read: Array) -> Array:
-        """Return all; beyond the capacity, all but the last segment's, which N overwrites."""
+        """Return all of `read`; at the capacity, all but the last segment's, which N overwrites."""
         return jnp.minimum(read, self.most_read - self.memory_len)

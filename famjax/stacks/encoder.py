@@ -1,6 +1,6 @@
 """The encoder of a sequence-to-sequence model: layers that attend in both directions.
 
-A row may hold several sources, one after the other; a token attends to those of its own.
+A row may hold several sources, one after the other; a token attends only to its own source.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from famjax.parallel.sharding import TOKENS, fsdp_all_gather, with_logical_const
 
 
 class EncoderLayer(nnx.Module):
-    """Attention to all tokens of the source, with rotary positions, and a feed-forward."""
+    """Attention to all tokens of the source, with rotary positions, followed by a feed-forward."""
 
     def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
         self.qkv = QKV(config, rngs=rngs)
@@ -38,7 +38,7 @@ class EncoderLayer(nnx.Module):
         self.rate = config.dropout.layer
 
     def __call__(self, x: Array, mask: Array, key: Array | None = None) -> Array:
-        """[b s d], [b s s] -> [b s d]; `key` is for dropout."""
+        """Apply the layer to tokens [b s d] with a mask [b s s]; `key` is for dropout."""
         positions = jnp.arange(x.shape[1])
         q, k, v = self.qkv.project(x)
         q, k = (self.qkv.rotate(a, positions) for a in (q, k))
@@ -50,12 +50,12 @@ class EncoderLayer(nnx.Module):
 
 
 class Encoder(nnx.Module):
-    """`encoder.layers` layers and a final norm; parameters of the layers are stacked."""
+    """`encoder.layers` layers, whose parameters are stacked, and a final norm."""
 
     def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
         self.count = config.encoder.layers
         self.scanned, self.remat = config.scan_layers, config.remat
-        # outputs begin smaller the deeper the stack, which is the encoder's own depth
+        # the initial scale of output projections depends on the depth, here the encoder's own
         layer_config = replace(config, layers=self.count)
 
         @nnx.split_rngs(splits=self.count)

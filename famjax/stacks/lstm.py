@@ -32,14 +32,14 @@ sharding.register_parameter_axes(
 
 
 class LstmState(NamedTuple):
-    """h, c: [l b d] float32; of one layer [b d]. Both are initially zero."""
+    """h and c of all layers [l b d], or of one layer [b d], float32. Both are initially zero."""
 
     h: Array
     c: Array
 
 
 def cell(gates: Array, c: Array) -> tuple[Array, Array]:
-    """Pre-activation gates [b 4 d], c [b d] -> h, c after the token."""
+    """Return h and c [b d] after a token, from pre-activation gates [b 4 d] and the previous c."""
     i, f, g, o = (gates[:, k] for k in range(_GATES))
     c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
     return jax.nn.sigmoid(o) * jnp.tanh(c), c
@@ -49,17 +49,17 @@ def cell(gates: Array, c: Array) -> tuple[Array, Array]:
 def recurrence(
     inputs: Array, kernel: Array, start: LstmState, reset: Array, valid: Array
 ) -> tuple[Array, LstmState]:
-    """Scan one layer over the tokens, with a custom VJP that defers R's gradient to one product.
+    """Scan one layer over the tokens, with a custom VJP that computes R's gradient by one product.
 
-    Plain differentiation accumulates R's gradient token by token, and reads and writes all of it
+    Plain differentiation would accumulate R's gradient token by token, and read and write all of it
     each time.
 
     Args:
       inputs: [t b 4 d], W x + b.
       kernel: [d 4 d], R, in the compute dtype.
       start: the layer's initial state, in the state's dtype.
-      reset: [t b] bool, reset the state before the token.
-      valid: [t b] bool; padding leaves the state unchanged.
+      reset: [t b] bool, whether to reset the state before the token.
+      valid: [t b] bool, False at padding, which leaves the state unchanged.
 
     Returns:
       h [t b d] in the state's dtype, and the final state.
@@ -71,7 +71,7 @@ def recurrence(
 def _scan(
     inputs: Array, kernel: Array, start: LstmState, reset: Array, valid: Array
 ) -> tuple[Array, LstmState, tuple[Array, ...]]:
-    """As `recurrence`, with its residuals: each token's gates, and h and c before it."""
+    """Return the results of `recurrence`, and its residuals: each token's gates, and prior h, c."""
 
     def token(state: LstmState, xs: tuple[Array, ...]) -> tuple[LstmState, tuple[Array, ...]]:
         x, reset, valid = xs
@@ -108,7 +108,7 @@ def _backward(residuals: Any, grads: tuple[Array, LstmState]) -> tuple[Any, ...]
         return LstmState(*d_before), dgates
 
     dy, dend = grads
-    # transposed once: XLA on CPU would transpose it at every token
+    # transposed once here; in the scan XLA on CPU would transpose it at every token
     kernel_t = jnp.moveaxis(kernel, 0, -1)
     start, dgates = jax.lax.scan(token, dend, (dy, gates, c, reset, valid), reverse=True)
     narrow_dgates = dgates.astype(kernel.dtype)
@@ -120,9 +120,10 @@ recurrence.defvjp(_forward, _backward)
 
 
 class Lstm(nnx.Module):
-    """One layer. Kernels are initialized as N(0, 1/d), biases as 0, the forget gate's as 1.
+    """One layer.
 
-    With that bias the initial layer remembers (Jozefowicz et al., 2015).
+    Kernels are initialized as N(0, 1/d) and biases as 0, except that the forget gate's bias is 1,
+    with which the initial layer remembers (Jozefowicz et al., 2015).
     """
 
     def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
@@ -137,7 +138,10 @@ class Lstm(nnx.Module):
     def __call__(
         self, x: Array, state: LstmState, reset: Array, valid: Array
     ) -> tuple[Array, LstmState]:
-        """[t b d] -> [t b d], a layer's state, masks [t b]."""
+        """Process all tokens: [t b d] -> [t b d], and the layer's state after them.
+
+        `reset` and `valid` are [t b], as in `recurrence`.
+        """
         inputs = self.input(x) + self.bias[...].astype(self.dtype)
         y, state = recurrence(
             inputs, self.hidden.kernel[...].astype(self.dtype), state, reset, valid
@@ -148,11 +152,11 @@ class Lstm(nnx.Module):
 class LstmStack(Stack):
     """Stacked LSTMs.
 
-    It uses the config's layers, width and dtype. A layer projects the inputs of all tokens in
+    They use the config's layers, width and dtype. A layer projects the inputs of all tokens in
     parallel; only the recurrence is sequential. The state is float32 regardless of the compute
     dtype, since c is a sum over all tokens.
 
-    `Context.pass_state` has no effect: it passes FAMs, and an LSTM has none.
+    `Context.pass_state` has no effect, since it passes FAMs, which an LSTM does not have.
 
     Attributes:
       block_len: 1, a call may have any number of tokens.
@@ -175,7 +179,7 @@ class LstmStack(Stack):
         return LstmState(axes, axes)
 
     def __call__(self, x: Array, state: LstmState, ctx: Context) -> tuple[Array, LstmState]:
-        """[b t d] -> [b t d]."""
+        """Process any number of tokens: [b t d] -> [b t d]."""
         # the recurrence is sequential: sharded tokens would not save time
         x = sharding.all_gather_tokens(x)
         none = jnp.zeros(x.shape[:2], bool)

@@ -39,7 +39,7 @@ from famjax.parallel.sharding import (
 )
 from famjax.stacks.stack import Stack
 
-# names of a memory's size and of its share in what is read, see `ResidualStack.report`
+# names of the metrics for a memory's size and its share in what is read (`ResidualStack.report`)
 _FAM_METRICS = ("state_norm", "fam_attention")
 _MEMORY_METRICS = ("memory_norm", "memory_share")
 
@@ -47,8 +47,8 @@ _MEMORY_METRICS = ("memory_norm", "memory_share")
 class Layer(nnx.Module):
     """A mixer and a feed-forward. The mixer may apply the feed-forward to its memory (FAM does).
 
-    LayerDrop drops the layer's contribution to the residual stream; its state is updated anyway, so
-    that the memory has no gaps.
+    LayerDrop drops the layer's contribution to the residual stream, but its state is updated
+    anyway, so that the memory has no gaps.
     """
 
     def __init__(self, name: str, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
@@ -81,11 +81,11 @@ class Layer(nnx.Module):
         return self.feed_forward(self.attend_source(a, ctx), x), state
 
     def attend_source(self, a: Array, ctx: Context) -> Array:
-        """Attend to the encoder's output after the mixer, if there is an encoder."""
+        """Attend to the encoder's output with the mixer's output, if there is an encoder."""
         return a if self.cross is None else self.cross(a, ctx.source, ctx.key)
 
     def feed_forward(self, a: Array, x: Array, key: Array | None = None) -> Array:
-        """Apply the feed-forward to the mixer's output, unless the mixer has."""
+        """Apply the feed-forward to the mixer's output, unless the mixer has already done so."""
         return a if self.applies_mlp else self.mlp(a, x, key)
 
     def match(self, x: Array, state: State, ctx: Context) -> tuple[Array, Array]:
@@ -94,18 +94,21 @@ class Layer(nnx.Module):
         return self.feed_forward(a, x), error
 
     def match_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
-        """Return `encode_memory_prompt` with softmax attention."""
+        """Return what `encode_memory_prompt` returns, computed with softmax attention."""
         return self.mlp(self.mixer.match_memory_prompt(prompt, offset), prompt)
 
     def attention_mass(self, x: Array, state: State, ctx: Context) -> tuple[Array, Array]:
-        """Return the output, and the mean share of attention weights on the memory."""
+        """Return the output, and the memory's mean share in what is read."""
         share = self.mixer.attention_mass(x, state, ctx, self.mlp)
         return self(x, state, ctx)[0], share
 
     def measure_memory(
         self, x: Array, state: State, ctx: Context
     ) -> tuple[Array, tuple[Array | None, Array, Array | None]]:
-        """Return the output; the memory after it, its share in what is read, and its gates."""
+        """Return the output, and measurements of the memory.
+
+        These are the memory after the call, its share in what is read, and its gates.
+        """
         y, after = self(x, state, ctx)
         share = self.mixer.attention_mass(x, state, ctx, self.mlp)
         gates = self.mixer.memory_gates(x, state, ctx, self.mlp)
@@ -114,7 +117,7 @@ class Layer(nnx.Module):
     def add_losses(
         self, x: Array, state: State, ctx: Context
     ) -> tuple[Array, tuple[State, MemoryLosses | None]]:
-        """Return the output; the state after it, and the auxiliary losses of the memory."""
+        """Return the output, and the pair of the new state and the memory's auxiliary losses."""
         y, after = self(x, state, ctx)
         return y, (after, self.mixer.memory_losses(x, y, state, ctx, self.mlp))
 
@@ -135,8 +138,8 @@ class UnstackedState(NamedTuple):
     """A state with separate arrays for each layer.
 
     Attributes:
-      repeats: for each repeat of the pattern, the layers' states [b ...].
-      extra_state: as in the stacked state, what is not the layers'.
+      repeats: for each repeat of the pattern, its layers' states [b ...].
+      extra_state: what the stacked state has besides the layers' states.
     """
 
     repeats: tuple[State, ...]
@@ -146,8 +149,8 @@ class UnstackedState(NamedTuple):
 class ResidualStack(Stack):
     """Layers on one residual stream, and the FAM prompt that initializes their memories (B.1).
 
-    Parameters and states of equal layers are stacked on a leading axis, the repeats of the
-    pattern, whether the layers are scanned or not; so checkpoints do not depend on that choice.
+    The parameters and states of all repeats of a pattern layer are stacked on a leading axis,
+    whether the layers are scanned or not, so that checkpoints do not depend on that choice.
     """
 
     def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
@@ -178,16 +181,16 @@ class ResidualStack(Stack):
         has_prompt = config.fam_init == "prompt" and any(spec.has_memory for spec in specs)
         self.prompt = nnx.Param(prompt) if has_prompt else None
         self.reads_prompt = any(layer.mixer.reads_prompt for layer in self.layers)
-        # by layer of the pattern
+        # for each layer of the pattern
         self.is_fam = tuple(spec.has_memory for spec in specs)
         self.matched = tuple(spec.has_feature_map for spec in specs)
         self.rates = config.dropout
         self.key = empty_key() if any(vars(config.dropout).values()) else None
 
     def init_state(self, batch: int, offset: Array | None = None) -> State:
-        """Return the initial states: over the pattern, [repeats b ...].
+        """Return the initial states, [repeats b ...] for each layer of the pattern.
 
-        The state of learned positions comes last, if any.
+        The state of learned positions, if there are any, comes last.
 
         Args:
           offset: [b], as in `Context`, for encoding the FAM prompt.
@@ -205,7 +208,8 @@ class ResidualStack(Stack):
                     prompt = encode(layer)(prompt, offset)
             return prompt, tuple(states)
 
-        # for one prompt, reducing the products of its few tokens is cheaper than gathering weights
+        # if all rows share a prompt, it has so few tokens that reducing their products is cheaper
+        # than gathering the weights
         gather = self.prompt is not None and offset is not None
         states = self._scan_repeats(layers, self._prompt(offset), None, gather=gather)[1]
         return states if self.positions is None else (*states, self.positions.init_state(batch))
@@ -237,15 +241,19 @@ class ResidualStack(Stack):
     def check_capacity(self, state: State, tokens: int, ctx: Context) -> None:
         """Raise a `UserError` if a call exceeds a layer's capacity, outside of jit.
 
-        The mixer cannot raise it: within the stack its arrays are traced. With resets or padding,
-        tokens beyond the capacity give NaN.
+        The mixer cannot raise it itself: within the stack its arrays are traced. With resets or
+        padding nothing is raised, and the outputs at tokens beyond the capacity are NaN.
         """
         if ctx.reset is None and ctx.valid is None:
             for layer, old in zip(self.layers, state[: len(self.layers)], strict=True):
                 layer.mixer.check_capacity(old, tokens)
 
     def __call__(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
-        """[b t d] -> [b t d], t a multiple of block_len, or a `UserError`."""
+        """Process whole blocks: [b t d] -> [b t d], and the state after them.
+
+        Raises:
+          UserError: t is not a multiple of block_len, or a document exceeds the capacity.
+        """
         if x.shape[1] % self.block_len:
             raise UserError(
                 f"a call of {x.shape[1]} tokens does not fill blocks of {self.block_len}; pad it "
@@ -257,7 +265,7 @@ class ResidualStack(Stack):
         return self._run(x, state, ctx, lambda layer: layer)
 
     def step(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
-        """[b 1 d] -> [b 1 d]; the state is that of `init_state` or of `unstack`."""
+        """Process one token per lane: [b 1 d] -> [b 1 d]; the state may be an unstacked one."""
         if not isinstance(state, UnstackedState):
             self.check_capacity(state, 1, ctx)
         encode_prompt = ctx.reset is not None
@@ -267,7 +275,8 @@ class ResidualStack(Stack):
         """Process whole documents [b t d] with softmax attention in the linear layers.
 
         Returns:
-          [b t d]; the errors of `Mixer.match` by layer with a feature map, lowest first: [l b].
+          [b t d]; the errors of `Mixer.match` for the layers with a feature map, lowest first:
+          [l b].
         """
         state = self._init_state(len(x), lambda layer: layer.match_prompt, ctx.offset)
         x, errors = self._run(x, state, ctx, lambda layer: layer.match)
@@ -275,7 +284,10 @@ class ResidualStack(Stack):
         return x, matched.reshape(-1, matched.shape[-1])
 
     def project_source(self, source: Array) -> tuple[SourceKeys, ...]:
-        """[b s d] -> for each layer of the pattern, [repeats b s g ..]."""
+        """Return the keys and values of an encoder's output [b s d] for each layer of the pattern.
+
+        They are [repeats b s g ..].
+        """
 
         def project(carry: None, layers: list[Layer], xs: None) -> tuple[None, Any]:
             return carry, tuple(layer.cross.project(source) for layer in layers if layer.cross)
@@ -291,10 +303,11 @@ class ResidualStack(Stack):
         return source._replace(keys=keys)
 
     def unstack(self, state: State) -> State:
-        """Return the state for a loop of `step` within one program.
+        """Return the state for a loop of `step` in one program.
 
-        A layer then updates its own arrays in place. With stacked arrays the layer's whole state is
-        sliced out and written back at every token: for a KV cache, many times the attention.
+        Each layer then updates its own arrays in place. With stacked arrays the layer's whole state
+        is sliced out and written back at every token, which for a KV cache costs many times as much
+        as the attention.
         """
         layers, extra_state = self._split_state(state)
         return UnstackedState(
@@ -311,7 +324,7 @@ class ResidualStack(Stack):
         if not isinstance(state, UnstackedState):
             return axes
         count = len(axes) - len(jax.tree.leaves(state.extra_state))
-        # of each repeat, without its axis
+        # each repeat has arrays of its own, without the repeats axis
         return tuple(axis - 1 for axis in axes[:count]) * self.repeats + axes[count:]
 
     def attention_mass(self, x: Array, state: State, ctx: Context) -> Array:
@@ -325,13 +338,15 @@ class ResidualStack(Stack):
         return list(weights[: len(self.layers)])
 
     def memory_gates(self, x: Array, state: State, ctx: Context) -> list[Array]:
-        """Return the gates of a block's update, of the layers that have some: [repeats b f]
-        or [repeats b w f]."""
+        """Return the gates of a block's update, for the pattern layers that have gates.
+
+        They are [repeats b f], or [repeats b w f] if the memory is written token by token.
+        """
         _, gates = self._run(x, state, ctx, lambda layer: layer.memory_gates)
         return [g for g in gates[: len(self.layers)] if g is not None]
 
     def replace_memories(self, state: State, memories: list[Array]) -> State:
-        """Return a state with other memories, in the order of `memories`."""
+        """Return a state with other memories, given in the order of the method `memories`."""
         layers, extra_state = self._split_state(state)
         remaining = iter(memories)
         held = self.memory_layers(state)
@@ -350,7 +365,11 @@ class ResidualStack(Stack):
     def read_with_losses(
         self, x: Array, state: State, ctx: Context
     ) -> tuple[Array, State, MemoryLosses]:
-        """Return what a call does, and the memories' losses, means over layers that have them."""
+        """Process a call and return its memory losses, each a mean over the layers that have it.
+
+        Returns:
+          the output [b t d]; the state after the call; the losses.
+        """
         x, found = self._run(x, state, ctx, lambda layer: layer.add_losses)
         count = len(self.layers)
         states = tuple(after for after, _ in found[:count])
@@ -362,13 +381,14 @@ class ResidualStack(Stack):
         )
 
     def report(self, x: Array, state: State, ctx: Context) -> dict[str, Array]:
-        """Return measures of the memory in a call, each a mean over the layers that have it.
+        """Return metrics of the memory in a call, each a mean over the layers that have it.
 
-        state_norm, fam_attention: the RMS of the FAMs after the call, and their share of its
+        state_norm, fam_attention: the RMS of the FAMs after the call, and their share of the call's
           attention weights.
-        memory_norm, memory_share: the same of other memories, whose share is one of lengths.
-        memory_rate, memory_closed: of memories that are written token by token, the mean rate of
-          the tokens, and the share of rates that are 0; without padding.
+        memory_norm, memory_share: the same for other memories, whose share is one of norms
+          (`Mixer.attention_mass`).
+        memory_rate, memory_closed: for memories that are written token by token, the mean rate of
+          the tokens, and the share of rates that are 0, without padding.
         """
         held = self.memory_layers(state)
         if not held:
@@ -392,7 +412,7 @@ class ResidualStack(Stack):
         return [memory for memory in self._memories(state) if memory is not None]
 
     def memory_layers(self, state: State) -> list[int]:
-        """Return which layers of the pattern have a memory."""
+        """Return the indices of the pattern layers that have a memory."""
         return [i for i, memory in enumerate(self._memories(state)) if memory is not None]
 
     def _memories(self, state: State) -> list[Array | None]:
@@ -407,7 +427,7 @@ class ResidualStack(Stack):
         layer_method: Any,
         encode_prompt: bool | None = None,
     ) -> tuple[Array, State]:
-        if encode_prompt is None:  # of a call
+        if encode_prompt is None:  # in a call; `step` gives it
             encode_prompt = self.reads_prompt or ctx.reset is not None
         encode_prompt = encode_prompt and self.prompt is not None
         states, extra_state = self._split_state(state)
@@ -448,7 +468,7 @@ class ResidualStack(Stack):
         return state if isinstance(state, UnstackedState) else (state[:count], state[count:])
 
     def _prompt(self, offset: Array | None = None) -> Array | None:
-        """Return the FAM prompt [f d]; with an offset one for each row, [b f d]."""
+        """Return the FAM prompt [f d], with an offset repeated for each row, [b f d]."""
         if self.prompt is None or offset is None:
             return None if self.prompt is None else self.prompt[...]
         rows = jnp.broadcast_to(self.prompt[...], (len(offset), *self.prompt.shape))
@@ -460,9 +480,9 @@ class ResidualStack(Stack):
         """Run `body(carry, layers, xs) -> (carry, states)` over the repeats of the pattern.
 
         Args:
-          xs: repeats on the first axis, or with `unstack` a sequence of them; so are the returned
-            states.
-          gather: all-gather a layer's weights first, see `fsdp_all_gather`.
+          xs: arrays with the repeats on their first axis; with `unstack`, a sequence of the
+            repeats. The returned states have the same form.
+          gather: whether to all-gather a layer's weights first, see `fsdp_all_gather`.
         """
         graph, params = nnx.split(self.layers)
         scanned = self.scanned and not unstack
@@ -484,7 +504,7 @@ class ResidualStack(Stack):
 
 
 def _mean_known(values: tuple[Array | None, ...]) -> Array | None:
-    """Return the mean of those that are known; None if none is."""
+    """Return the mean of the values that are not None; None if all are."""
     known = [value for value in values if value is not None]
     return jnp.stack(known).mean() if known else None
 

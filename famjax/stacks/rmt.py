@@ -2,8 +2,9 @@
 
     [_; Y; W] = Transformer([M; X; M])        M <- Norm(W)
 
-The memory of the last segment is read before a segment, and written over after it. Its tokens
-attend to each other in both directions, at either place (`famjax.stacks.segments`).
+A segment starts with the memory that the last segment has written, and ends with the memory tokens
+that overwrite it. In both places memory tokens attend to each other in both directions
+(`famjax.stacks.segments`).
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from famjax.stacks.segments import SegmentStack, SegmentState
 
 
 class RecurrentMemory(SegmentStack):
-    """fam_len memory tokens; those of a document's first segment are learned.
+    """Recurrent Memory Transformer with fam_len memory tokens.
+
+    The memory that a document's first segment reads is learned.
 
     Attributes:
       block_len: tokens of a segment.

@@ -1,15 +1,16 @@
-"""Stacks that read a document in segments, each with its memory before it and writing tokens after.
+"""Stacks that process a document in segments, with memory tokens before and after each segment.
 
     [_; Y; W] = Transformer([M; X; T])
 
-One sequence with causal attention and rotary positions from 0 on: the memory M, the segment's w
-tokens X, and f tokens T whose outputs W are remembered, as N = Norm(W). The next segment sees
-nothing else of this one. In the Recurrent Memory Transformer (`famjax.stacks.rmt`) N replaces M,
-in AutoCompressors (`famjax.stacks.autocompressor`) it follows M.
+A segment is one sequence with causal attention and rotary positions from 0 on: the memory M, the
+segment's w tokens X, and f writing tokens T, whose outputs W become the new memory N = Norm(W). The
+next segment sees nothing else of this one. In the Recurrent Memory Transformer
+(`famjax.stacks.rmt`) N replaces M, in AutoCompressors (`famjax.stacks.autocompressor`) N is
+appended to M.
 
-Both papers take W after a norm: Transformer-XL is post-norm, and of OPT and Llama it is the output
-of the final norm. Without one a memory that is read and written by the same residual stream would
-be a sum over all segments.
+Both papers take W after a norm: Transformer-XL is post-norm, and with OPT and Llama W is the output
+of the final norm. Without a norm, a memory that is read and written by the same residual stream
+would be a sum over all segments.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ class SegmentState(NamedTuple):
     """The state within a segment. As in the layers' states, lanes are on axis 1.
 
     Attributes:
-      memory: [1 b f d] float32, N of the segment before; None if only its keys and values are held.
-      read: [1 b] int32, tokens of M.
-      tokens: [1 b] int32, tokens of the segment that were read, less than w.
+      memory: [1 b f d] float32, N of the previous segment; None if the state holds only its keys
+        and values.
+      read: [1 b] int32, number of tokens of M.
+      tokens: [1 b] int32, number of the segment's tokens that were read so far, less than w.
       caches: keys and values of M and of these tokens, [repeats b ...].
     """
 
@@ -49,14 +51,15 @@ class SegmentState(NamedTuple):
 
 
 class SegmentStack(Stack):
-    """A Transformer over one segment after the other.
+    """A Transformer that processes one segment after the other.
 
-    A state holds the keys and values of M, so that `step` reads one token as any Transformer does.
+    A state holds the keys and values of M, so that `step` processes one token as in any
+    Transformer.
 
     Args:
       config: block_len w, fam_len f.
-      mutual: whether tokens of N, and tokens of T, attend to each other in both directions.
-      held: whether states hold N itself, of which T is made, and not only its keys and values.
+      mutual: whether the tokens of N attend to each other in both directions, and those of T, too.
+      held: whether states hold N itself, from which T is made, and not only its keys and values.
     """
 
     def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs, mutual: bool, held: bool):
@@ -72,14 +75,18 @@ class SegmentStack(Stack):
 
     @abc.abstractmethod
     def writing_tokens(self, state: SegmentState) -> Array:
-        """Return T, [b f d]."""
+        """Return the writing tokens T, [b f d]."""
 
     @abc.abstractmethod
     def kept_tokens(self, read: Array) -> Array:
-        """Return how many of the tokens of M [b] the next segment reads too, before N."""
+        """Return how many tokens of M the next segment keeps, before N: [b] -> [b].
+
+        Args:
+          read: [b], number of tokens of M.
+        """
 
     def empty_state(self, batch: int) -> SegmentState:
-        """Return a state in which nothing was read, not even a memory, which is zero if held."""
+        """Return a state that has read nothing, not even a memory; a held memory is zero."""
         zero = jnp.zeros((1, batch), jnp.int32)
         held = jnp.zeros((1, batch, *self.prompt.shape), param_dtype()) if self.held else None
         state = SegmentState(held, zero, zero, self.transformer.init_state(batch))
@@ -89,7 +96,7 @@ class SegmentStack(Stack):
         """Return the state at the start of the next segment.
 
         Args:
-          memory: [b f d], N of the segment of `state`.
+          memory: [b f d], N of the segment that `state` is in.
         """
         b, f, _ = memory.shape
         kept = self.kept_tokens(state.read[0])
@@ -112,14 +119,18 @@ class SegmentStack(Stack):
         return state
 
     def pass_state(self, fresh: SegmentState, saved: SegmentState) -> SegmentState:
-        """Return `saved` at the start of its segment: of its last document, only M is passed."""
+        """Return `saved` at the start of its segment, so that only M of its document is passed."""
         caches = _truncate(saved.caches, saved.read[0])
         return saved._replace(tokens=jnp.zeros_like(saved.tokens), caches=caches)
 
     # reading ------------------------------------------------------------------------------------
 
     def __call__(self, x: Array, state: SegmentState, ctx: Context) -> tuple[Array, SegmentState]:
-        """[b t d] -> [b t d], t a multiple of block_len, or a `UserError`."""
+        """Process whole segments: [b t d] -> [b t d], and the state after them.
+
+        Raises:
+          UserError: t is not a multiple of block_len, or a document exceeds the capacity.
+        """
         b, t, d = x.shape
         w = self.block_len
         if t % w:
@@ -148,7 +159,7 @@ class SegmentStack(Stack):
         return y.swapaxes(0, 1).reshape(b, t, d), state
 
     def step(self, x: Array, state: SegmentState, ctx: Context) -> tuple[Array, SegmentState]:
-        """[b 1 d] -> [b 1 d]."""
+        """Process one token per lane: [b 1 d] -> [b 1 d]."""
         self.check_capacity(state, 1, ctx)
         valid = jnp.ones(x.shape[:2], bool) if ctx.valid is None else ctx.valid
         if ctx.reset is not None:
@@ -177,12 +188,12 @@ class SegmentStack(Stack):
     def _read(
         self, x: Array, state: SegmentState, valid: Array, ends: Array
     ) -> tuple[Array, SegmentState]:
-        """Read tokens of a segment, and the next memory where it ends with them.
+        """Read tokens of a segment; in lanes where the segment ends, also read the next memory.
 
         Args:
           x: [b t d].
           valid: [b t] bool.
-          ends: [b] bool.
+          ends: [b] bool, whether the segment ends with these tokens.
         """
         t, f = x.shape[1], self.memory_len
         tokens = jnp.concatenate([x, self.writing_tokens(state).astype(x.dtype)], 1)
@@ -201,8 +212,10 @@ class SegmentStack(Stack):
     # capacity -----------------------------------------------------------------------------------
 
     def check_capacity(self, state: SegmentState, tokens: int, ctx: Context) -> None:
-        """Raise a `UserError` if a call exceeds the capacity, outside of jit; under jit, and with
-        masks, tokens beyond it give NaN."""
+        """Raise a `UserError` if a call exceeds the capacity.
+
+        Under jit, and with masks, nothing is raised, and the outputs at tokens beyond it are NaN.
+        """
         masked = ctx.reset is not None or ctx.valid is not None
         if self.capacity is None or masked or isinstance(state.read, jax.core.Tracer):
             return
@@ -214,7 +227,7 @@ class SegmentStack(Stack):
             )
 
     def _without_excess(self, y: Array, state: SegmentState, valid: Array) -> Array:
-        """Return outputs [b t d], NaN at tokens of a document without segments left."""
+        """Return outputs [b t d], with NaN at tokens beyond the capacity."""
         if self.capacity is None:
             return y
         excess = valid & (state.read[0] == self.most_read)[:, None]

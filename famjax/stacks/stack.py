@@ -1,4 +1,4 @@
-"""What a stack is: layers and how their states are carried, between the embedding and the head."""
+"""The base class of stacks: layers between the embedding and the head, and the state they carry."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ class Stack(nnx.Module):
 
     Attributes:
       block_len: a call takes a multiple of this many tokens.
-      capacity: maximum number of tokens of a document; None is unbounded.
-      receptive_field: tokens before a block that its outputs depend on; None is all.
-      call_len: tokens of a call beyond which padding costs more than it saves; None is any.
+      capacity: maximum number of tokens of a document; None means unbounded.
+      receptive_field: number of tokens before a block that its outputs depend on; None means all.
+      call_len: number of tokens of a call beyond which padding costs more than it saves; None
+        means no limit.
     """
 
     block_len: int
@@ -52,20 +53,24 @@ class Stack(nnx.Module):
     def step(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
         """Process one token per lane: [b 1 d] -> [b 1 d], and the state after it."""
 
-    # a source that an encoder has read
+    # attention to an encoder's output
 
     def project_source(self, source: Array) -> PyTree:
-        """Return the keys and values of an encoder's output [b s d], [repeats b s ..] a layer."""
+        """Return each layer's keys and values [repeats b s ..] of an encoder's output [b s d]."""
         raise UserError("model.encoder.layers: this stack has no cross attention; set 0")
 
     def summarize_source(self, source: Source) -> Source:
-        """Return the source with what linear attention keeps of it; the mask is [b 1 s]."""
+        """Return the source with its keys reduced to the sums that linear attention needs.
+
+        Args:
+          source: has the mask [b 1 s].
+        """
         return source
 
-    # memories; a stack without FAMs has none
+    # memories: stacks without any keep these defaults
 
     def memories(self, state: State) -> list[Array]:
-        """Return a state's memories, [repeats b f d] for each layer of the pattern that has one."""
+        """Return a state's memories, one [repeats b f d] for each pattern layer that has one."""
         return []
 
     def passable_state(self, state: State) -> State:
@@ -79,48 +84,48 @@ class Stack(nnx.Module):
     # training
 
     def loss(self) -> Array:
-        """Return an auxiliary loss of the parameters."""
+        """Return an auxiliary loss that depends only on the parameters."""
         return jnp.zeros(())
 
     def report(self, x: Array, state: State, ctx: Context) -> dict[str, Array]:
-        """Return metrics of the memory in a call, by name."""
+        """Return metrics, by name, of the memory in a call."""
         return {}
 
     def match(self, x: Array, ctx: Context) -> tuple[Array, Array]:
-        """Process documents with softmax attention where feature maps are trained to match it.
+        """Process documents with softmax attention in layers whose feature maps are to match it.
 
         Returns:
-          [b t d]; the errors [l b] of the layers with feature maps.
+          [b t d]; the errors of these layers' feature maps, [l b].
         """
         raise UserError("train.match: this stack has no feature maps; set train.match=false")
 
-    # layouts and sizes that the caller chooses
+    # layouts and sizes that callers choose
 
     def unstack(self, state: State) -> State:
-        """Return the state in the layout for a loop of `step` within one program."""
+        """Return the state in the layout that is faster for a loop of `step` in one program."""
         return state
 
     def restack(self, state: State) -> State:
-        """Return the inverse of `unstack`."""
+        """Undo `unstack`."""
         return state
 
     def row_axes(self, state: State) -> tuple[int, ...]:
-        """Return the axis of the rows in each array of a state, in the layout that it has."""
+        """Return the batch axis of each array of a state, which may be unstacked."""
         axes = jax.tree.leaves(self.state_axes(), is_leaf=is_axes)
         return tuple(names.index("batch") for names in axes)
 
     @property
     def is_approximate(self) -> bool:
-        """Return whether calls are approximate, as `step` is not."""
+        """Return whether calls only approximate a sequence of `step`."""
         return False
 
     def attention_span(self, margin: float = 0.0) -> tuple[int, ...]:
-        """Return how many entries the layers of each set must attend to; () is all.
+        """Return how many entries the layers of each set of keys must attend to; () means all.
 
         Args:
-          margin: tokens by which learned spans may grow until the next call.
+          margin: number of tokens by which learned spans may grow until the next call of this.
         """
         return ()
 
     def set_attention_span(self, entries: tuple[int, ...]) -> None:
-        """Attend only to the newest entries, so many for each set; () is all."""
+        """Attend only to the newest `entries` of each set of keys from now on; () means all."""

@@ -1,6 +1,7 @@
-"""Tasks: sources of documents and their evaluation. One file each, registered here.
+"""Tasks: sources of training documents, and how runs are evaluated on them.
 
-Episodes are generated from a seed and a number when they are read; nothing is downloaded.
+Each task has a file of its own, and is registered here. Synthetic documents are generated from a
+seed and a number when they are read; nothing is downloaded.
 """
 
 from __future__ import annotations

@@ -20,6 +20,6 @@ class HarnessTask(EvaluationTask):
     has_parts = True
 
     def scores(self, results: Any) -> dict[str, float]:
-        """Return the first metric by task."""
+        """Return the first metric of each task."""
         scores: dict[str, float] = results["scores"]
         return scores

@@ -1,4 +1,4 @@
-"""Lists of tasks and lengths as people write them: of `famjax eval`, and of `eval.tasks`."""
+"""Parsing of lists of tasks and lengths, as given to `famjax eval` and in `eval.tasks`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ HOLDOUT = "holdout"
 def parse_tasks(text: str, option: str = "--tasks") -> list[tuple[str, str]]:
     """Parse "passkey,text:a.txt,b.txt" into (name, files) pairs.
 
-    A part after a text task that is not a task is another of its files.
+    A part that is not the name of a task is another file of the task before it.
 
     Args:
-      option: that the text was given to.
+      text: tasks, separated by commas.
+      option: option or key that the text was given to, for errors.
 
     Raises:
-      UserError: an unknown task, or commas without a task.
+      UserError: a task is unknown, or there are only commas.
     """
     tasks: list[tuple[str, str]] = []
     for part in filter(None, (part.strip() for part in text.split(","))):

@@ -1,7 +1,7 @@
 """Passkey retrieval (TransformerFAM 3.2, D.1, Figure 11): needle first, filler, then the question.
 
-A document is generated lazily from (seed, lane, number, length), so a document of a million tokens
-takes no more memory than one of a hundred.
+A document is generated lazily from (seed, lane, number, length), so that a million tokens take no
+more memory than a hundred.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ FILLER = (
     "There and back again. ",
 )
 QUESTION = "What is the pass key? The pass key is "
-# several keys in one document, of which one is asked for: not in the paper, as RULER's multi-key
-# needles (arXiv 2404.06654, 3)
+# with several keys in one document the question asks for one of them, as in RULER's multi-key
+# needles (arXiv 2404.06654, 3); this is not in the paper
 NEEDLES = (
     "There is an important info hidden inside a lot of irrelevant text. Find it and memorize "
     "them. I will quiz you about the important information there. "
@@ -45,7 +45,7 @@ NAMED_NEEDLE = "The pass key of {name} is {key}. Remember it. {key} is the pass 
 NAMED_QUESTION = "What is the pass key of {name}? The pass key of {name} is "
 NAMES = ("Ada", "Ben", "Clara", "David", "Emma", "Felix", "Grace", "Henry")
 _PIECE_TOKENS = 4096
-# tokens of the documents of an evaluation
+# default lengths of evaluated documents, in tokens
 LENGTHS = [256, 1024, 4096, 16384]
 
 
@@ -53,7 +53,7 @@ def sample_text(names: bool = False) -> str:
     """Return text with every word and digit of the task, to train a tokenizer on.
 
     Args:
-      names: also with those of several keys.
+      names: include the texts of documents with several keys.
     """
     keys = [f"{i:05d}" for i in range(0, 100_000, 997)]
     text = "".join(NEEDLE.format(key=key) for key in keys) + "".join(FILLER) * 100 + QUESTION * 100
@@ -68,17 +68,17 @@ class Passkey:
     """The task in the tokens of one tokenizer.
 
     Args:
-      tokenizer: of any kind; a token may be several digits.
-      digits: of a key.
-      keys: at most so many in a document; if more than one, each has a name.
-      other_weight: of the tokens that are not the answer.
-      needle_within: most tokens of filler before the needle.
+      tokenizer: any tokenizer; a token may be several digits.
+      digits: number of digits of a key.
+      keys: maximum number of keys in a document; if it is more than one, each key has a name.
+      other_weight: loss weight of the tokens that are not the answer.
+      needle_within: maximum number of tokens of filler before the needle.
       hard_keys: see `PasskeyConfig`.
 
     Attributes:
-      answer_len: tokens of an answer with eos.
-      question_len: most tokens of a question with its answer and eos.
-      shortest: fewest tokens of a document with all keys that may ask for any of them.
+      answer_len: maximum number of tokens of an answer, including eos.
+      question_len: maximum number of tokens of a question with its answer and eos.
+      shortest: minimum number of tokens of a document with all keys, whichever is asked for.
 
     Raises:
       UserError: the tokenizer encodes different keys, or different names, to the same ids.
@@ -103,7 +103,8 @@ class Passkey:
         self.filler = np.concatenate([tokenizer.encode(sentence) for sentence in FILLER])
         self.starts = np.cumsum([0, *(len(tokenizer.encode(s)) for s in FILLER[:-1])])
         self._questions: dict[str, np.ndarray] = {}
-        # a tokenizer may have tokens of several digits; keys that take more tokens are not drawn
+        # with tokens of several digits, keys differ in length: the longest of a sample sets the
+        # limit, and keys with more tokens are not drawn
         self._longest_key = max(_sample_keys(digits), key=lambda key: len(tokenizer.encode(key)))
         self.answer_len = len(tokenizer.encode(self._longest_key)) + 1
         tails = (self.tail(name, self._longest_key) for name in self.names or [""])
@@ -111,7 +112,7 @@ class Passkey:
         self.shortest = self.shortest_with(keys)
 
     def shortest_with(self, count: int) -> int:
-        """Return the fewest tokens of a document with any `count` keys that may ask for any."""
+        """Return the minimum number of tokens that hold any `count` keys and any question."""
         keys = [self._longest_key] * count
         names = sorted(self.names, key=lambda name: len(self.tokenizer.encode(name)))
         return len(self.head(names[-count:], keys)) + self.question_len
@@ -119,7 +120,7 @@ class Passkey:
     def head(
         self, names: Sequence[str], keys: Sequence[str], before: np.ndarray | tuple[()] = ()
     ) -> np.ndarray:
-        """Return bos, filler `before`, and the needle of all keys, [n]."""
+        """Return bos, the filler `before`, and the needle with all keys, [n]."""
         if self.names:
             named = zip(names, keys, strict=True)
             needles = (NAMED_NEEDLE.format(name=name, key=key) for name, key in named)
@@ -130,7 +131,7 @@ class Passkey:
         return np.concatenate([[self.tokenizer.bos_id], before, tokens]).astype(np.int32)
 
     def question(self, name: str) -> np.ndarray:
-        """Return the tokens that ask for a key, [n]; an only key has no name."""
+        """Return the tokens that ask for a key by its name, [n]; a single key has no name."""
         if name not in self._questions:
             text = NAMED_QUESTION.format(name=name) if self.names else QUESTION
             self._questions[name] = self.tokenizer.encode(text)
@@ -150,16 +151,16 @@ class Passkey:
         asked: int | None = None,
         count: int | None = None,
     ) -> Iterator[Piece]:
-        """Yield a document of `length` tokens, bos and eos included, in pieces.
+        """Yield a document of `length` tokens, including bos and eos, in pieces.
 
         Args:
-          rng: equal generators give equal documents; all documents of one needle start from equal
-            generators.
-          length: in tokens.
-          follows: the document has no needle: it asks for a key of the previous document, and
-            begins with its memory.
-          asked: index of the key; None draws it.
-          count: number of keys, with any of the names; None is one for each name.
+          rng: random generator; equal generators give equal documents. All documents about one
+            needle must get equal generators.
+          length: number of tokens.
+          follows: whether the document has no needle, begins with the memory of the previous
+            document, and asks for a key from there.
+          asked: index of the key that is asked for; None draws it.
+          count: number of keys, with names drawn from all; None is one for each name.
 
         Raises:
           UserError: needle and question do not fit in `length`.
@@ -209,7 +210,7 @@ class Passkey:
 
 
 def evaluated_task(tokenizer: Tokenizer, config: PasskeyConfig) -> Passkey:
-    """Return the task on which a run with this config is evaluated: its keys are uniform."""
+    """Return the task on which a run with this config is evaluated: without hard keys."""
     return Passkey(tokenizer, config.digits, config.keys, needle_within=config.needle_within)
 
 
@@ -229,11 +230,15 @@ def _check_tokenizer(tokenizer: Tokenizer, words: Sequence[str], what: str) -> N
 
 
 class PasskeySource(Source):
-    """Endless passkey documents, of a length that grows as they are solved.
+    """Endless passkey documents, whose lengths grow as the model solves them.
 
     Args:
-      block_len: w of the model. The answer of a document that another one follows is within a
-        block, so that the memory before this block does not know it.
+      config: config of the task.
+      tokenizer: the tokenizer.
+      seed: seed of the documents.
+      block_len: the model's block length w. If another document continues with the memory of a
+        document, the answer of the first one lies within one block, so that the memory before this
+        block has not seen it.
     """
 
     def __init__(self, config: PasskeyConfig, tokenizer: Tokenizer, seed: int, block_len: int = 1):
@@ -247,7 +252,7 @@ class PasskeySource(Source):
             config.needle_within,
             config.hard_keys,
         )
-        # of a document with 1, 2, ... keys
+        # minimum lengths of documents with 1, 2, ... keys
         self._shortest = [self.task.shortest_with(n) for n in range(1, config.keys + 1)]
         if config.min_length < self._shortest[0]:
             raise UserError(
@@ -265,12 +270,12 @@ class PasskeySource(Source):
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
         """Return [lane, number of the needle, tokens, tokens still to follow, index of the part].
 
-        With `keys` more than one also the number of keys in the document: any from one to as many
-        as fit, so that a model learns with few in short documents.
+        If `keys` is more than one, the key also has the number of keys in the document. It is drawn
+        from one to as many as fit, so that a model starts with few keys in short documents.
 
-        The length of a needle's text is at most the curriculum's current longest, rounded up to a
-        block and to `multiple`. The text is split into a first document with the remainder, and
-        documents of `ask_every` tokens.
+        The text about a needle is at most as long as the curriculum's current longest, rounded up
+        to a block and to `multiple`. It is split into documents of `ask_every` tokens, after a
+        first document with the remainder.
         """
         c = self.config
         if before and before[3]:
@@ -282,20 +287,20 @@ class PasskeySource(Source):
         rng = np.random.default_rng([self.seed, lane, k, 0])
         number = self._draw_number(rng)
         min_length = max(c.min_length, self._shortest[number - 1])
-        # density 1 / L^2: each octave of lengths has as many tokens. Many short documents teach
-        # which digit is which, the few long ones to keep the key
+        # density 1 / L^2: each octave of lengths has the same number of tokens. The many short
+        # documents teach which digit is which, the few long ones teach to keep the key
         length = round(1 / rng.uniform(1 / self.longest, 1 / min_length))
         length = -(-length // c.multiple) * c.multiple
         room = length - min_length
         if c.needle_within and c.ask_every:
-            # the needle is in the first document, which is of any length, so that it is anywhere
+            # the needle is in the first document; a random length of that one moves the needle
             room -= int(rng.integers(min(c.needle_within, room) + 1))
         rest = room // c.ask_every * c.ask_every if c.ask_every else 0
         key = [lane, k, self._end_anywhere(length - rest, rest, 0, min_length, rng), rest, 0]
         return key if c.keys == 1 else [*key, number]
 
     def _draw_number(self, rng: np.random.Generator) -> int:
-        """Return the number of keys in a document: any that the longest documents hold."""
+        """Draw the number of keys in a document, of those that the current longest one can hold."""
         if self.config.keys == 1:
             return 1
         return int(rng.integers(bisect.bisect_right(self._shortest, self.longest))) + 1
@@ -303,11 +308,12 @@ class PasskeySource(Source):
     def _end_anywhere(
         self, length: int, rest: int, part: int, shortest: int, rng: np.random.Generator
     ) -> int:
-        """Return a length that ends in the same block, so that questions are anywhere.
+        """Return a random length that ends in the same block, so that questions end anywhere in it.
 
-        If `rest` tokens of the text follow in further documents, the answer is within that block,
-        and the memory with which they begin has not read it. Therefore the last of several answers
-        is always cut by the block's end, if the question is short enough.
+        If `rest` tokens of the text follow in further documents, the whole answer lies in that
+        block, so that the memory with which they begin has not seen it. To have answers across the
+        end of a block, too, the last document's answer always crosses one, if the question is short
+        enough.
         """
         w, answer = self.block_len, self.task.answer_len
         if not self.config.ask_every or self.config.multiple % w == 0:
@@ -332,7 +338,7 @@ class PasskeySource(Source):
         self.longest = state["longest"]
 
     def advance(self, state: dict[str, Any], accuracy: float) -> dict[str, Any]:
-        """Return the state after a logging interval with this token accuracy of answers."""
+        """Return the new state after a logging interval with this token accuracy of answers."""
         if accuracy < self.config.threshold:
             return state
         return {"longest": min(2 * state["longest"], self.config.max_length)}
@@ -391,7 +397,7 @@ class PasskeyTask(Task):
 
 
 def _check_ask_every(config: Config) -> Iterator[str]:
-    """Yield what prevents a document from starting with the memory before the last question."""
+    """Yield errors for settings that keep documents from starting with the previous memory."""
     m, d, p = config.model, config.data, config.data.passkey
     setting = f"data.passkey.ask_every={p.ask_every}"
     off = "or set data.passkey.ask_every=0"

@@ -1,8 +1,8 @@
 """Algorithmic task: programs that the model executes as it reads (FT v3 7.4, Table 7).
 
-A program has `steps` statements. The target at the ";" of a print is the printed value, which the
-model never reads. Statements are drawn as the paper describes and its Table 7 shows: each kind is
-equally likely, and impossible statements are redrawn.
+A program has `steps` statements. The target at the ";" of a print statement is the printed value,
+which the model never reads. Statements are drawn as the paper describes and its Table 7 shows: each
+kind is equally likely, and impossible statements are drawn again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Algorithmic:
             tokens += [self._ids[word] for word in words]
             if words[0] == "print":
                 targets[len(tokens) - 1] = self._ids[str(values[words[1]])]
-        # elsewhere the target has weight 0
+        # all other targets have weight 0
         answers, weights = np.zeros(len(tokens), np.int32), np.zeros(len(tokens), np.float32)
         answers[list(targets)], weights[list(targets)] = list(targets.values()), 1
         return Piece(np.array(tokens, np.int32), weights, targets=answers)
@@ -103,9 +103,10 @@ def _try_statement(
 def _draw_conditional(
     rng: random.Random, values: Values, variables: Sequence[str], name: str
 ) -> list[str] | None:
-    """Draw "if NAME < > VALUE or OTHER : STATEMENT", and execute it.
+    """Draw "if NAME SIGN RIGHT : STATEMENT", and execute it; None if that is impossible.
 
-    The nested statement must be possible whether or not it is executed.
+    The sign is < or >, and the right side a value or another variable. The nested statement must be
+    possible even if it is not executed.
     """
     if rng.random() < 0.5:
         others = [other for other in values if other != name]

@@ -1,6 +1,6 @@
 """Copy, reverse and counting (Feedback Transformer v3 4.1.1): the answer follows the question.
 
-Answers are predicted token by token, as text is; the answer has weight 1, all else weight 0.
+Answers are predicted token by token, like text. They have weight 1, all other tokens weight 0.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ class _SequenceTask:
 
 
 def _make_episode(question: np.ndarray, separator: int, answer: np.ndarray) -> Piece:
-    """Return BEGIN, question, separator, answer; arguments are indices into the task's words."""
+    """Return an episode of BEGIN, question, separator and answer.
+
+    The arguments are indices into the task's words.
+    """
     task = np.concatenate([question, [separator], answer]) + len(SPECIALS)
     tokens = np.concatenate([[BEGIN], task]).astype(np.int32)
     weights = np.zeros(len(tokens), np.float32)

@@ -1,4 +1,4 @@
-"""What a task is: documents to train on, and how a run is evaluated on it.
+"""The interface of tasks: documents to train on, and how a run is evaluated on them.
 
 A new task is one file with a `Task`, and one line in `famjax.tasks.TASKS`.
 """
@@ -19,29 +19,30 @@ from famjax.tokenizers.tokenizer import Tokenizer
 
 
 class Request(NamedTuple):
-    """What `famjax eval` asks of a task. None leaves the choice to the task.
+    """A request of `famjax eval` to a task. Where a value is None, the task chooses.
 
     Attributes:
-      task: name.
-      files: of a text task, as `data.files`; None is the holdout.
-      lengths: of the documents or episodes.
-      examples: documents or episodes of each length.
-      batch: documents read together.
-      window, score, words: of texts, see `famjax.eval.text.evaluate_text`.
-      questions: of each long document.
-      facts: file of the facts of long documents.
-      ablate: ablations with which questions are answered, too (`famjax.eval.ablations`).
-      folder: for the examples, each with its output; None writes none.
-      quiet: no progress.
-      shots: solved examples before each question; None is the task's own number.
-      chat: questions are messages of the tokenizer's chat template.
-      skip_broken: lines of files that cannot be read are left out.
-      beam, length_penalty, no_repeat_ngram: of the search for outputs of pairs, see
+      task: name of the task.
+      files: for a text task, files in the form of `data.files`; None is the holdout. Other tasks
+        have a form of their own.
+      lengths: lengths of the documents or episodes.
+      examples: number of documents or episodes of each length.
+      batch: number of documents that are read together.
+      window, score, words: for texts, see `famjax.eval.text.evaluate_text`.
+      questions: number of questions about each long document.
+      facts: file with the facts of long documents.
+      ablate: ablations (`famjax.eval.ablations`) with which the evaluation is repeated.
+      folder: folder to which the examples with their outputs are written; None writes none.
+      quiet: whether to hide the progress.
+      shots: number of solved examples before each question; None is the task's own number.
+      chat: whether to ask questions as messages, with the tokenizer's chat template.
+      skip_broken: whether to leave out lines of files that cannot be read.
+      beam, length_penalty, no_repeat_ngram: for pairs, settings of the search for outputs, see
         `famjax.eval.translator.Translator`.
-      tune: try several length penalties, and take the best.
-      max_tokens: most tokens of an output of pairs; None is twice the source's and 16 more, but at
-        most those of the longest target in training.
-      tokenized: the files of translations are tokenized, as by Moses.
+      tune: for pairs, whether to try several length penalties, and take the best.
+      max_tokens: for pairs, maximum number of tokens of an output; None is twice the source's
+        number plus 16, but at most the longest target in training.
+      tokenized: whether the files of translations are already tokenized, for example by Moses.
     """
 
     task: str
@@ -69,34 +70,38 @@ class Request(NamedTuple):
 
 
 def _find(name: str) -> Callable[..., Any]:
-    """Return the function "module:function"."""
+    """Return the function with the name "module:function"."""
     module, _, function = name.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return found
 
 
 class Task(abc.ABC):
-    """A task, `data.task`.
+    """A task, as selected by `data.task` or `famjax eval --tasks`.
 
     Attributes:
-      keys: config keys (`fnmatch` patterns) that have an effect only with such tasks.
-      switches: the same, of which 0, false, none and "" are always accepted.
-      has_own_words: its vocabulary is a list of its own words, `data.tokenizer=task`.
-      group: where its results are in the report of `famjax eval`, which tasks may share.
-      options: of `famjax eval`, which of lengths, questions, facts, ablate, window, score, words,
-        shots, chat, skip_broken, beam, length_penalty,
-        no_repeat_ngram, tune, max_tokens and tokenized it takes.
-      files: what may follow its name and a colon; "" is nothing.
-      needs_files: and has to.
-      has_parts: each of those, between commas, has a result of its own.
-      evaluation: "module:function" of `Request` and a `Run` to results: a dictionary with "rows",
-        one for each length, in which the scores of trivial baselines are columns. It is a name,
-        not a function, since evaluations import runs, which import the tasks.
-      request_check: "module:function" of a `Request`, which raises a `UserError` for a mistake in
-        it; "" is none.
-      headline: the figure by which a run is judged, in each row of the results.
-      lower_is_better: of the headline.
-      reads_sources: it is of models with an encoder, and others are of models without one.
+      keys: config keys (`fnmatch` patterns) that have an effect only with this task.
+      switches: config keys like `keys`, whose values 0, false, none and "" are accepted with any
+        task.
+      has_own_words: whether `data.tokenizer=task` makes a vocabulary of the task's own words.
+      group: section of the task's results in the report of `famjax eval`; tasks may share one.
+      options: options of `famjax eval` that the task takes: any of lengths, questions, facts,
+        ablate, window, score, words, shots, chat, skip_broken, beam, length_penalty,
+        no_repeat_ngram, tune, max_tokens and tokenized.
+      files: what may follow the task's name and a colon in `--tasks`, as an example for errors; ""
+        is nothing.
+      needs_files: whether files must follow the task's name.
+      has_parts: whether each of these files, between commas, has a result of its own.
+      evaluation: name "module:function" of a function that takes a `Run` and a `Request`, and
+        returns results: a dictionary with "rows", one for each length, in which the scores of
+        trivial baselines are columns. It is a name, not a function, since evaluations import runs,
+        which import the tasks.
+      request_check: name "module:function" of a function that takes a `Request`, and raises a
+        `UserError` for a mistake in it; "" is none.
+      headline: name of the score by which a run is judged, in each row of the results.
+      lower_is_better: whether a lower headline is better.
+      reads_sources: whether the task is for models with an encoder; if not, it is for models
+        without one.
     """
 
     keys: tuple[str, ...] = ()
@@ -118,7 +123,7 @@ class Task(abc.ABC):
         yield from ()
 
     def resolve(self, data: DataConfig) -> DataConfig:
-        """Return the config with what follows from other keys of the task; idempotent."""
+        """Return the config, with keys of the task set that follow from others; idempotent."""
         return data
 
     def make_tokenizer(self, data: DataConfig) -> Tokenizer:
@@ -129,21 +134,22 @@ class Task(abc.ABC):
     def make_source(
         self, config: Config, tokenizer: Tokenizer, split: Split, checked: Path | None
     ) -> Source:
-        """Return the source of documents; see `famjax.pipeline.make_source`."""
+        """Return the source of the task's documents; see `famjax.pipeline.make_source`."""
 
     def eval_options(self, config: Config, source: Any, capacity: int | None) -> str | None:
-        """Return the options with which `famjax eval` evaluates a run on this task.
+        """Return the options of `famjax eval` with which a run can be evaluated on this task.
 
-        Such as "" or " --lengths 256"; None if that is not possible.
+        Examples are "" and " --lengths 256"; None means that it cannot be evaluated.
 
         Args:
-          source: of the training data.
+          config: the run's config.
+          source: source of the training data.
           capacity: maximum number of tokens of a document; None is unbounded.
         """
         return ""
 
     def check_request(self, run: Any, request: Request) -> None:
-        """Raise a `UserError` for what can be seen to be wrong before anything is read."""
+        """Raise a `UserError` for mistakes that can be found before anything is read."""
         if run.config.model.encoder.layers and not self.reads_sources:
             raise UserError(
                 f"{request.task}: has no sources to read for a model with an encoder; take "
@@ -155,22 +161,27 @@ class Task(abc.ABC):
             _find(self.request_check)(request)
 
     def evaluate(self, run: Any, request: Request) -> Any:
-        """Evaluate a `famjax.train.run.Run`; evaluations need packages that need this one."""
+        """Evaluate a `famjax.train.run.Run`, and return the results of `evaluation`.
+
+        The argument has no type, since runs and evaluations need packages that need this one.
+        """
         self.check_request(run, request)
         return _find(self.evaluation)(run, request)
 
     def scores(self, results: Any) -> dict[str, float]:
-        """Return the headline of what `evaluate` returned, by length ("1024") or by the name of a
-        part; "" is of all."""
+        """Return the headline scores in what `evaluate` returned.
+
+        The keys are lengths ("1024") or names of parts; "" is the score over everything.
+        """
         rows = results["rows"] if isinstance(results, dict) else results
         return {str(row["length"]): float(row[self.headline]) for row in rows}
 
 
 class EvaluationTask(Task):
-    """A task that nothing is trained on.
+    """A task for evaluation only.
 
     Attributes:
-      instead: what to train on.
+      instead: advice on what to train on instead, for the error if it is trained on.
     """
 
     instead = "train on another task"

@@ -49,6 +49,6 @@ class TextTask(Task):
 
 
 def window_option(config: Config, capacity: int | None) -> str:
-    """Return the option with which full attention reads documents longer than its KV cache."""
+    """Return the `--window` option of `famjax eval` for a model with a limited KV cache, or ""."""
     block = config.model.block_len
     return "" if capacity is None else f" --window {capacity // block * block}"

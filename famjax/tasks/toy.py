@@ -1,7 +1,7 @@
 """The toy tasks as sources of documents, and their trivial baselines.
 
-An episode is determined by (seed, split, number) and generated when it is read. Training has a
-fixed number of episodes; test episodes come from another split and differ.
+An episode is determined by (seed, split, number), and generated when it is read. Training has a
+fixed number of episodes; test episodes are those of another split.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from famjax.tokenizers.load import load_tokenizer
 from famjax.tokenizers.tokenizer import Tokenizer
 from famjax.tokenizers.words import BEGIN, WordTokenizer
 
-# episodes and steps generated in one call, and episodes of the baselines
+# maximum numbers of episodes and of steps that one call generates; number of episodes on which
+# baselines are computed
 _EPISODES_PER_CALL = 32
 _STEPS_PER_CALL = 100_000
 _BASELINE_EPISODES = 1000
@@ -38,11 +39,11 @@ class ToyTask(Protocol):
 
     Attributes:
       keys: config keys that have an effect only with this task.
-      words: of the vocabulary, after the specials.
-      answers: ids that can be an answer.
-      answers_are_targets: answers are targets only and never read (`Piece.targets`); otherwise
-        they are the tokens that follow.
-      steps: defaults of `ToyConfig.steps` and `ToyConfig.test_steps`, where these are 0.
+      words: words of the vocabulary, which follow the special tokens.
+      answers: token ids that can be an answer.
+      answers_are_targets: whether answers are only targets (`Piece.targets`), which the model never
+        reads; if not, they are the next tokens.
+      steps: values of `ToyConfig.steps` and `ToyConfig.test_steps` where these are 0.
     """
 
     keys: tuple[str, ...]
@@ -57,8 +58,10 @@ class ToyTask(Protocol):
         """Return an episode for each generator; it begins with `BEGIN`."""
 
     def last_answers(self, piece: Piece) -> np.ndarray | None:
-        """Return guesses that repeat the last answer to the same question, [answers]; None if the
-        task has no such guess."""
+        """Return guesses that repeat the last answer to the same question, [answers].
+
+        None if this is not possible in the task.
+        """
 
 
 TOYS: dict[str, type[ToyTask]] = {
@@ -77,7 +80,7 @@ def task_tokenizer(task: str, config: ToyConfig) -> WordTokenizer:
 
 
 def resolve_toy(task: str, config: ToyConfig) -> ToyConfig:
-    """Return the config with the steps of training and test episodes that are 0; idempotent."""
+    """Return the config with defaults for the steps that are 0; idempotent."""
     train, test = TOYS[task].steps
     steps = config.steps or train
     default = test if test != train else steps
@@ -90,16 +93,16 @@ def eval_steps(task: str, config: ToyConfig) -> int:
 
 
 class ToySource(Source):
-    """Infinite documents of a toy task's episodes, reshuffled in each epoch.
+    """An infinite source of a toy task's episodes, reshuffled in each epoch.
 
-    Lane i reads the positions i, i + lanes, and so on of the permutation. With fewer episodes than
-    lanes each lane reads all of them, in its own order.
+    Lane i reads the episodes at positions i, i + lanes, and so on of the epoch's permutation. With
+    fewer episodes than lanes, each lane reads all of them, in its own order.
 
     Args:
-      task: name.
-      config: of the task; `steps` is the length for either split.
-      tokenizer: must have the task's words.
-      seed: of the episodes and their order.
+      task: name of the task.
+      config: config of the task; `steps` is the length in either split.
+      tokenizer: tokenizer, which must have the task's words.
+      seed: seed of the episodes and of their order.
       split: "train", or "holdout" for test episodes.
     """
 
@@ -109,7 +112,7 @@ class ToySource(Source):
         self.task = TOYS[task](config)
         self.name, self._config, self._seed, self._split = task, config, seed, split
         self._steps = resolve_toy(task, config).steps
-        # steps of training episodes at the curriculum's current stage
+        # current number of steps of training episodes in the curriculum; None without a curriculum
         self._longest = config.start_steps if split == "train" and config.start_steps else None
         if (
             not isinstance(tokenizer, WordTokenizer)
@@ -137,7 +140,7 @@ class ToySource(Source):
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
         """Return [epoch, seed of the order, first position, stride, number of episodes, steps].
 
-        Steps are present with a curriculum only.
+        The number of steps is there only with a curriculum.
         """
         order, first, distance = (0, lane, lanes) if len(self) >= lanes else (1 + lane, 0, 1)
         count = len(range(first, len(self), distance))
@@ -185,14 +188,14 @@ class ToySource(Source):
             self._longest = state["longest"]
 
     def advance(self, state: dict[str, Any], accuracy: float) -> dict[str, Any]:
-        """Return the state after a logging interval with this accuracy of answers."""
+        """Return the new state after a logging interval with this accuracy of answers."""
         if self._longest is None or accuracy < self._config.threshold:
             return state
         return {"longest": min(2 * state["longest"], self._steps)}
 
 
 def _end_piece(has_targets: bool) -> Piece:
-    """Return the token after a document, at which nothing is predicted."""
+    """Return the last token of a document, at which nothing is predicted."""
     token = np.array([BEGIN], np.int32)
     return Piece(token, np.zeros(1, np.float32), targets=token if has_targets else None)
 
@@ -205,15 +208,16 @@ def baselines(task: str, config: ToyConfig, test_steps: int, seed: int) -> dict[
     """Return the accuracy of trivial guesses, on at most 1,000 test episodes.
 
     Args:
-      task: name.
-      config: of training.
-      test_steps: of a test episode.
-      seed: of the run.
+      task: name of the task.
+      config: config of training.
+      test_steps: number of steps of a test episode.
+      seed: seed of the run.
 
     Returns:
-      chance: accuracy of uniform guesses among all answers; commonest: the word that is the most
-      common answer in training; commonest_accuracy: of always answering it; last_accuracy: of
-      repeating the last answer to the same question, None if the task has no such guess.
+      chance, the accuracy of uniform guesses among all answers; commonest, the word that is the
+      most common answer in training; commonest_accuracy, the accuracy of always answering this
+      word; last_accuracy, the accuracy of repeating the last answer to the same question, None if
+      this is not possible in the task.
     """
     few = replace(config, episodes=min(config.episodes, _BASELINE_EPISODES))
     words = task_tokenizer(task, config)
@@ -294,7 +298,8 @@ class ToyTaskSpec(Task):
     def eval_options(self, config: Config, source: Any, capacity: int | None) -> str | None:
         if capacity is None:
             return ""
-        # test episodes may be longer; concatenated, all episodes of a lane are one document
+        # test episodes may be too long for the cache, so the training length is used; concatenated
+        # episodes cannot be evaluated, since all episodes of a lane are one document
         toy = config.data.toy
         steps = resolve_toy(config.data.task, toy).steps
         return None if toy.concatenate else f" --lengths {steps}"

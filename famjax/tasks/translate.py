@@ -14,7 +14,7 @@ from famjax.data.sources import Source, Split
 from famjax.tasks.task import EvaluationTask, Task
 from famjax.tokenizers.tokenizer import Tokenizer
 
-# of `famjax eval`
+# options of `famjax eval` for the search
 _SEARCH = ("beam", "length_penalty", "no_repeat_ngram", "tune", "max_tokens")
 
 

@@ -1,7 +1,7 @@
 """Walks on small grids: where is the agent after each action? (Feedback Transformer v3 7.1, v1 B.1)
 
-An episode is the reset symbol and `steps` actions. The target at each of them is the agent's cell
-after it, a separate symbol that the model never reads.
+An episode is the reset symbol and `steps` actions. The target at each of these tokens is the
+agent's cell after it, a symbol that the model never reads.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Walk:
     Args:
       actions: words of the actions.
       cells: words of the cells.
-      table: [states actions], the state after an action.
+      table: [states actions], the state after each action in each state.
       cell_of_state: [states], the cell of each state.
       start: the initial state of an episode.
 
     Attributes:
-      words: of the vocabulary, after the specials.
+      words: words of the vocabulary, which follow the special tokens.
       answers, answers_are_targets, steps: see `famjax.tasks.toy.ToyTask`.
     """
 
@@ -65,15 +65,15 @@ class Walk:
         ]
 
     def last_answers(self, piece: Piece) -> np.ndarray | None:
-        """Guess that the agent stays: the cell before each action."""
+        """Guess that the agent does not move: return the cell before each action."""
         assert piece.targets is not None
         return np.append(piece.targets[:1], piece.targets[:-1])
 
 
 class RandomWalk(Walk):
-    """Forward, left, right on a square grid, from its north-west corner, facing east.
+    """Moves forward and turns left or right on a square grid.
 
-    Moves off the grid are ignored.
+    An episode starts in the north-west corner, facing east. Moves off the grid are ignored.
     """
 
     keys: tuple[str, ...] = ("data.toy.size",)
@@ -98,8 +98,9 @@ class RandomWalk(Walk):
 class BlockedWalk(Walk):
     """Four moves on a torus of 3 x 3 cells A to I, from E; moves into a block are ignored.
 
-    The paper's figure of the blocks is lost. "Brown cells represent blocks where agent cannot move
-    (except for the initial step)": E is one, and cannot be entered again. A is our choice.
+    The paper's figure of the blocks is lost. The paper says "Brown cells represent blocks where
+    agent cannot move (except for the initial step)", so E is a block, and cannot be entered again.
+    A as the other block is our choice.
     """
 
     blocks = "AE"

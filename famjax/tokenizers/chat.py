@@ -1,8 +1,8 @@
 """Conversations as text: the Jinja chat template that comes with a tokenizer.
 
 The content of a message must not inject control tokens. If a message contains the string of a
-control token, that string is escaped: rendered text encloses it in two noncharacters, and it is
-tokenized as plain text.
+control token, that string is escaped: in rendered text it is enclosed in two Unicode noncharacters,
+and it is tokenized as plain text.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from famjax.tokenizers.rendering import Renderer
 
 _OPEN, _CLOSE = "\ufdd0", "\ufdd1"
 _ESCAPED = re.compile(f"{_OPEN}(.+?){_CLOSE}", re.DOTALL)
-# Some templates write the date. Documents must not depend on the day they are read.
+# Some templates write the date. Training documents must not depend on the day they are read.
 _FIXED_DATE = datetime(2025, 1, 1)
 
 Messages = Sequence[Mapping[str, Any]]
 
 
 class ChatTemplate:
-    """A chat template, rendered as Hugging Face's `apply_chat_template` does.
+    """A chat template, rendered like Hugging Face's `apply_chat_template`.
 
     Args:
-      name: of the tokenizer, for error messages.
+      name: name of the tokenizer, for error messages.
       source: the template, in Jinja.
       variables: the template's variables besides the messages: bos_token, eos_token.
       bos, eos: strings of the tokens around a document.
       controls: strings of all control tokens.
 
     Attributes:
-      digest: hash of all arguments but the name.
+      digest: hash of all arguments except the name.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class ChatTemplate:
         self._label = f"the chat template of tokenizer {name}"
         self._renderer = Renderer(self._label, source, variables)
         self._bos, self._eos, self._controls = bos, eos, tuple(controls)
-        # longest first: a token may begin with another
+        # longest first, since a token may begin with another one
         strings = sorted([*controls, _OPEN, _CLOSE], key=len, reverse=True)
         self._control_pattern = re.compile("|".join(map(re.escape, strings)))
 
@@ -67,28 +67,28 @@ class ChatTemplate:
         return self._renderer.render(messages, add_generation_prompt).text
 
     def render_prompt(self, messages: Messages, add_generation_prompt: bool) -> str:
-        """Return a prompt for the model, to be split by `split_escaped`, without a leading bos."""
+        """Return a prompt without a leading bos; split it with `split_escaped`."""
         escaped = self._escape_messages(messages)
         text = self.render(escaped, add_generation_prompt)
         self._check_complete(escaped, text)
         return text.removeprefix(self._bos)
 
     def render_document(self, messages: Messages) -> list[tuple[str, float]]:
-        """Return a training conversation as texts with their weights, for `split_escaped`.
+        """Return a training conversation as texts with loss weights, each for `split_escaped`.
 
         Messages of the assistant have weight 1, up to and including their closing control token;
-        all other text has weight 0. Text after the last of them is dropped, and so are the leading
-        bos and the trailing eos, which every document gets anyway.
+        all other text has weight 0. Text after the last assistant message is dropped, and so are
+        the leading bos and the trailing eos, which every document gets anyway.
 
         Raises:
-          UserError: no message is the assistant's; or the template rejects the messages, or writes
-            earlier messages differently once others follow, so that they cannot be located.
+          UserError: no message is the assistant's; or the template rejects the messages; or it
+            writes a message differently when others follow, so that it cannot be located.
         """
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         if not answers:
             raise UserError('no message has the role "assistant": there is nothing to learn')
         escaped = self._escape_messages(messages[: answers[-1] + 1])
-        # the text before each answer, and with it
+        # cuts before and after each answer
         cuts = [cut for i in answers for cut in ((i, True), (i + 1, False))]
         whole, ends = self._renderer.render(escaped, False, _FIXED_DATE, cuts)
         texts, start = [], 0
@@ -107,7 +107,7 @@ class ChatTemplate:
         return texts
 
     def _find_message_end(self, text: str) -> int:
-        """Return where the last message ends: at its control token if only space follows it."""
+        """Return where the last message ends: at its control token if only white space follows."""
         stripped = text.rstrip()
         return len(stripped if stripped.endswith(self._controls) else text)
 
@@ -120,7 +120,7 @@ class ChatTemplate:
             )
 
     def _escape_messages(self, messages: Messages) -> list[dict[str, Any]]:
-        """Return the messages with the strings of control tokens escaped."""
+        """Return the messages, in which the strings of control tokens are escaped."""
         return [
             {
                 key: value if key == "role" else self._escape_value(value)
@@ -140,7 +140,7 @@ class ChatTemplate:
 
 
 def split_escaped(rendered: str) -> Iterator[tuple[str, bool]]:
-    """Yield the parts of a rendered text, and whether control tokens are special in each."""
+    """Yield each part of a rendered text, and whether control tokens are special in it."""
     for i, part in enumerate(_ESCAPED.split(rendered)):
         if part:
             yield part, i % 2 == 0

@@ -3,9 +3,10 @@
     python -P -m famjax.tokenizers.chat_worker < requests > answers
 
 A template comes with a tokenizer and is untrusted code: three nested loops over `range` take days,
-'a' * 10**10 takes ten GB, and 9**9**9 does not return. A thread cannot be stopped in all of these,
-since Python handles no signal inside one product; the system can kill a process anywhere. Requests
-and answers are JSON, each preceded by its length in eight bytes; see `famjax.tokenizers.rendering`.
+'a' * 10**10 takes ten GB, and 9**9**9 does not return. A thread cannot be stopped in all of these
+cases, since Python handles no signals during a multiplication; but the system can kill a process
+anywhere. Requests and answers are JSON, each preceded by its length in eight bytes; see
+`famjax.tokenizers.rendering`.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from famjax.core.json_files import parse_json
 
-# CPU seconds for one request; wall time depends on the machine's load. 500 short messages take 0.3,
-# with the text of each answer rendered again.
+# CPU seconds for one request; wall time would depend on the machine's load. 500 short messages take
+# 0.3 s, including another rendering for each answer.
 SECONDS = 3.0
 SECONDS_PER_CUT = 0.002
 MAX_SECONDS = 8.0
-# beyond what the interpreter uses at its start
+# limit of memory, in addition to what the interpreter uses at its start
 MEMORY_BYTES = 512 << 20
 # limit of the rendered text
 TEXT_BYTES = 16 << 20
-# of the length before each message
+# bytes of the length before each message
 HEAD_BYTES = 8
 
 
@@ -66,13 +67,13 @@ def main() -> None:
 
 
 def receive(stream: BinaryIO) -> Any:
-    """Return the next JSON value of a stream; None at its end."""
+    """Return the next JSON value in a stream; None at the end of the stream."""
     head = stream.read(HEAD_BYTES)
     return parse_json(stream.read(int.from_bytes(head, "little"))) if head else None
 
 
 def answer_request(template: Template, variables: dict[str, str], request: Any) -> dict[str, Any]:
-    """Return the answer to a request: "text" with "cuts", or the "limit" that it exceeds."""
+    """Return the answer to a request: "text" and "cuts", or the "limit" that was exceeded."""
     now = request["now"]
 
     def write(count: int, add_generation_prompt: bool) -> str:
@@ -100,7 +101,7 @@ def _clock(now: str | None) -> Callable[[str], str]:
 
 
 def make_environment() -> ImmutableSandboxedEnvironment:
-    """Return Jinja configured as in Hugging Face's `apply_chat_template`."""
+    """Return a Jinja environment configured as in Hugging Face's `apply_chat_template`."""
     environment = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
     )
@@ -110,7 +111,7 @@ def make_environment() -> ImmutableSandboxedEnvironment:
 
 
 class _Generation(Extension):
-    """`{% generation %}`, which some templates put around answers: renders its body unchanged."""
+    """The tag `{% generation %}`, which some templates put around answers; has no effect."""
 
     tags = {"generation"}  # noqa: RUF012
 

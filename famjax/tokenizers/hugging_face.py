@@ -1,9 +1,9 @@
-"""Hugging Face's tokenizer.json, with the files beside it, as a lossless tokenizer.
+"""Hugging Face's tokenizer.json, with the other files in its folder, as a lossless tokenizer.
 
-Two families give every token fixed bytes. Byte-level BPE (GPT-2, Llama 3, Qwen) represents each
-byte by a character. SentencePiece-like tokenizers (Llama 2, Mistral, Gemma) write a space as '▁'
-and have byte tokens <0xHH> for what no other token covers. Normalizers that only prepend a space or
-compose characters (NFC) are removed, so that text can be encoded in pieces.
+In two families of tokenizers every token represents fixed bytes. Byte-level BPE (GPT-2, Llama 3,
+Qwen) represents each byte by a character. SentencePiece-like tokenizers (Llama 2, Mistral, Gemma)
+write a space as '▁' and have byte tokens <0xHH> for what no other token covers. Normalizers that
+only prepend a space or compose characters (NFC) are removed, so that text can be encoded in pieces.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from famjax.tokenizers.tokenizer import Tokenizer
 _META = "\u2581"
 _TO_META = {"type": "Replace", "pattern": {"String": " "}, "content": _META}
 _BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
-# A literal '▁' is encoded by its bytes. Text that looks like a byte token is split after its first
-# character, so that it is not parsed as one.
+# Where text is cut before it is encoded. A literal '▁' is encoded by its bytes. Text that looks
+# like a byte token is cut after its first character, so that it is not parsed as one.
 _CUTS = f"({_META})|(?<=<)(?=0x[0-9A-F]{{2}}>)"
-# Bytes that never occur in UTF-8.
+# bytes that never occur in UTF-8
 _NO_UTF8 = {0xC0, 0xC1, *range(0xF5, 0x100)}
-# Pre-tokenizers that split text and keep all of it, unless their "behavior" is Removed.
+# pre-tokenizers that split text and keep all of it, unless their "behavior" is Removed
 _SPLITTERS = {"ByteLevel", "Split", "Digits", "Punctuation", "Metaspace", "UnicodeScripts"}
-# ids may have gaps, but the table of all ids must not be a thousand times the size of the file
+# Limits of gaps between ids: the table of all ids must not be a thousand times the size of the
+# file.
 _MAX_IDS_PER_TOKEN, _BYTES = 16, 256
 _PROBE = " two  spaces\n\t\r\n   é e\u0301 漢字 😀 <s> </s> [INST] <0x0A> ▁ \0 I'm 1234 x\u00a0 "
 
@@ -42,8 +43,8 @@ _PROBE = " two  spaces\n\t\r\n   é e\u0301 漢字 😀 <s> </s> [INST] <0x0A> �
 class HuggingFaceTokenizer(Tokenizer):
     """A tokenizer.json: byte-level BPE, or SentencePiece-like with byte tokens.
 
-    Control tokens (added tokens marked special) have no bytes, and only the text of a chat template
-    can contain them. Other added tokens represent their own text.
+    Control tokens (added tokens marked special) have no bytes, and only text that a chat template
+    writes can contain them. Other added tokens represent their own text.
     """
 
     def __init__(self, name: str, path: Path):
@@ -73,7 +74,8 @@ class HuggingFaceTokenizer(Tokenizer):
         self._cuts = self._acting_cuts = None
         if not byte_level:
             self._meta_ids = [vocabulary[f"<0x{byte:02X}>"] for byte in _META.encode()]
-            # Unigram matches control tokens in text like any other token; merges never produce them
+            # Unigram matches control tokens in text like any other token; BPE's merges never
+            # produce them
             unigram = spec["model"].get("type") == "Unigram"
             splits = [_split_pattern(control) for control in controls.values() if unigram]
             self._acting_cuts = re.compile(_CUTS)
@@ -110,7 +112,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return np.array(ids, np.int32)
 
     def _ids(self, text: str, acting: bool = False) -> list[int]:
-        """Return the ids of text; its control tokens are special if `acting`, else plain text."""
+        """Return the ids of text; control tokens in it are special if `acting`, else plain text."""
         backend, cuts = self._plain, self._cuts
         if acting:
             backend, cuts = self._acting, self._acting_cuts
@@ -137,7 +139,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def _load(self) -> tokenizers.Tokenizer:
         try:
             return tokenizers.Tokenizer.from_str(self._json)
-        except BaseException as error:  # panics of the library derive from BaseException
+        except BaseException as error:  # panics of the Rust library are BaseExceptions
             if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
                 raise
             raise UserError(
@@ -175,7 +177,8 @@ def _make_lossless(data: dict[str, Any], where: str) -> tuple[dict[str, Any], bo
     for key in ("continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
             raise make_error(f"marks words with {model[key]!r}")
-    # settings for training or batching: dropout, truncation, padding, specials around a text
+    # drop settings for training or batching: dropout, truncation, padding, special tokens around
+    # text
     if kind == "BPE":
         model["dropout"] = None
     data.update(truncation=None, padding=None, post_processor=None)
@@ -196,7 +199,7 @@ def _make_lossless(data: dict[str, Any], where: str) -> tuple[dict[str, Any], bo
         if step.get("replacement", _META) != _META:
             raise make_error(f"writes spaces as {step['replacement']!r}")
     data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": splitters}
-    # added tokens must not absorb the spaces around them
+    # added tokens must not absorb spaces around them, unless they are special
     data["added_tokens"] = [
         token if token["special"] else {**token, "lstrip": False, "rstrip": False}
         for token in data.get("added_tokens") or []
@@ -212,7 +215,7 @@ def _make_lossless(data: dict[str, Any], where: str) -> tuple[dict[str, Any], bo
 def _add_control_tokens(
     spec: dict[str, Any], vocabulary: dict[str, int], ends: set[int]
 ) -> list[dict[str, Any]]:
-    """Return the added tokens, among them bos and eos (`ends`) as special tokens."""
+    """Return the added tokens, including bos and eos (`ends`) as special tokens."""
     added = [{**t, "special": t["special"] or t["id"] in ends} for t in spec["added_tokens"]]
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     missing = ends - {token["id"] for token in added}
@@ -230,7 +233,7 @@ def _flatten_steps(step: dict[str, Any] | None, parts: str) -> list[dict[str, An
 
 
 def _without_prefix_space(step: dict[str, Any]) -> dict[str, Any]:
-    """Return a pre-tokenizer that adds no space before the text."""
+    """Return the pre-tokenizer changed so that it adds no space before the text."""
     if step["type"] == "ByteLevel":
         return {**step, "add_prefix_space": False}
     if step["type"] == "Metaspace":
@@ -292,11 +295,11 @@ def _missing_bytes(pieces: list[bytes]) -> list[int]:
 
 
 class _SiblingFiles:
-    """The settings in the files beside a tokenizer.json.
+    """The settings in the files that are in the same folder as a tokenizer.json.
 
     Args:
-      folder: of the files.
-      ids: of all tokens.
+      folder: the folder.
+      ids: the ids of all tokens, by token.
     """
 
     def __init__(self, folder: Path, ids: Mapping[str, int]):
@@ -312,7 +315,7 @@ class _SiblingFiles:
         return ids <= set(self._ids.values())
 
     def names(self) -> dict[str, str]:
-        """Return bos_token and eos_token for a chat template; "" for one that is missing."""
+        """Return the variables bos_token and eos_token for a chat template; "" if missing."""
         return {f"{role}_token": self._name(role) or "" for role in ("bos", "eos")}
 
     def _name(self, role: str) -> str | None:
@@ -324,7 +327,7 @@ class _SiblingFiles:
         return None
 
     def token(self, role: str) -> int | None:
-        """Return the id of "bos" or "eos"; None if there is none."""
+        """Return the id of the token `role`, "bos" or "eos"; None if there is no such token."""
         if (name := self._name(role)) is not None:
             if (number := self._ids.get(name)) is None:
                 raise UserError(
@@ -338,7 +341,7 @@ class _SiblingFiles:
         return None
 
     def stop_token_ids(self) -> frozenset[int]:
-        """Return the ids besides eos at which generation stops."""
+        """Return the ids, in addition to eos, at which generation stops."""
         return frozenset(self._read_token_ids("generation_config.json", "eos_token_id"))
 
     def _read_token_ids(self, file: str, key: str) -> list[int]:

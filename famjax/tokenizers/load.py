@@ -1,4 +1,4 @@
-"""Tokenizers by name: load one, copy one into a run folder, and load that copy."""
+"""Loads tokenizers by name, copies them into a run folder, and loads these copies."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from famjax.tokenizers.sentence_piece import SentencePieceTokenizer
 from famjax.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from famjax.tokenizers.words import read_words
 
-# A tokenizer in a folder: the file that defines it, and those that Hugging Face keeps beside it
+# files that define a tokenizer in a folder; _SIBLING_FILES are what Hugging Face keeps beside them
 SENTENCEPIECE, HUGGING_FACE, WORDS = "tokenizer.model", "tokenizer.json", "words.txt"
-# of a run, which has Hugging Face's files
+# folder for Hugging Face's files in a run folder
 HUGGING_FACE_FOLDER = "tokenizer"
 _SIBLING_FILES = (
     "tokenizer_config.json",
@@ -29,11 +29,11 @@ def load_tokenizer(spec: str) -> Tokenizer:
     """Return the tokenizer that `spec` names.
 
     Args:
-      spec: "bytes", the path of a SentencePiece model, of a tokenizer.json or of a word list
-        (.txt), or of a folder with one of them; tokenizer.json has precedence.
+      spec: "bytes"; or the path of a SentencePiece model, of a tokenizer.json, of a word list
+        (.txt) or of a folder with one of them, in which tokenizer.json has precedence.
 
     Raises:
-      UserError: it is missing or damaged, or its tokens do not represent fixed bytes.
+      UserError: the tokenizer is missing or damaged, or its tokens do not represent fixed bytes.
     """
     if spec == "bytes":
         return ByteTokenizer()
@@ -56,7 +56,7 @@ def load_tokenizer(spec: str) -> Tokenizer:
 
 
 def _definition_file(spec: str) -> Path:
-    """Return the file that defines the tokenizer `spec` names."""
+    """Return the file that defines the tokenizer named by `spec`."""
     path = expanded(spec)
     if not path.is_dir():
         return path
@@ -72,8 +72,8 @@ def _definition_file(spec: str) -> Path:
 def save_tokenizer(spec: str, folder: Path) -> None:
     """Copy the tokenizer that `spec` names into `folder`, for `load_saved_tokenizer`.
 
-    A SentencePiece model becomes folder/tokenizer.model, a word list folder/words.txt, and Hugging
-    Face's files folder/tokenizer/.
+    A SentencePiece model is copied to folder/tokenizer.model, a word list to folder/words.txt, and
+    Hugging Face's files to folder/tokenizer/.
     """
     if spec == "bytes":
         return
@@ -111,7 +111,7 @@ def _copy(source: Path, target: Path) -> None:
 def load_saved_tokenizer(folder: Path, spec: str) -> Tokenizer:
     """Return the tokenizer that `save_tokenizer(spec, folder)` saved.
 
-    The path in `spec` may be of another machine, and is not opened.
+    If `spec` is a path, it may be from another machine, so it is not opened.
 
     Raises:
       UserError: the copy is missing or damaged.

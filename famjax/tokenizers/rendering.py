@@ -1,4 +1,4 @@
-"""Client of `chat_worker`: renders a chat template in a subprocess with limits."""
+"""Client of `chat_worker`: renders a chat template in a subprocess, within limits."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class RenderResult(NamedTuple):
     """The output of a template.
 
     Attributes:
-      text: of all messages.
-      cuts: for each prefix asked for, its length if `text` starts with it, else None.
+      text: the text of all messages.
+      cuts: for each requested prefix, its length if `text` starts with it, else None.
     """
 
     text: str
@@ -47,7 +47,7 @@ class Renderer:
         self._label = label
         self._setup = {"source": source, "variables": dict(variables)}
         self._process: subprocess.Popen[bytes] | None = None
-        # the data thread and the main thread both render
+        # both the data thread and the main thread render
         self._lock = threading.Lock()
 
     def render(
@@ -60,14 +60,15 @@ class Renderer:
         """Render a conversation.
 
         Args:
-          messages: JSON-able.
+          messages: the messages, JSON-serializable.
           add_generation_prompt: append the header of an assistant message.
-          now: the time that the template sees; None is the current time.
-          cuts: (number of messages, add_generation_prompt) of the prefixes to locate in the text.
+          now: the time that the template sees; None means the current time.
+          cuts: prefixes to locate in the text, each as (number of messages,
+            add_generation_prompt).
 
         Raises:
-          UserError: the template is not valid Jinja, rejects the messages, or exceeds the limits
-            of time or memory.
+          UserError: the template is not valid Jinja, rejects the messages, or exceeds the limit of
+            time or memory.
         """
         request = {
             "messages": list(messages),
@@ -86,7 +87,7 @@ class Renderer:
         raise UserError(f"{self._label}{_failure_message(answer)}")
 
     def _exchange(self, body: bytes) -> dict[str, Any]:
-        """Send a request, and return the answer, or {"ended": exit status}."""
+        """Send a request; return the answer, or {"ended": exit status} if the process ended."""
         process = self._process = self._process or self._start_process()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -97,7 +98,7 @@ class Renderer:
             answer = process.stdout.read(size) if len(head) == HEAD_BYTES else b""
         except OSError:  # the process ended while the request was written
             size, answer = 1, b""
-        except BaseException:  # such as Ctrl-C: the next read would get this request's answer
+        except BaseException:  # such as Ctrl-C: otherwise the next request would get this answer
             self._process = None
             _stop_process(process)
             raise

@@ -12,13 +12,13 @@ import sentencepiece
 from famjax.core.errors import UserError
 from famjax.tokenizers.tokenizer import Tokenizer
 
-# SentencePiece writes a space as this character, and cannot distinguish the two.
+# SentencePiece represents a space by this character, and cannot distinguish the two.
 _META = "\u2581"
 # A ModelProto whose normalizer_spec sets add_dummy_prefix (3) and remove_extra_whitespaces (4) to
-# false. Protocol buffers merge appended messages: this makes a model lossless, so that a document
-# can be encoded in pieces.
+# false. Protocol buffers merge a message that is appended to another. So appending this one makes a
+# model lossless, and a document can be encoded in pieces.
 _KEEP_TEXT = b"\x1a\x04\x18\x00\x20\x00"
-# The trainer expects short sentences.
+# maximum characters of a training sentence: the trainer expects short ones
 SENTENCE_CHARS = 2048
 
 
@@ -51,7 +51,7 @@ class SentencePieceTokenizer(Tokenizer):
         return ids if all(map(self._model.is_byte, ids)) else [self._model.unk_id()]
 
     def encode(self, text: str) -> np.ndarray:
-        # A literal '▁' would decode to a space, so it is encoded by its bytes instead.
+        # A literal '▁' would decode to a space, so it is encoded as byte tokens instead.
         first, *rest = text.split(_META)
         ids = self._model.encode(first)
         for part in rest:
@@ -72,7 +72,7 @@ def train_model(sentences: Iterator[str], vocab_size: int) -> bytes:
         try:
             yield from sentences
         except UserError as error:
-            # the trainer would raise it as a RuntimeError with its own words around it
+            # the trainer would raise the error as a RuntimeError with more text around it
             unreadable.append(error)
 
     try:
@@ -93,7 +93,7 @@ def train_model(sentences: Iterator[str], vocab_size: int) -> bytes:
             remove_extra_whitespaces=False,
             allow_whitespace_only_pieces=True,
             max_sentence_length=8 * SENTENCE_CHARS,
-            num_threads=1,  # the result depends on the order of summation
+            num_threads=1,  # with more threads, the order of summation varies
             minloglevel=2,
         )
     except (RuntimeError, ValueError) as error:

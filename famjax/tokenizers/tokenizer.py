@@ -1,8 +1,8 @@
 """The tokenizer interface, the tokenizer of bytes, and streaming decoding.
 
-Every token represents fixed bytes of UTF-8 (special tokens none), so decoding concatenates bytes.
-All but word lists are lossless. The table of bytes by token gives `decode`, streaming decoding, and
-bits per byte.
+Every token represents fixed UTF-8 bytes (special tokens none), so that decoding concatenates bytes.
+All tokenizers except word lists are lossless. `decode`, streaming decoding and bits per byte all
+follow from the table of each token's bytes.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class Tokenizer(abc.ABC):
 
     Attributes:
       name: the argument of `load_tokenizer`.
-      vocab_size: v.
-      bos_id, eos_id: ids around a document.
-      stop_ids: ids at which generation stops; eos_id is one of them.
-      token_bytes: [v] int32, the number of UTF-8 bytes of each token; 0 for specials.
-      fingerprint: sha256, in hex, of the definition of the ids.
-      chat_template: renders a conversation as text; None if there is none.
+      vocab_size: v, number of tokens.
+      bos_id, eos_id: ids of the tokens around a document.
+      stop_ids: ids at which generation stops, including eos_id.
+      token_bytes: [v] int32, the number of UTF-8 bytes of each token; 0 for special tokens.
+      fingerprint: sha256, in hex, of the file or data that defines the ids.
+      chat_template: template that renders a conversation as text; None if there is none.
     """
 
     chat_template: ChatTemplate | None = None
@@ -48,10 +48,10 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def encode(self, text: str) -> np.ndarray:
-        """Return the ids of `text`, [t] int32, without added specials."""
+        """Return the ids of `text`, [t] int32, without adding special tokens."""
 
     def encode_rendered(self, text: str) -> np.ndarray:
-        """Return the ids of text from `chat_template`, with control tokens as their ids."""
+        """Return the ids of text from `chat_template`, in which control tokens are special."""
         return self.encode(text)
 
     def encode_chat(
@@ -59,8 +59,9 @@ class Tokenizer(abc.ABC):
     ) -> np.ndarray:
         """Return the ids of a conversation, [t] int32.
 
-        As with `encode`, the caller adds bos, even if the template writes it. A control token's
-        string is a control token if the template wrote it, and plain text inside a message.
+        As with `encode`, the caller has to add bos, even if the template writes it. The string of a
+        control token becomes that token if the template wrote it, but is plain text inside a
+        message.
 
         Args:
           messages: each with "role" and "content", and other fields that the template uses.
@@ -79,8 +80,11 @@ class Tokenizer(abc.ABC):
         )
 
     def token_to_bytes(self, token: int) -> bytes:
-        """Return the bytes of `token`: none for specials and for ids beyond the vocabulary, which a
-        model with a padded embedding table can produce."""
+        """Return the bytes of `token`.
+
+        Special tokens have none, and neither have ids beyond the vocabulary, which a model with a
+        padded embedding table can produce.
+        """
         return self._pieces[token] if 0 <= token < self.vocab_size else b""
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -100,7 +104,7 @@ class ByteTokenizer(Tokenizer):
 
 
 class StreamDecoder:
-    """Decodes token by token, emitting complete characters only.
+    """Decodes token by token, and returns complete characters only.
 
     The concatenated results of `push` and `flush` equal `tokenizer.decode` of all tokens.
     """

@@ -1,4 +1,4 @@
-"""Word-level tokenizer as for WikiText: tokens are words between white space, and line ends."""
+"""Word-level tokenizer as for WikiText: tokens are line ends and words between white space."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from famjax.core.errors import UserError
 from famjax.core.json_files import read_whole
 from famjax.tokenizers.tokenizer import Tokenizer
 
-# document boundary, word outside the vocabulary, end of line
+# special tokens: document boundary, word outside the vocabulary, end of line
 SPECIALS = ("<s>", "<unk>", "<eos>")
 BEGIN, UNKNOWN, LINE_END = range(3)
 
@@ -21,15 +21,15 @@ BEGIN, UNKNOWN, LINE_END = range(3)
 class WordTokenizer(Tokenizer):
     """A word list that begins with `SPECIALS`.
 
-    A word decodes to itself and a space, "<eos>" to a line break; other white space is lost. If a
-    text contains the string of the first or the third special, it is an unknown word.
+    A word decodes to itself and a space, and "<eos>" to a line break; other white space is lost. If
+    a text contains the string of the first or the third special token, that is an unknown word.
 
     Args:
       name: the argument of `load_tokenizer`.
-      words: those after the specials.
+      words: the words after the special tokens.
 
     Attributes:
-      words: all of them, by id.
+      words: all words including special tokens, by id.
     """
 
     def __init__(self, name: str, words: Sequence[str]):
@@ -44,7 +44,7 @@ class WordTokenizer(Tokenizer):
             [self._ids.get(word, UNKNOWN) for word in line.split()] for line in text.split("\n")
         )
         ids = chain.from_iterable(chain(line, [LINE_END]) for line in lines)
-        # text after the last line break is a line without an end
+        # text after the last line break is a line without an end, so the last line end is dropped
         return np.fromiter(ids, np.int32)[:-1]
 
     def unknown_words(self, text: str) -> list[str]:

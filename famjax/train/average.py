@@ -16,7 +16,7 @@ from famjax.train.checkpoint import Checkpoints
 from famjax.train.partition import inference_config, partition_trainable
 from famjax.train.run import CHECKPOINTS, Run, copy_run_files, open_run
 
-# in the `extra` of a checkpoint that is a mean: the steps that it is the mean of
+# key in `extra` of a checkpoint that is a mean: the steps of the checkpoints averaged
 AVERAGED = "averaged"
 
 
@@ -24,9 +24,9 @@ class Mean(NamedTuple):
     """The mean of a run's last checkpoints.
 
     Attributes:
-      steps: of the checkpoints, oldest first.
-      params: trained parameters.
-      extra: what a checkpoint of them needs to be opened.
+      steps: steps of the averaged checkpoints, oldest first.
+      params: mean of the trained parameters.
+      extra: the `extra` with which a checkpoint of `params` can be opened.
     """
 
     steps: list[int]
@@ -37,10 +37,12 @@ class Mean(NamedTuple):
 def average(folder: Path, last: int) -> Mean:
     """Return the mean of the trained parameters of a run's `last` checkpoints.
 
-    Sums are float64, on the host. Weights that are not trained stay those of `init`.
+    Sums are computed in float64, on the host. Frozen weights are not averaged: they stay as in
+    `init`.
 
     Raises:
-      UserError: the folder has no run, fewer checkpoints, or one that is damaged or does not fit.
+      UserError: the folder has no run or fewer than `last` checkpoints, or one of them is damaged
+        or does not fit the config.
     """
     newest = open_run(folder, report=_refuse)
     config = newest.config
@@ -48,7 +50,7 @@ def average(folder: Path, last: int) -> Mean:
     steps = [step for step in checkpoints.steps() if step <= newest.step][-last:]
     if len(steps) < last:
         keep, every = config.train.keep, config.train.checkpoint_every
-        # a run that keeps enough of them has not written them yet
+        # if train.keep is large enough, the run has not written that many checkpoints yet
         more = (
             f"train.keep={last} or more"
             if keep < last
@@ -72,17 +74,17 @@ def average(folder: Path, last: int) -> Mean:
 
 
 def _refuse(line: str) -> None:
-    """Raise a `UserError` for the report of a checkpoint that is passed over."""
+    """Raise a `UserError` instead of skipping a damaged checkpoint, with its report `line`."""
     raise UserError(f"{line}; restore it from a copy, or remove it")
 
 
 def _mean(total: PyTree, count: int, like: Params) -> Params:
-    """Return total / count in the types of `like`."""
+    """Return total / count, in the dtypes of `like`."""
     return jax.tree.map(lambda a, b: jax.numpy.asarray((a / count).astype(b.dtype)), total, like)
 
 
 def open_average(folder: Path, most: int) -> Run:
-    """Return a run with the mean of its last checkpoints: `most`, or all that its folder has."""
+    """Return a run with the mean of its last `most` checkpoints, or of all if there are fewer."""
     mean = average(folder, min(most, len(Checkpoints(folder / CHECKPOINTS).steps())))
     run = open_run(folder, mean.steps[-1])
     config = run.config
@@ -93,9 +95,9 @@ def open_average(folder: Path, most: int) -> Run:
 
 
 def save_average(mean: Mean, run: Path, folder: Path) -> None:
-    """Make of a mean of a run's checkpoints a run in `folder`, an empty one; its step is the last.
+    """Save the mean of a run's checkpoints as a run in the empty `folder`, at the last step.
 
-    It can be opened, and be the `init` of a run, but not be continued: it has no optimizer state.
+    The new run can be opened or used as `init`, but not continued: it has no optimizer state.
     """
     copy_run_files(run, folder)
     checkpoints = Checkpoints(folder / CHECKPOINTS, keep=1)

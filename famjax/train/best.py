@@ -18,10 +18,10 @@ BEST = "best"
 
 
 class Best(Hook):
-    """Keeps the checkpoint of the step at which `eval.best` was best; the first of equal ones.
+    """Keeps the checkpoint with the best value of `eval.best`; of equal values, the first.
 
     Args:
-      hooks: whose `state_dict` is saved.
+      hooks: the hooks whose `state_dict` a checkpoint contains.
     """
 
     def __init__(self, hooks: list[Hook]):
@@ -58,15 +58,15 @@ class Best(Hook):
         return {"best": self._value}
 
     def load_state_dict(self, session: Session, saved: dict[str, Any]) -> None:
-        # runs from before 2026-11-25 have none
+        # checkpoints from before 2026-11-25 have no such field
         self._value = saved.get("best")
 
 
 def keep(run: Path, checkpoint: Path) -> None:
-    """Make of a checkpoint a run in RUN/best, in place of the one that is there.
+    """Replace RUN/best by a run made of this checkpoint.
 
-    Its files are links where the file system has them. A kill leaves the old run, the new one, or
-    none, and the next best makes one again.
+    Checkpoint files are hard links if the file system supports them. If the process is killed
+    meanwhile, RUN/best is the old run, the new one, or missing until the next best checkpoint.
     """
     partial, target = run / f"{BEST}.partial", run / BEST
     shutil.rmtree(partial, ignore_errors=True)

@@ -11,14 +11,15 @@ It is written under a temporary name and renamed when all of it is on disk, so a
 any moment leaves the old checkpoints or the new one, never a partial one. The manifest detects
 later damage; then the next older checkpoint is used.
 
-One Orbax folder for each top-level key lets a reader of the parameters verify and read nothing
-else. Empty leaves (the keys of zero memory segments) are not written, since Orbax rejects them;
-their shape is sufficient.
+Since each top-level key has its own Orbax folder, a reader that needs only the parameters verifies
+and reads nothing else. Empty leaves (the keys of zero memory segments) are not written, since Orbax
+rejects them; their shape is sufficient.
 
 With several processes, each writes its shards of the arrays into the same folder, as usual with
-Orbax, and process 0 writes all else. Process 0 verifies; then each process reads its shards of the
-checkpoint that process 0 chose. All must save and restore together. Only process 0 lists the
-folder: a network file system may show the others an outdated listing.
+Orbax, and process 0 writes all other files. To restore, process 0 verifies and chooses a
+checkpoint, of which each process then reads its shards. All processes must save and restore
+together. Only process 0 lists the folder, since a network file system may show an outdated listing
+to the others.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class Checkpoints:
         return sorted(int(name) for name in names if re.fullmatch(r"[0-9]{9}|[1-9][0-9]{9,}", name))
 
     def latest(self) -> int | None:
-        """The newest step, not verified; None if there is no checkpoint."""
+        """Step of the newest checkpoint, not verified; None if there is no checkpoint."""
         return max(self.steps(), default=None)
 
     def path(self, step: int) -> Path:
@@ -112,14 +113,14 @@ class Checkpoints:
         On return the arrays may be donated and `extra` changed. An earlier save is awaited first,
         so host memory never holds more than one copy of the tree.
 
-        Once written, a checkpoint replaces one of the same step and removes those of later steps:
-        the run has restarted before them, because they were damaged.
+        Once written, a checkpoint replaces an existing one of the same step, and those of later
+        steps are removed: they were damaged, and the run has restarted from an earlier one.
 
         Args:
           step: optimizer steps done, >= 0.
-          tree: dict of pytrees of jax.Array; typed keys as `jax.random.key_data`.
-          extra: JSON-able.
-          copy: False avoids the copy of arrays that are on the host already; they must not change
+          tree: dict of pytrees of jax.Array; typed PRNG keys as `jax.random.key_data`.
+          extra: JSON-serializable values to save with the tree.
+          copy: False does not copy arrays that are already on the host; they must then not change
             before `wait` returns.
 
         Raises:
@@ -140,7 +141,8 @@ class Checkpoints:
         """Wait until the pending save is on disk.
 
         Raises:
-          UserError: it failed for lack of space or permission. Earlier checkpoints are unaffected.
+          UserError: the save failed for lack of space or permission. Earlier checkpoints are
+            unaffected.
         """
         if self._thread is not None:
             self._thread.join()
@@ -161,13 +163,13 @@ class Checkpoints:
           template: tree of jax.ShapeDtypeStruct or jax.Array with the desired shapes, dtypes and
             shardings (no sharding: the first device). It may have a subset of the top-level keys,
             such as {"params": ...}; the files of the others are then neither verified nor read. If
-            shapes depend on the step, a function from step to template.
+            shapes depend on the step, a function that maps the step to the template.
           step: restore this checkpoint only, instead of the newest valid one.
-          report: called with one line for each damaged checkpoint skipped; None writes to standard
-            error.
+          report: called with one line for each damaged checkpoint that is skipped; None writes to
+            standard error.
 
         Returns:
-          Its step, the tree, and the `extra` given to `save`.
+          The checkpoint's step, the tree, and the `extra` that was given to `save`.
 
         Raises:
           UserError: there is no valid checkpoint, or it does not match the template.
@@ -263,7 +265,7 @@ class Checkpoints:
         self._prune(step)
 
     def _publish(self, step: int) -> None:
-        """Rename the written folder to its step; move an existing one of that step aside first."""
+        """Rename the written folder to its step; an existing folder of that step is moved first."""
         target, aside = self.path(step), self.folder / f"{_REPLACED}{step:09d}"
         if target.exists():
             target.rename(aside)
@@ -280,7 +282,7 @@ class Checkpoints:
             shutil.rmtree(self._temporary_path(step), ignore_errors=True)
 
     def _clean(self) -> None:
-        """Clean up after killed processes: remove partial checkpoints, move back one set aside."""
+        """Clean up after killed processes: remove partial checkpoints, move back a replaced one."""
         for path in list(self.folder.iterdir()):
             if path.name.startswith(_TEMPORARY):
                 shutil.rmtree(path)
@@ -295,7 +297,7 @@ class Checkpoints:
         return self.folder / f"{_TEMPORARY}{step:09d}"
 
     def _explain_error(self, step: int, keys: list[str], error: BaseException) -> BaseException:
-        """The `UserError` for a full or failing disk; other errors, which are bugs, unchanged."""
+        """Return a `UserError` for a full or failing disk, and other errors (bugs) unchanged."""
         good = (s for s in reversed(self.steps()) if find_damage(self.path(s), keys) is None)
         last = next(good, None)
         rest = "there is no good one" if last is None else f"the last good one is step {last}"
@@ -311,7 +313,7 @@ class Checkpoints:
 
 @contextmanager
 def wrap_extra_errors(folder: Path) -> Iterator[None]:
-    """Convert errors from malformed `extra` of a checkpoint into a `UserError` of one line."""
+    """Convert errors from a checkpoint's malformed `extra` into a one-line `UserError`."""
     try:
         yield
     except (LookupError, TypeError, AttributeError, ValueError) as error:
@@ -326,7 +328,7 @@ def _to_stderr(line: str) -> None:
 
 
 def _is_full(error: BaseException) -> bool:
-    """Whether disk or quota is exhausted, which TensorStore reports as text of a ValueError."""
+    """Return whether disk or quota is exhausted: TensorStore says so in a ValueError's text."""
     texts = [os.strerror(code) for code in (errno.ENOSPC, errno.EDQUOT)]
     chain: BaseException | None = error
     while chain is not None:

@@ -27,19 +27,20 @@ Leaves = dict[str, Any]
 
 
 def copy_to_host(tree: PyTree, safe: bool) -> PyTree:
-    """Copies of all leaves on the host; with several processes, of this process's shards.
+    """Return host copies of all leaves; with several processes, of this process's shards.
 
     Args:
-      safe: False allows views of arrays that are on the CPU; they must not change while in use.
+      safe: False allows views of arrays that are on the CPU; these arrays must then not change
+        while the result is in use.
     """
     return _to_host(tree, safe) if collective.process_count() == 1 else _share_to_host(tree)
 
 
 def _to_host(tree: PyTree, safe: bool) -> PyTree:
-    """NumPy copies of all leaves; views of those on the CPU if not `safe`.
+    """Return NumPy copies of all leaves; if not `safe`, views of those on the CPU.
 
-    On the CPU `device_get` returns views of the buffers, which would change, or block donation,
-    while they are written.
+    On the CPU `device_get` returns views of the buffers. While a checkpoint is written from a view,
+    the next step could change it, or could not donate the buffer.
     """
 
     def copy(leaf: Any, host: Any) -> np.ndarray:
@@ -50,14 +51,14 @@ def _to_host(tree: PyTree, safe: bool) -> PyTree:
 
 
 def _share_to_host(tree: PyTree) -> PyTree:
-    """Global arrays in pinned host memory, where each process has the shards of its devices."""
+    """Return global arrays in pinned host memory; a process holds the shards of its devices."""
     shardings = jax.tree.map(lambda leaf: leaf.sharding.with_memory_kind("pinned_host"), tree)
     copies = jax.device_put(tree, shardings)
     return jax.block_until_ready(copies)
 
 
 def flatten(tree: PyTree) -> Leaves:
-    """Leaves by path, "layers/0/w"; the empty path if the tree is one leaf."""
+    """Return the leaves by path, such as "layers/0/w"; the path of a tree of one leaf is empty."""
     flat = jax.tree_util.tree_flatten_with_path(tree)[0]
     leaves = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in flat}
     if len(leaves) != len(flat):
@@ -83,7 +84,7 @@ def describe_array(info: tuple[Any, ...] | None) -> str:
 
 
 def _nest(leaves: Leaves) -> Tree:
-    """A tree of dicts without empty leaves, readable by plain Orbax without our classes."""
+    """Return a tree of dicts without empty leaves, which plain Orbax reads without our classes."""
     tree: Tree = {}
     for name, leaf in leaves.items():
         if leaf.size:
@@ -104,16 +105,16 @@ def _unnest(tree: Tree, name: str) -> Any:
 def write_arrays(folder: Path, leaves: Leaves) -> None:
     tree = _nest(leaves)
     if tree:
-        # Orbax copies what it writes: limit that to the largest array, not all of them
+        # Orbax copies arrays that it writes: limit the copies to the size of the largest array
         gigabytes = 2 + max(leaf.nbytes for leaf in leaves.values()) // 10**9
         with suppress_tracebacks(), _make_checkpointer(save_concurrent_gb=gigabytes) as orbax:
             orbax.save(folder, ocp.args.PyTreeSave(tree))
 
 
 def _make_checkpointer(**limits: int) -> ocp.Checkpointer:
-    """An Orbax checkpointer whose processes synchronise through the coordination service.
+    """Return an Orbax checkpointer whose processes synchronise through the coordination service.
 
-    Its default, a barrier on the devices, would interleave with the collectives of training.
+    Orbax's default, a barrier on the devices, would interleave with the collectives of training.
     """
     if collective.process_count() == 1:
         return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(**limits))
@@ -126,7 +127,7 @@ def _make_checkpointer(**limits: int) -> ocp.Checkpointer:
 
 @contextmanager
 def suppress_tracebacks() -> Iterator[None]:
-    """Suppress the tracebacks that Orbax logs for exceptions it also raises."""
+    """Suppress the tracebacks that Orbax logs for exceptions that it also raises."""
 
     def wanted(record: logging.LogRecord) -> bool:
         return "_SignalingThread" not in record.getMessage()
@@ -140,7 +141,7 @@ def suppress_tracebacks() -> Iterator[None]:
 
 
 def restore_arrays(folder: Path, template: PyTree) -> PyTree:
-    """The tree under `folder`, with the shapes, dtypes and shardings of `template`."""
+    """Return the tree in `folder`, with the shapes, dtypes and shardings of `template`."""
     leaves = flatten(template)
     nested = _nest(leaves)
     if nested:

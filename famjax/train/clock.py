@@ -1,4 +1,4 @@
-"""Where the time of the training loop goes, and the rates that follow from it."""
+"""How the training loop spends its time, and rates such as tokens per second."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from famjax.train import flops
 
 
 class Clock:
-    """Where the loop's time goes: it waits for data, it waits for the device, or it works itself.
+    """Measures how long the loop waits for data, waits for the device, or works on the host itself.
 
-    What is waited for runs at the same time, and so does the device while the host works: of a
-    loop that keeps its device busy nearly all time is waiting for it.
+    Data loading and the device also run while the loop does something else. So a loop that keeps
+    its device busy spends nearly all of its time waiting for the device.
     """
 
     def __init__(self) -> None:
@@ -35,26 +35,27 @@ class Clock:
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Do not count the time inside."""
+        """Exclude the time inside from all counts."""
         begin = time.perf_counter()
         yield
         self.begin += time.perf_counter() - begin
 
     def lap(self, tokens: float, config: ResolvedConfig) -> dict[str, float]:
-        """Return rates since the last lap, and the seconds of a step, the sum of its three parts.
+        """Return rates since the last lap, and the seconds of a step in total and for each part.
 
-        {} if no step was made in it but the one that compiled.
+        The parts are waiting for data, waiting for the device, and work on the host. The result is
+        {} if the lap has no step except the one that was compiled.
 
         Args:
-          tokens: of a step.
-          config: what is trained.
+          tokens: number of tokens in a step.
+          config: the config that is trained.
         """
         if not self.steps:
             return {}
         seconds = time.perf_counter() - self.begin
         rate = tokens * self.steps / seconds
         data, device = (self.waited[what] / self.steps for what in ("data", "device"))
-        # measured at the first lap only, and before the next one begins
+        # the peak is measured at the first lap only, and outside the time of any lap
         peak = flops.peak_flops(jax.devices()[0]) or flops.measure_peak_flops(config.model.dtype)
         shares = {
             "tokens_per_second": rate,

@@ -23,8 +23,8 @@ from famjax.mixers.mixer import attention_flops, layer_weights
 
 MATMUL_SECONDS = 0.08
 
-# Dense bfloat16 FLOP/s of one device, by words of `device_kind`: the first entry whose words all
-# occur is used. Sources: NVIDIA's data sheets (without sparsity), cloud.google.com/tpu/docs.
+# Dense bfloat16 FLOP/s of one device. The first entry is used of which all words occur in
+# `device_kind`. Sources: NVIDIA's data sheets (without sparsity), cloud.google.com/tpu/docs.
 _PEAKS: tuple[tuple[frozenset[str], float], ...] = tuple(
     (frozenset(words.split()), peak)
     for words, peak in [
@@ -35,7 +35,7 @@ _PEAKS: tuple[tuple[frozenset[str], float], ...] = tuple(
         ("h100", 989e12),
         ("a100", 312e12),
         ("l4", 121e12),
-        ("t4", 65e12),  # float16: it has no bfloat16
+        ("t4", 65e12),  # in float16: this device has no bfloat16
         ("rtx 4090", 165e12),
         ("tpu v4", 275e12),
         ("tpu v5 lite", 197e12),
@@ -49,10 +49,11 @@ _PEAKS: tuple[tuple[frozenset[str], float], ...] = tuple(
 
 
 def forward_flops(model: ResolvedModelConfig, computed: bool = False) -> float:
-    """Model FLOPs of the forward pass of one token, in a long document.
+    """Return the model FLOPs of the forward pass for one token of a long document.
 
     Args:
-      computed: count all query-key pairs in layers of the residual stack, not only unmasked ones.
+      computed: in layers of the residual stack, count all query-key pairs that are computed, not
+        only unmasked ones.
 
     Raises:
       ValueError: the vocabulary size is not resolved.
@@ -71,10 +72,10 @@ def forward_flops(model: ResolvedModelConfig, computed: bool = False) -> float:
 
 
 def _encoder_flops(model: ResolvedModelConfig) -> float:
-    """Model FLOPs of one token of a source, and of one token's attention to the source.
+    """Return the model FLOPs of encoding one source token and of one token's attention to a source.
 
-    Sources are taken to have as many tokens as targets, few against the width: the products of
-    queries and keys are not counted.
+    Sources are assumed to have as many tokens as targets, and few compared with the width, so that
+    products of queries and keys are not counted.
     """
     (d, h, g, e, _), encoder = sizes(model), model.encoder
     if not encoder.layers:
@@ -86,48 +87,56 @@ def _encoder_flops(model: ResolvedModelConfig) -> float:
 
 
 def training_flops(model: ResolvedModelConfig, only: str = "all", computed: bool = False) -> float:
-    """Model FLOPs of a training step for one token: backward has two products for each of forward.
+    """Return the model FLOPs of a training step for one token.
 
-    With adapters, or if only feature maps are trained (`train.only`), backward has one: frozen
-    weights need no gradient. The few products of the adapters are not counted, nor is it
-    subtracted that bswa_sg skips the gradient of the memory's keys and values.
+    The backward pass has two products for each product of the forward pass. With adapters, or if
+    only feature maps are trained (`train.only`), it has one, since frozen weights need no gradient.
+    The adapters' few products are not counted, and the gradient of the memory's keys and values is
+    counted although bswa_sg skips it.
     """
     return (2 if model.lora.rank or only == "maps" else 3) * forward_flops(model, computed)
 
 
 def matching_flops(model: ResolvedModelConfig, length: int) -> float:
-    """Model FLOPs of one token of a row of `length` in the first stage (`train.match`).
+    """Return the model FLOPs of one token in the first stage (`train.match`), for rows of `length`.
 
-    Forward runs all layers without the vocabulary.
+    The forward pass runs all layers, but no output projection to the vocabulary.
     """
     return sum(MIXERS[name].matching_flops(model, length) for name in layer_mixers(model))
 
 
 def step_flops(config: ResolvedConfig, computed: bool = False) -> float:
-    """Model FLOPs of one token of a run's training step; `computed` as in `forward_flops`."""
+    """Return the model FLOPs of a run's training step for one token.
+
+    Args:
+      computed: see `forward_flops`.
+    """
     if config.train.match:
         return matching_flops(config.model, config.data.length)
     return training_flops(config.model, config.train.only, computed)
 
 
 def fam_floor(f: int, w: int) -> float:
-    """Lower bound on FAM's time over that of BSWA with the same memory: f more tokens per w."""
+    """Return a lower bound on the time of FAM relative to BSWA with the same memory segments.
+
+    FAM adds f tokens to every block of w.
+    """
     return 1 + f / w
 
 
 def linear_attention_flops(tokens: int, k: int, e: int, chunk: int) -> int:
-    """Model FLOPs of chunkwise linear attention for one head, forward and backward.
+    """Return the model FLOPs of chunkwise linear attention for one head, forward and backward.
 
-    Forward: phi(q) phi(k) of the pairs in a chunk, their sums over v, and k x e products into and
-    out of S. Backward: two products for each. Recomputation is not counted.
+    Forward: phi(q) phi(k) for all pairs in a chunk, the sums over v with these weights, and k x e
+    products to update and to read S. Backward: two products for each. Recomputation is not counted.
     """
     return 3 * 2 * tokens * (chunk * (k + e) + 2 * k * e)
 
 
 def peak_flops(device: jax.Device) -> float | None:
-    """Peak FLOP/s of a device in dense bfloat16 products; None for a CPU or an unknown kind.
+    """Return a device's peak FLOP/s for dense bfloat16 products; None for a CPU or an unknown kind.
 
-    None also for a slice of a GPU (MIG), and for smaller chips with the name of a larger one.
+    Also None for a slice of a GPU (MIG), and for smaller chips that are named like a larger one.
     """
     words = set(device.device_kind.lower().replace("-", " ").split())
     if words & {"mig", "laptop", "d"}:
@@ -137,11 +146,11 @@ def peak_flops(device: jax.Device) -> float | None:
 
 @functools.cache
 def measure_peak_flops(dtype: str) -> float:
-    """FLOP/s of the default device in the fastest of a few square products of `dtype`.
+    """Return the default device's FLOP/s in the fastest of a few square matrix products of `dtype`.
 
-    Measured once in a process, in about 0.3 s on a CPU. Each size is chosen so that its product
-    takes up to MATMUL_SECONDS at the speed of the previous one: few sizes, since each is compiled,
-    and no long wait if `dtype` is slow.
+    Measured once per process, in about 0.3 s on a CPU. Each size is chosen so that its product
+    takes up to MATMUL_SECONDS at the speed of the previous one. So few sizes are tried, since each
+    has to be compiled, and there is no long wait if `dtype` is slow.
     """
     best, size, growth = 0.0, 256, 2
     while growth > 1 and size <= 8192:
@@ -153,21 +162,24 @@ def measure_peak_flops(dtype: str) -> float:
 
 
 def _feedback_flops(model: ResolvedModelConfig) -> float:
-    """Model FLOPs of the layers of a Feedback Transformer, or of its Transformer twin."""
+    """Return the model FLOPs of the layers of the stacks `feedback` and `transformer`."""
     c, (_, _, g, e, _) = model.feedback, sizes(model)
     flops = model.layers * (2 * layer_weights(model) + attention_flops(model, c.span))
     if c.positions == "learned":
         flops += model.layers * 2 * model.heads * e * c.span
     per_layer = model.stack == "transformer" or c.composition in ("same_and_lower", "previous")
     if c.shared_kv and not per_layer:
-        # a single projection to keys and values
+        # all layers share one projection to keys and values
         flops -= (model.layers - 1) * 2 * 2 * model.width * g * e
     return flops
 
 
 def _segmented_flops(model: ResolvedModelConfig) -> float:
-    """Model FLOPs of the layers of a segmented stack, which reads f tokens of memory and f that
-    write it for each w; of a memory that grows, on average over a document."""
+    """Return the model FLOPs of the layers of a segmented stack.
+
+    With each w tokens it reads f memory tokens and f tokens that write the memory. For a memory
+    that grows, the result is an average over a document.
+    """
     f, w = model.fam_len, model.block_len
     memory = f * (kept_segments(model) + 1) / 2
     each = 2 * layer_weights(model) + attention_flops(model, memory + (w + f) / 2)
@@ -175,7 +187,11 @@ def _segmented_flops(model: ResolvedModelConfig) -> float:
 
 
 def _vocabulary_flops(model: ModelConfig) -> int:
-    """The softmax; if adaptive, all clusters, which are all computed, and the input embedding's."""
+    """Return the model FLOPs of the softmax.
+
+    An adaptive softmax computes all clusters, so all are counted, and the projections of the
+    adaptive input embedding as well.
+    """
     d, cuts = model.width, cutoffs(model)
     if not cuts:
         return 2 * d * model.vocab_size
@@ -187,7 +203,7 @@ def _vocabulary_flops(model: ModelConfig) -> int:
 
 
 def _matmul_seconds(size: int, dtype: str) -> float:
-    """Time of a square product, after a first one that compiles."""
+    """Return the seconds of a square product, measured after a first one that compiles it."""
     matrix = jnp.ones((size, size), dtype)
     product = jax.jit(jnp.dot)
     product(matrix, matrix).block_until_ready()

@@ -1,7 +1,7 @@
-"""Held-out loss while a run trains, with the memory and without, beside that of its own documents.
+"""Losses while a run trains: on held-out and on training documents, with and without the memory.
 
-A memory can serve as a fingerprint of the few documents that the lanes read: then it helps on them
-and not on others (docs/memory.md). The four figures tell these apart.
+A memory can serve as a fingerprint of the few documents that the lanes read. It then helps on these
+documents and not on others (docs/memory.md). The four losses show whether that is the case.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ SPLITS: dict[str, Split] = {"heldout": "holdout", "training": "train"}
 
 
 class HeldOutLoss(Hook):
-    """Adds to a row of metrics, every `eval.every` steps, figures in bits per byte.
+    """Adds bits per byte to a row of metrics, every `eval.every` steps.
 
-    heldout_bits_per_byte: of the first `eval.batches` batches of documents held out, each read from
-    its beginning; training_bits_per_byte: of as many batches of documents trained on. The same with
-    _without_memory: the state is reset before every block; not of stacks without blocks.
+    heldout_bits_per_byte is measured on the first `eval.batches` batches of held-out documents,
+    each read from its beginning; training_bits_per_byte on as many batches of documents trained on.
+    For the same names with the suffix _without_memory the state is reset before every block; stacks
+    without blocks do not have these two.
     """
 
     def __init__(self) -> None:
@@ -46,7 +47,7 @@ class HeldOutLoss(Hook):
 
     def before_first_step(self, session: Session) -> None:
         if session.config.eval.every and holds_out_text(session.given_config):
-            self._prepare(session)  # now, so that a mistake costs no steps
+            self._prepare(session)  # now, so that an error is raised before any step
 
     def after_log(self, session: Session, row: dict[str, float]) -> dict[str, float]:
         if not evaluates_at(session) or not holds_out_text(session.given_config):
@@ -63,7 +64,7 @@ class HeldOutLoss(Hook):
             }
 
     def _prepare(self, session: Session) -> None:
-        """Read the documents, and make the program; again when rows or program change."""
+        """Read the documents and make the program, again when the rows or the program change."""
         self._program = program = session.program
         token_bytes = jax.numpy.asarray(session.tokenizer.token_bytes)
         self._start = make_start(program, session)
@@ -74,7 +75,11 @@ class HeldOutLoss(Hook):
         self._batches = {name: read_batches(session, split) for name, split in SPLITS.items()}
 
     def _measure(self, session: Session, batches: list[Batch[np.ndarray]], forget: bool) -> float:
-        """Return bits per byte of documents that are read once, from their beginning."""
+        """Return the bits per byte of documents, each read once from its beginning.
+
+        Args:
+          forget: reset the state before every block.
+        """
         state, program = session.state, session.program
         block = session.config.model.block_len
         memory, sums = self._start(state.params, state.frozen), zero_sums()
@@ -88,13 +93,13 @@ class HeldOutLoss(Hook):
 
 
 def evaluates_at(session: Session) -> bool:
-    """Whether the run is evaluated at this step."""
+    """Return whether the run is evaluated at this step."""
     every = session.config.eval.every
     return every > 0 and session.step % every == 0
 
 
 def make_start(program: TrainProgram, session: Session) -> Any:
-    """Return a jitted function of (params, frozen) to the state before documents, of all rows."""
+    """Return a jitted function from (params, frozen) to the initial state of all rows."""
 
     def start(params: Any, frozen: Any) -> State:
         return nnx.merge(program.inference_graph, params, *frozen[:1]).init_state(session.rows)
@@ -106,7 +111,7 @@ def make_start(program: TrainProgram, session: Session) -> Any:
 
 
 def make_evaluate(graph: Any, token_bytes: Array) -> Any:
-    """Return a function of (params, frozen, memory, batch) to the memory after it, and the sums.
+    """Return a function from (params, frozen, memory, batch) to the next memory and metric sums.
 
     Args:
       graph: the model's NNX graph without dropout.
@@ -127,10 +132,10 @@ def make_evaluate(graph: Any, token_bytes: Array) -> Any:
 
 
 def read_batches(session: Session, split: Split) -> list[Batch[np.ndarray]]:
-    """Return the first `eval.batches` batches of a split's documents: this process's rows of them.
+    """Return this process's rows of the first `eval.batches` batches of a split's documents.
 
     Raises:
-      UserError: no text is held out, or none of it is predicted.
+      UserError: the source holds out no documents, or the batches have no text to predict.
     """
     config = session.config
     source = TASKS["text"].make_source(

@@ -1,4 +1,4 @@
-"""What happens around the steps of a run, one object each."""
+"""Hooks: objects that are called around the steps of a run."""
 
 from __future__ import annotations
 
@@ -19,36 +19,37 @@ from famjax.train.warmup import halve_memory, row_length_at
 
 
 class Hook:
-    """Is called around the steps; each method does nothing by default."""
+    """Base class of hooks; each method does nothing by default."""
 
     def before_first_step(self, session: Session) -> None:
-        """The state is there, created or restored; no step of this process was run."""
+        """Called once the state is created or restored, before this process runs a step."""
 
     def after_log(self, session: Session, row: dict[str, float]) -> dict[str, float]:
         """Return fields to add to a row of metrics, before it is written."""
         return {}
 
     def after_step(self, session: Session, is_logged: bool) -> None:
-        """`session.step` steps are done; a row of metrics was written if `is_logged`."""
+        """Called when `session.step` steps are done; `is_logged`: a metrics row was written."""
 
     def state_dict(self, session: Session) -> dict[str, Any]:
-        """Return what a checkpoint has to hold of this, as JSON; no two hooks use the same name."""
+        """Return JSON fields to save in a checkpoint; no two hooks may use the same name."""
         return {}
 
     def load_state_dict(self, session: Session, saved: dict[str, Any]) -> None:
-        """Continue from what `state_dict` of all hooks returned."""
+        """Restore this hook from the fields that the `state_dict` of all hooks returned."""
 
 
 class Curriculum(Hook):
-    """Lets a source advance, such as passkey's document length, by the accuracy of an interval.
+    """Advances a source's curriculum, such as passkey's document length, by an interval's accuracy.
 
-    Batches that were prefetched are dropped then, so that what follows depends on the step alone
+    When it advances, prefetched batches are dropped, so that later batches depend on the step alone
     and not on how far the loading thread had got.
     """
 
     def after_log(self, session: Session, row: dict[str, float]) -> dict[str, float]:
         state = session.batches.get_state()
-        # where nothing is predicted (train.match) it stays where it starts
+        # if nothing is predicted (train.match), there is no accuracy and the curriculum does not
+        # advance
         after = session.source.advance(state["source"], row.get("accuracy", 0.0))
         if after != state["source"]:
             session.batches.set_state({**state, "source": after})
@@ -56,11 +57,11 @@ class Curriculum(Hook):
 
 
 class AttentionSpans(Hook):
-    """Shrinks what layers with learned spans attend to, as they learn to see less.
+    """Adapts the number of entries that layers with learned spans attend to, as the spans change.
 
-    How far spans can grow until the next update follows from the bound of Adam's steps (Kingma &
-    Ba, 2015, section 2.1). With another optimizer it is an estimate: a span that grows
-    faster sees no more than the margin until the next update.
+    The margin by which spans can grow until the next update follows from the bound of Adam's steps
+    (Kingma & Ba, 2015, section 2.1). With another optimizer it is an estimate: a span that grows
+    faster is cut off at the margin until the next update.
     """
 
     def before_first_step(self, session: Session) -> None:
@@ -79,19 +80,19 @@ class AttentionSpans(Hook):
             session.program.inference_graph, state.params, *state.frozen[:1]
         )
         stack = model.stack
-        assert isinstance(stack, Feedback)  # no other has adaptive spans
+        assert isinstance(stack, Feedback)  # no other stack has adaptive spans
         c = session.config.optimizer
         # the number of learning rates by which Adam can move a parameter in a step
         rates = max(1.0, (1 - c.beta1) / (1 - c.beta2) ** 0.5)
         growth = rates * c.learning_rate * session.config.train.log_every
         needed, now = stack.attention_span(growth * stack.spec.span), stack.spec.spans
-        # each program takes its time to compile: a little less is not worth another
+        # a slightly shorter span is not worth compiling another program
         if any(a > b for a, b in zip(needed, now, strict=True)) or sum(needed) <= 0.75 * sum(now):
             session.progress.note(f"step {session.step:,}: layers look at {max(needed):,} tokens")
             session.set_attention_span(needed)
 
     def state_dict(self, session: Session) -> dict[str, Any]:
-        return {"looked": session.attention_span}  # a name in checkpoints
+        return {"looked": session.attention_span}  # this name is in existing checkpoints
 
     def load_state_dict(self, session: Session, saved: dict[str, Any]) -> None:
         if saved.get("looked"):
@@ -99,7 +100,7 @@ class AttentionSpans(Hook):
 
 
 class Profiling(Hook):
-    """Lets the profiler start or stop after a step that the device has finished."""
+    """Starts and stops the profiler, after waiting until the device has finished the step."""
 
     def __init__(self, profiler: Profiler):
         self._profiler = profiler
@@ -116,7 +117,7 @@ class Profiling(Hook):
 
 
 class BpttWarmup(Hook):
-    """Doubles the rows' length and halves their number; the rows that stay continue."""
+    """Doubles the length of the rows and halves their number; the remaining rows continue."""
 
     def after_step(self, session: Session, is_logged: bool) -> None:
         length = row_length_at(session.config, session.step)
@@ -139,8 +140,8 @@ class Saving(Hook):
     """Saves every `train.checkpoint_every` steps, and when SIGTERM or SIGINT asks to stop.
 
     Args:
-      signals: must be asked after each step.
-      hooks: whose `state_dict` is saved.
+      signals: the received stop signal; `signals.at` has to be called after every step.
+      hooks: the hooks whose `state_dict` is saved.
     """
 
     def __init__(self, signals: hosts.StopSignal, hooks: list[Hook]):

@@ -1,4 +1,7 @@
-"""Multi-process training: checks across processes, batch upload, signals. No-ops for one."""
+"""Multi-process training: checks across processes, batch upload, signals.
+
+With a single process the checks do nothing.
+"""
 
 from __future__ import annotations
 
@@ -24,8 +27,8 @@ from famjax.data.sources import Source
 from famjax.processes import collective
 from famjax.train.metrics import MetricsWriter
 
-# seconds until other processes see a new file: network file systems cache for a while that it was
-# missing
+# seconds until other processes see a new file: a network file system may have cached that the file
+# does not exist
 _VISIBLE_SECONDS = 20.0
 
 
@@ -41,7 +44,7 @@ def check_same_config(config: Config) -> None:
 
 
 def check_same_documents(source: Source) -> None:
-    """Raise a `UserError`, on all processes, if they have different documents."""
+    """Raise a `UserError`, on all processes, if their documents differ."""
     _check_same(
         "documents", source.get_state(), "other documents", "give all the same files under data"
     )
@@ -71,7 +74,7 @@ def source_digest() -> str:
 
 
 def check_shared_folder(folder: Path) -> None:
-    """Raise a `UserError`, on all processes, unless all see what process 0 writes in a folder."""
+    """Raise a `UserError`, on all processes, unless all see a file that process 0 writes there."""
     if collective.process_count() == 1:
         return
     token = folder / collective.broadcast_from_first(
@@ -102,7 +105,7 @@ def local_rows(sharding: jax.sharding.Sharding, rows: int, tokens: int) -> tuple
 def upload_batch(
     batch: Batch[np.ndarray], sharding: jax.sharding.Sharding, total: int
 ) -> Batch[jax.Array]:
-    """Return the global batch [b t] from the rows of this process."""
+    """Return the global batch [b t], made of the rows of each process."""
     if collective.process_count() == 1:
         return jax.device_put(batch, sharding)
     rows = local_rows(sharding, total, batch["tokens"].shape[1])
@@ -115,7 +118,7 @@ def upload_batch(
 
         return jax.make_array_from_callback((total, *part.shape[1:]), sharding, shard)
 
-    with jax.transfer_guard("allow"):  # explicit, but the guard knows device_put only
+    with jax.transfer_guard("allow"):  # explicit, but the guard recognises device_put only
         return jax.tree.map(put, batch)
 
 
@@ -133,7 +136,7 @@ class _NullWriter(contextlib.nullcontext[Any]):
 
 
 def make_metrics_writer(folder: Path, resume_step: int | None) -> MetricsWriter | _NullWriter:
-    """Return a writer of metrics rows; it writes in process 0 only."""
+    """Return a writer of metrics rows; only that of process 0 writes."""
     return _NullWriter() if collective.process_index() else MetricsWriter(folder, resume_step)
 
 

@@ -1,33 +1,38 @@
 """A lock that admits one training at a time to a run folder, and is released if its process dies.
 
 Process 0 of a training holds RUN/train.lock while it runs; readers (eval, generate, export) take no
-lock. The file names its holder in JSON. Three signs show whether the holder is still running; the
-lock is taken over only if none of them does:
+lock. The file names its holder in JSON. Three signs show whether the holder is still running; only
+if none of them does can another process take over the lock:
 
-1. flock. The kernel releases it when the process dies, also by kill -9. It decides between two
-   processes that start together. NFS and Lustre share it between hosts; after a host died they
-   release it late (NFSv4: when its lease expires, 90 seconds by default) or, as NFSv3, never. On a
-   bucket (gcsfuse) each host has its own locks, and some file systems have none; there only the
-   file counts.
-2. The process named in the file, if it ran on this machine, since its last boot, and in this
-   container: it is identified by its number and start time, so a reused number is no obstacle.
+1. flock. The kernel releases it when the process dies, also by kill -9. If two processes
+   start together, it decides which one gets the lock. NFS and Lustre share it between hosts; after
+   a host has died they release it late (NFSv4: when its lease expires, 90 seconds by default) or,
+   in the case of NFSv3, never. On a bucket (gcsfuse) each host has its own locks, and some file
+   systems have no locks; there only the file's content counts.
+2. The process named in the file, if it was started on this machine, in this container and since
+   the last boot. It is identified by its number and start time, so a reused process number is not
+   mistaken for it.
 3. The heartbeat. A process on another machine cannot be looked up, so the file is watched: its
    holder rewrites it every HEARTBEAT_SECONDS. If the file changes, the lock is held. If it does not
    change for SILENCE_SECONDS, it has no holder, even if it is still locked: it is removed and
    replaced. If it is not locked, and its last heartbeat is older than CLOCK_SKEW_SECONDS, there is
    no wait; clocks of hosts are assumed to agree within that.
 
-So a training that was preempted and restarts on another host waits at most SILENCE_SECONDS for the
-one that was killed, and not at all if that one stopped by SIGTERM (it then removed the file).
+So a training that was preempted and restarts on another host waits for at most SILENCE_SECONDS if
+its first process was killed. It does not wait if that process was stopped by SIGTERM, since it then
+removed the file.
 
-Before each heartbeat, and before it removes the file at its end, a holder checks that the file
-still names it, so it never modifies the file of a training that has replaced it.
+Before each heartbeat, and before it removes the file at the end, a holder checks that the file
+still names it. So it never modifies the file of another training that has taken over the lock.
 
-Not prevented: two trainings that start on two hosts within a few seconds of each other in a folder
-on a bucket, where no lock works across hosts; three processes of which one removes the file of a
-dead holder late, after the second has taken the lock, and the third starts within that instant; and
-a holder that could not write for
-SILENCE_SECONDS, such as a suspended machine, was replaced, and resumes: it does not notice.
+These cases are not prevented:
+
+- Two trainings start on two hosts within a few seconds of each other, in a folder on a bucket,
+  where no lock works across hosts.
+- Of three processes, one removes the file of a dead holder late, after the second has taken the
+  lock, and the third starts within that instant.
+- A holder that could not write for SILENCE_SECONDS, because its machine was suspended for example,
+  was replaced and resumes: it does not notice.
 """
 
 from __future__ import annotations
@@ -56,14 +61,15 @@ from famjax.processes import collective
 
 LOCK = "train.lock"
 
-# Seconds between a holder's writes; after which a silent holder elsewhere counts as dead (NFS may
-# show a file as it was a minute ago); and by which the clocks of two hosts may differ.
+# Seconds between a holder's writes; seconds of silence after which a holder on another machine
+# counts as dead (NFS may show a file as it was a minute ago); seconds by which the clocks of two
+# hosts may differ.
 HEARTBEAT_SECONDS, SILENCE_SECONDS, CLOCK_SKEW_SECONDS = 20.0, 100.0, 600.0
 # seconds for a process that has just taken the lock to write its name into it
 NAME_SECONDS = 2.0
-# maximum size of a lock file that is read
+# maximum number of bytes read from a lock file
 _MAX_BYTES = 1 << 20
-# maximum characters of a command in messages
+# maximum number of characters of a command in messages
 _MAX_COMMAND = 120
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
@@ -72,7 +78,7 @@ Holder = dict[str, Any]
 
 
 def hold_for_all(folder: Path) -> AbstractContextManager[bool]:
-    """Hold a run folder, in process 0 on behalf of all processes of a training; see `hold`."""
+    """Hold a run folder; process 0 does so for all processes of a training (see `hold`)."""
     if collective.process_index():
         return nullcontext(False)
     return hold(folder, lambda line: print(line, file=sys.stderr))
@@ -80,11 +86,11 @@ def hold_for_all(folder: Path) -> AbstractContextManager[bool]:
 
 @contextmanager
 def hold(folder: Path, report: Callable[[str], None]) -> Iterator[bool]:
-    """Hold a run folder, which is created if it is missing; yield whether it was missing.
+    """Hold the lock of a run folder; create the folder if it is missing, and yield whether it was.
 
     Args:
       folder: RUN.
-      report: called with one line if this has to wait.
+      report: called with one line if this function has to wait.
 
     Raises:
       UserError: another process trains there, or the folder cannot be written.
@@ -111,7 +117,8 @@ def hold(folder: Path, report: Callable[[str], None]) -> Iterator[bool]:
     finally:
         stopped.set()
         beat.join()
-        # before unlocking: others that have opened the file see that it was removed, and retry
+        # the file is removed before it is unlocked: other processes that have opened it see that it
+        # was removed, and retry
         with contextlib.suppress(OSError):
             if _is_ours(handle, path, own):
                 path.unlink(missing_ok=True)
@@ -138,7 +145,7 @@ def _acquire(path: Path, own: Holder, report: Callable[[str], None]) -> int:
     replaced = False
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # following a link could overwrite another file
+        # without O_NOFOLLOW, a symbolic link could let us overwrite another file
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         try:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -159,16 +166,16 @@ def _acquire(path: Path, own: Holder, report: Callable[[str], None]) -> int:
 
 
 def _try_remove(path: Path, silence: _SilenceWatch, end: float) -> bool:
-    """Remove a locked file whose holder, on another machine, is silent; else wait briefly.
+    """Remove a locked file whose holder, on another machine, is silent; otherwise wait briefly.
 
     Args:
-      end: when to give up on a file that does not name a holder.
+      end: time at which to give up on a file that does not name a holder.
 
     Returns:
-      Whether it was removed.
+      Whether the file was removed.
 
     Raises:
-      UserError: its holder is running.
+      UserError: the holder is running.
     """
     holder = _read_holder(path)
     runs = _runs_here(holder)
@@ -186,11 +193,11 @@ def _try_remove(path: Path, silence: _SilenceWatch, end: float) -> bool:
 
 
 def _remove_file_of(holder: Holder, path: Path) -> bool:
-    """Remove the file of a holder; return False if it is now that of another, which is kept.
+    """Remove a holder's file; return False, and keep the file, if it now names another holder.
 
     A file cannot be read and removed in one step, and another process may replace it in between.
-    So it is renamed first, which no other process can then do, and is renamed back if it is not the
-    one that was read.
+    So the file is renamed first, which only one process can do, and is renamed back if it does not
+    name the given holder.
     """
     removed = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
     try:
@@ -208,10 +215,12 @@ def _remove_file_of(holder: Holder, path: Path) -> bool:
 
 
 def _is_free(path: Path, silence: _SilenceWatch) -> bool:
-    """Return whether a file that is locked here can be taken; False if it has been removed.
+    """Return whether the lock can be taken over, given that this process has locked the file.
+
+    False if the file has been removed.
 
     Raises:
-      UserError: its holder is running, as far as this host can tell.
+      UserError: the holder is running, as far as this host can tell.
     """
     holder = _read_holder(path)
     runs = _runs_here(holder)
@@ -226,19 +235,19 @@ def _is_free(path: Path, silence: _SilenceWatch) -> bool:
 
 
 def _survives(handle: int, path: Path, own: Holder) -> bool:
-    """Return whether a new file still exists after a short time.
+    """Return whether our new file still exists after a short time.
 
-    Another process that waited for the same holder may remove it, mistaking it for the old one.
+    Another process that waited for the same holder may mistake it for the old file and remove it.
     """
     time.sleep(NAME_SECONDS)
     return _is_ours(handle, path, own)
 
 
 class _SilenceWatch:
-    """Watches the file of a holder on another machine, from the first check on.
+    """Watches the file of a holder on another machine, from the first call of `is_over` on.
 
     Args:
-      path: of the file.
+      path: path of the lock file.
       report: called with one line at the first check.
     """
 
@@ -268,7 +277,7 @@ class _SilenceWatch:
 
 
 def _is_locked_here(handle: int) -> bool:
-    """Lock a file; True also if the file system has no locks."""
+    """Lock a file; return whether it is locked. True also if the file system has no locks."""
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -292,7 +301,10 @@ def _is_same_file(handle: int, path: Path) -> bool:
 
 
 def _is_ours(handle: int, path: Path, own: Holder) -> bool:
-    """Return whether the file at the path names this holder; a failed write may leave it empty."""
+    """Return whether the file at the path names this holder, or is our file without a holder.
+
+    A failed write may leave our file empty.
+    """
     holder = _read_holder(path)
     return own.items() <= holder.items() if holder else _is_same_file(handle, path)
 
@@ -316,7 +328,7 @@ def _write_heartbeats(handle: int, path: Path, own: Holder, stopped: threading.E
 
 
 def _write_holder(handle: int, own: Holder) -> None:
-    """Write holder and time in place: flock is on the inode, so the path keeps its inode."""
+    """Write holder and time in place: flock is on the inode, which the path has to keep."""
     data = json.dumps({**own, "beat": time.time()}).encode() + b"\n"
     os.pwrite(handle, data, 0)
     os.ftruncate(handle, len(data))
@@ -324,7 +336,7 @@ def _write_holder(handle: int, own: Holder) -> None:
 
 
 def _read_holder(path: Path) -> Holder:
-    """Return the holder in a lock file; {} if this famjax cannot have written it."""
+    """Return the holder named in a lock file; {} if this famjax cannot have written it."""
     try:
         with path.open("rb") as file:
             holder = parse_json(file.read(_MAX_BYTES))
@@ -355,7 +367,7 @@ def _user() -> str:
 
 
 def _machine_id() -> str:
-    """Return an id of the process namespace: a boot of a machine, or a container on it."""
+    """Return an id of the process namespace: of the machine since its boot, or of a container."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -366,7 +378,7 @@ def _machine_id() -> str:
 def _start_time(pid: int) -> str:
     """Return a process's start time, in ticks since boot; "" if there is no such process."""
     try:
-        # field 22 of proc(5), counted from after the program's name, which may contain spaces
+        # field 22 of proc(5), counted after the program's name, which may contain spaces
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except FileNotFoundError:
         if Path("/proc/self/stat").exists():

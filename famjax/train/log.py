@@ -1,4 +1,4 @@
-"""The rows of metrics.jsonl: means of what the steps since the last row have summed up."""
+"""The rows of metrics.jsonl: means of metrics over the steps since the last row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from famjax.train.saving import check_finite
 from famjax.train.session import Session
 from famjax.train.state import MetricSums
 
-# fields of a row that are shown while it trains
+# fields of a row that the progress line shows
 _SHOWN = (
     "loss",
     "accuracy",
@@ -36,7 +36,7 @@ class Log(Hook):
     def measure(
         self, session: Session, inspected: dict[str, Array]
     ) -> tuple[dict[str, float], float]:
-        """Wait for the device, and return a row without its timing, and the tokens of a step."""
+        """Wait for the device; return a row without timing, and the number of tokens in a step."""
         config = session.config
         with session.clock.waiting("device"):
             sums, inspected = jax.device_get((session.state.totals, inspected))
@@ -53,11 +53,11 @@ class Log(Hook):
         return row, float(sums.tokens / sums.steps)
 
     def write(self, session: Session, writer: Any, row: dict[str, float], tokens: float) -> None:
-        """Write a row with its timing, show it, and set the sums to zero.
+        """Write a row with its timing, show it, and reset the sums to zero.
 
         Args:
-          writer: of `hosts.make_metrics_writer`.
-          tokens: of a step.
+          writer: the writer from `hosts.make_metrics_writer`.
+          tokens: number of tokens in a step.
         """
         row = {**row, **session.clock.lap(tokens, session.config)}
         writer.write(session.step, row)
@@ -76,10 +76,11 @@ class Log(Hook):
 
 
 def summarize(sums: MetricSums, match: bool = False) -> dict[str, float]:
-    """Return the means of an interval: a loss in nats, shares, and bits.
+    """Return an interval's metrics: loss in nats, accuracy, bits per byte, and gradient norm.
 
     Args:
-      match: `train.match`, whose loss is an error; nothing is predicted.
+      match: `train.match`; the loss is then a matching error, and nothing is predicted, so only the
+        loss and the gradient norm are returned.
     """
 
     def mean(total: Any, of: Any) -> float:

@@ -25,22 +25,23 @@ from famjax.train.task_scores import TaskScores
 
 
 def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
-    """Train, or continue the run in the folder, to `config.train.steps`.
+    """Train, or continue the run in the folder, up to `config.train.steps` steps.
 
-    A run killed at any moment and called again ends as one never killed, bit for bit. `train.steps`
-    may be raised between calls; a cosine or wsd schedule then follows the new number.
+    If a run is killed at any moment and this function is called again, it ends bit for bit as if it
+    had not been killed. `train.steps` may be raised between calls; a cosine or wsd schedule then
+    follows the new number.
 
     Args:
-      config: the experiment.
-      run_dir: the run's folder; a checkpoint there is resumed.
-      quiet: no progress line.
+      config: config of the run.
+      run_dir: the run's folder; if it has a checkpoint, the run is resumed.
+      quiet: show no progress line.
 
     Returns:
       The trained model.
 
     Raises:
       UserError: the config, the data or the folder is wrong, or the loss was not finite.
-      Stopped: SIGTERM or SIGINT came; everything is saved.
+      StopRequested: SIGTERM or SIGINT was received; everything is saved.
     """
     return train_with_source(config, run_dir, quiet)[0]
 
@@ -51,10 +52,10 @@ def train_with_source(
     quiet: bool = False,
     program_maker: ProgramMaker | None = None,
 ) -> tuple[Run, Source]:
-    """Return what `train` does, and the documents that the run was trained on.
+    """Train like `train`, and return also the source of the documents that were trained on.
 
     Args:
-      program_maker: stands in for `famjax.train.program.make_program`.
+      program_maker: replaces `famjax.train.program.make_program`.
     """
     with open_session(config, Path(run_dir), quiet, program_maker or make_program) as session:
         fit(session)
@@ -64,7 +65,7 @@ def train_with_source(
 
 
 def fit(session: Session) -> None:
-    """Train from the newest checkpoint, or the first state, to the last step."""
+    """Train from the newest checkpoint, or from the initial state, to the last step."""
     train = session.config.train
     signals, log = hosts.StopSignal(), Log()
     profiler = Profiler(session.config, session.folder, session.progress.note)

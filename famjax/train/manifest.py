@@ -1,4 +1,4 @@
-"""A checkpoint's files, and their manifest: size and sha256 of every other file in the folder."""
+"""The files of a checkpoint, and the manifest with the size and sha256 of each other file."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _list_files(folder: Path) -> Iterator[str]:
 
 
 def write_manifest(folder: Path) -> None:
-    """Write the manifest, and fsync every file and folder before the rename."""
+    """Write the manifest; fsync every file and folder, before the checkpoint is renamed."""
     files = {name: file_info(folder / name, sync=True) for name in _list_files(folder)}
     (folder / MANIFEST).write_text(json.dumps({"files": files}, indent=1))
     fsync(folder / MANIFEST)
@@ -55,7 +55,7 @@ def load_json(path: Path) -> Any:
 
 
 def find_damage(folder: Path, keys: list[str]) -> str | None:
-    """The first problem in the files that these top-level keys need; None if there is none."""
+    """Return the first problem in the files that these top-level keys need; None if all is well."""
     try:
         files = dict(load_json(folder / MANIFEST)["files"])
     except FileNotFoundError:

@@ -2,8 +2,8 @@
 
 metrics.jsonl has one strict JSON object on each line, `{"step": 20, "loss": 1.5}`. Non-finite
 numbers, which JSON lacks, are the strings "nan", "inf" and "-inf"; `read_metrics` returns them as
-floats. A run that is killed and resumed writes the same file as one that was not, except for fields
-that measure time, if the row of a step is written before that step's checkpoint.
+floats. If the row of each step is written before that step's checkpoint, a run that is killed and
+resumed writes the same file as one that was not, except for fields that measure time.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from famjax.core.json_files import parse_json, regular_file_size
 
 
 def _import_summary_writer() -> Any:
-    """Import TensorBoard's writer, which imports PyTorch if that is installed.
+    """Import TensorBoard's writer, but not PyTorch.
 
-    That is two seconds of every start, for graphs of PyTorch's modules, which no run writes.
+    The writer would import PyTorch if it is installed, to draw graphs of its modules. No run draws
+    such graphs, and the import takes two seconds at every start.
     """
     if "torch" in sys.modules:
         from tensorboardX import SummaryWriter
     else:
-        sys.modules["torch"] = None  # type: ignore[assignment]  # to import it is an ImportError
+        sys.modules["torch"] = None  # type: ignore[assignment]  # its import raises ImportError
         try:
             from tensorboardX import SummaryWriter
         finally:
@@ -39,7 +40,7 @@ def _import_summary_writer() -> Any:
 SummaryWriter = _import_summary_writer()
 
 METRICS = "metrics.jsonl"
-# a longer line is damaged
+# a longer line counts as damaged
 _MAX_ROW_BYTES = 1 << 20
 
 _NOT_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -50,8 +51,8 @@ class MetricsWriter:
 
     Args:
       run_dir: RUN; created if missing.
-      resume_step: step of the checkpoint the run resumes from. Rows of later steps are dropped, and
-        so is an incomplete last line. None starts over: all rows are dropped.
+      resume_step: step of the checkpoint from which the run resumes. Rows of later steps and an
+        incomplete last line are dropped. None starts over: all rows are dropped.
 
     Raises:
       UserError: the existing file is damaged before its last line, or cannot be written.
@@ -74,7 +75,7 @@ class MetricsWriter:
         """Append one row.
 
         Args:
-          step: of the row; its first field.
+          step: step of the row, written as its first field.
           fields: numbers (Python, NumPy or JAX scalars) and strings. TensorBoard gets the finite
             numbers.
 
@@ -111,7 +112,7 @@ class MetricsWriter:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Rows of a metrics.jsonl, oldest first, without an incomplete last line.
+    """Return the rows of a metrics.jsonl, oldest first, without an incomplete last line.
 
     Raises:
       UserError: there is no such file, or a line before the last is damaged.
@@ -120,7 +121,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _read_rows(path: Path) -> list[tuple[dict[str, Any], bytes]]:
-    """Each row with its unparsed line."""
+    """Return each row with its unparsed line."""
     try:
         regular_file_size(path)
         with path.open("rb") as stream:

@@ -1,4 +1,4 @@
-"""What training minimizes: the next token's negative log-likelihood, or a matching error (T2R)."""
+"""Training objectives: negative log-likelihood of the next token, or a matching error (T2R)."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ LossWeights = Literal["weights", "valid"]
 
 
 class Objective(Protocol):
-    """How a segment is read, and what its loss is.
+    """Defines how a segment is processed, and its loss.
 
     Attributes:
-      weights: the field of a batch that weights the loss.
+      weights: name of the batch field with the weights of the loss.
     """
 
     weights: LossWeights
@@ -37,18 +37,18 @@ class Objective(Protocol):
         key: Array,
         step: Array,
     ) -> State:
-        """Return the state before the first token of the rows; `carried` is `TrainState.memory`."""
+        """Return the state before the rows' first tokens; `carried` is `TrainState.memory`."""
         ...
 
     def read(
         self, model: LanguageModel, memory: State, batch: Batch[Array], ctx: Context
     ) -> tuple[State, MetricSums]:
-        """Read a segment [b t]."""
+        """Process a segment [b t]; return the memory after it, and its metric sums."""
         ...
 
 
 class NextToken:
-    """Negative log-likelihood of the next token, nats; with label smoothing if it is on."""
+    """Negative log-likelihood of the next token, in nats, with label smoothing if it is on."""
 
     weights: LossWeights = "weights"
 
@@ -72,7 +72,7 @@ class NextToken:
             return without_caches(fresh)
         if train.rsp == 0:
             return fresh
-        # B.2.3: the first row's memory after the last step, shared by all rows of this one
+        # B.2.3: the memory of row 0 after the previous step, for all rows of this step
         passable = model.stack.passable_state(fresh)
         saved = jax.tree.map(lambda a, b: jnp.broadcast_to(a, b.shape), carried, passable)
         ramp = jnp.minimum(1.0, (step + 1) / max(train.rsp_ramp, 1))
@@ -97,22 +97,26 @@ class NextToken:
             for weight, loss in zip(_loss_weights(train), losses, strict=True)
             if weight and loss is not None
         )
-        # so that the mean over tokens has it once; bits per byte are without it
+        # times the weight, so that the mean over tokens contains it once; bits per byte are without
+        # it
         return memory, sums._replace(loss=sums.loss + extra * sums.weight)
 
 
 def _loss_weights(train: TrainConfig) -> tuple[float, ...]:
-    """Return the weights of `MemoryLosses`, in their order."""
+    """Return the weights of the losses in `MemoryLosses`, in the same order."""
     return train.diversity_loss, train.reconstruction_loss, train.write_loss
 
 
 def has_memory_losses(config: Config) -> bool:
-    """Return whether auxiliary losses of a memory are on."""
+    """Return whether the model has auxiliary losses on its memory."""
     return config.model.stack == "residual" and any(_loss_weights(config.train))
 
 
 class Matching:
-    """Distance of linear layers' attention from softmax attention (`train.match`); no memory."""
+    """Distance of linear layers' attention from softmax attention (`train.match`).
+
+    The memory is neither read nor changed.
+    """
 
     weights: LossWeights = "valid"
 
@@ -153,7 +157,7 @@ def count_losses(
     """Return the sums of one segment from the stack's output x [b t d].
 
     Args:
-      smoothing: `train.label_smoothing`, of the loss; all else is without it.
+      smoothing: `train.label_smoothing`; applies to the loss only, not to the other metrics.
     """
     targets = batch["targets"]
     if not smoothing:
@@ -164,7 +168,7 @@ def count_losses(
 
 
 def count(nats: Array, likeliest: Array, batch: Batch[Array], token_bytes: Array) -> MetricSums:
-    """Return the sums of one segment from `LanguageModel.losses`: two [b t]."""
+    """Return the sums of one segment from the two results [b t] of `LanguageModel.losses`."""
     targets, weights = batch["targets"], batch["weights"]
     full = weights >= 1
     right = full & likeliest
@@ -183,10 +187,10 @@ def count(nats: Array, likeliest: Array, batch: Batch[Array], token_bytes: Array
 
 
 def count_errors(errors: Array, batch: Batch[Array]) -> MetricSums:
-    """Return the sums of rows whose linear layers have these errors [l b] (`train.match`).
+    """Return the sums for the matching errors [l b] of linear layers (`train.match`).
 
-    Loss and weight are such that their quotient is the mean over layers and rows. All tokens count,
-    also those that a loss of the next token would leave out.
+    Loss divided by weight is the mean over layers and rows. All tokens count, also those on which
+    next-token prediction has no loss.
     """
     tokens = batch["valid"].sum(-1, dtype=jnp.float32)
     loss = (errors.mean(0).astype(jnp.float32) * tokens).sum()

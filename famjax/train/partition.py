@@ -19,9 +19,9 @@ from famjax.layers.lora import Adapter
 from famjax.parallel.sharding import path_name
 
 _FEATURE_MAP = nnx.PathContains("map")
-# trained together with adapters: parameters that the initial model may lack
+# parameters of mixers that the initial model may lack, so they are trained together with adapters
 _MIXERS_OWN = nnx.All(nnx.PathContains("mixer"), nnx.Not(nnx.PathContains("qkv")))
-# of attention to an encoder, the feature map
+# the same for attention to an encoder: its feature map
 _CROSS_OWN = nnx.All(nnx.PathContains("cross"), nnx.Not(nnx.PathContains("qkv")))
 _TRAINED_WITH_ADAPTERS = nnx.Any(
     Adapter,
@@ -34,7 +34,7 @@ Frozen = tuple[Any, ...]
 
 
 def has_frozen_params(config: Config) -> bool:
-    """Return whether some weights stay as in `init`."""
+    """Return whether some weights are frozen and stay as in `init`."""
     return bool(config.model.lora.rank) or config.train.only != "all"
 
 
@@ -44,10 +44,11 @@ def partition_trainable(
     """Return a model's graph, its trainable parameters, and its frozen state.
 
     `nnx.merge(graph, trained, *frozen)` is the model. `frozen` is () if everything is trained and
-    there is no dropout; else the frozen weights, in the dtype `lora.base`, and the dropout keys.
+    there is no dropout; otherwise it holds the frozen weights, in the dtype `lora.base`, and the
+    dropout keys.
 
     Args:
-      only: `train.only`.
+      only: `train.only`, which parameters are trained.
     """
     parts: Any = nnx.split(model, _trainable_filter(config, only), nnx.Param, DropoutKey)
     graph, trained, weights, keys = parts
@@ -71,7 +72,7 @@ def _cast(a: Any, dtype: jnp.dtype) -> Any:
 
 
 def inference_config(config: ModelConfig) -> ModelConfig:
-    """Return the config of the same model at inference: no dropout, hence no keys; no sweeps."""
+    """Return the model's config at inference: without dropout, dropout keys and sweeps."""
     exact = replace(config.feedback, sweeps=0)
     lora = replace(config.lora, dropout=0.0)
     return replace(config, lora=lora, dropout=DropoutConfig(), feedback=exact)
@@ -93,8 +94,9 @@ def with_dropout_keys(frozen: Frozen, key: Array) -> Frozen:
 def fingerprint(weights: Params) -> str:
     """Return a hash of the values of a tree of float arrays, independent of their sharding.
 
-    For each array two sums of its bits, modulo 2^32, one of them weighted by position: the sum of
-    integers does not depend on the order. It distinguishes weights, and is not cryptographic.
+    For each array it takes two sums of the elements' bits, modulo 2^32, one of them weighted by
+    position. Sums of integers do not depend on the order of addition. The hash distinguishes
+    weights and is not cryptographic.
     """
 
     flat, _ = jax.tree_util.tree_flatten_with_path(weights)
@@ -107,10 +109,10 @@ def fingerprint(weights: Params) -> str:
 
 @jax.jit
 def _bit_sums(a: Array) -> tuple[Array, Array]:
-    """Return the sum of an array's bits and the one weighted by position, uint32."""
+    """Return the sum of the elements' bits and the sum weighted by position, both uint32."""
     kind = jnp.uint16 if a.dtype.itemsize == 2 else jnp.uint32
     bits = jax.lax.bitcast_convert_type(a, kind).astype(jnp.uint32)
-    # not flattened, which would gather a sharded array
+    # without flattening the array, which would gather it if it is sharded
     position = jnp.zeros(bits.shape, jnp.uint32)
     for axis, size in enumerate(bits.shape):
         position = position * jnp.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, a.shape, axis)
@@ -122,7 +124,7 @@ def _bit_sums(a: Array) -> tuple[Array, Array]:
 def combine_fingerprints(trained: str, base: str) -> str:
     """Return the fingerprint of weights that were trained on top of frozen ones.
 
-    The weights are not merged for it, since matrix products differ between devices.
+    It is computed without merging the weights, since matrix products differ between devices.
     """
     return hashlib.sha256(f"{trained} {base}".encode()).hexdigest()[:16] if base else trained
 

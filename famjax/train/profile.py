@@ -24,11 +24,11 @@ PROFILE = "profile"
 class Profiler:
     """Profiles the steps of a run that `config.profile` names, and reports where the files are.
 
-    As a context manager it stops a running trace, also after an exception.
+    Used as a context manager, it stops a running trace on exit, also after an exception.
 
     Args:
-      config: the experiment.
-      folder: of the run.
+      config: config of the run.
+      folder: RUN.
       report: called with a line for each profile written.
     """
 
@@ -46,8 +46,11 @@ class Profiler:
         return step == self.memory > 0 or step == self.last > 0 or self.should_start(step)
 
     def should_start(self, step: int) -> bool:
-        """Return whether a trace starts after a step. A run that resumes within the traced steps
-        traces the rest of them, including the compilation of the step."""
+        """Return whether a trace starts after a step.
+
+        A run that resumes within the traced steps traces the rest of them, including the
+        compilation of the step.
+        """
         return self.first <= step < self.last and self.trace_start is None
 
     def tick(self, step: int) -> None:
@@ -90,18 +93,18 @@ class Profiler:
 
 
 def trace_steps(config: Config) -> tuple[int, int]:
-    """Return the steps done when the trace starts and when it ends; (0, 0) for no trace."""
+    """Return the numbers of steps after which the trace starts and ends; (0, 0) for no trace."""
     first, _, last = (config.profile.steps or "0:0").partition(":")
     return int(first), int(last)
 
 
 def check_profile_steps(before: Config, config: Config, step: int) -> None:
-    """Raise a `UserError` if a resumed run shall profile steps that it has already done.
+    """Raise a `UserError` if a resumed run is asked to profile steps that it has already done.
 
-    An unchanged profile is no error: the resumed run traces the remaining steps.
+    If `config.profile` is unchanged, this is no error: the resumed run traces the remaining steps.
 
     Args:
-      before: the config of the steps done.
+      before: the config with which the previous steps were run.
       step: number of steps done.
     """
     if config.profile == before.profile:

@@ -35,14 +35,14 @@ class TrainProgram(NamedTuple):
     """The jitted functions of a run, and their shardings.
 
     Attributes:
-      mesh: of devices.
+      mesh: mesh of the devices.
       inference_graph: the model's NNX graph without dropout and sweeps.
-      shardings: of a `TrainState`.
+      shardings: shardings of a `TrainState`.
       start: () -> TrainState before the first step; (weights) -> the same for a model with these
         weights, which are donated (see `initial_weights`).
-      step: (state, batch) -> state; the argument state is donated.
-      inspect: (params, frozen, memory, batch) -> dict of scalars about the memory of the first row,
-        all from before the step.
+      step: (state, batch) -> state; the given state is donated.
+      inspect: (params, frozen, memory, batch) -> dict of scalars about the memory of the first row;
+        the arguments are from before the step.
       batch: sharding of a batch.
     """
 
@@ -64,10 +64,10 @@ def make_program(
     """Build the program of a config.
 
     Args:
-      attention_span: entries that layers with learned spans attend to, see
-        `Feedback.set_attention_span`; () is all.
-      mesh: None is `config.mesh` over all devices. For a mesh of abstract devices, the step can be
-        lowered and compiled only.
+      attention_span: number of entries that layers with learned spans attend to, see
+        `Feedback.set_attention_span`; () means all.
+      mesh: None means `config.mesh` over all devices. With a mesh of abstract devices, the step can
+        only be lowered and compiled.
     """
     if mesh is None:
         mesh = sharding.make_mesh(config.mesh)
@@ -98,7 +98,7 @@ def make_program(
 
 
 def make_initial_state(config: Config, weights: Params = None) -> TrainState:
-    """Return the state before the first step, with the given weights if any."""
+    """Return the state before the first step, with the given weights or random ones."""
     model = make_model(config.model, rngs=nnx.Rngs(config.seed))
     if weights is not None:
         nnx.update(model, weights)
@@ -107,10 +107,10 @@ def make_initial_state(config: Config, weights: Params = None) -> TrainState:
 
 
 def mesh_demand(config: ResolvedConfig, memory: int | None = None) -> MeshDemand:
-    """Return the requirements of a config on its mesh, whose axes need no sizes yet.
+    """Return what a config requires of its mesh; the sizes of mesh axes need not be known.
 
     Args:
-      memory: bytes of a device; None is that of a local device.
+      memory: bytes of memory of a device; None takes that of a local device.
     """
     shapes = jax.eval_shape(functools.partial(make_initial_state, config))
     # gradients have the size of the parameters
@@ -156,9 +156,10 @@ def train_state_shardings(config: Config, mesh: Mesh, graph: Any, shapes: TrainS
 def make_inspect(
     config: Config, graph: Any
 ) -> Callable[[Params, PyTree, State, Batch[Array]], dict[str, Array]]:
-    """Return a function of (params, frozen, memory, batch) to metrics of the stack's memory.
+    """Return a function from (params, frozen, memory, batch) to metrics of the stack's memory.
 
-    They are of the first row only. With `train.match` they are the errors of the linear layers.
+    Only the first row is measured. With `train.match` the metrics are the errors of the linear
+    layers.
     """
     layers = enumerate(layer_mixers(config.model))
     names = [f"match_{i}" for i, name in layers if MIXERS[name].has_feature_map]
@@ -166,7 +167,7 @@ def make_inspect(
     def inspect(
         params: Params, frozen: PyTree, memory: State, batch: Batch[Array]
     ) -> dict[str, Array]:
-        model = nnx.merge(graph, params, *frozen[:1])  # no keys: this graph has no dropout
+        model = nnx.merge(graph, params, *frozen[:1])  # no dropout keys: the graph has no dropout
         lanes = config.data.layout == "lanes"
         state = jax.tree.map(lambda a: a[:, :1], memory) if lanes else model.init_state(1)
         row = jax.tree.map(lambda a: a[:1], batch)

@@ -1,6 +1,6 @@
 """Progress of a run: a live line on a terminal, plain lines in a log.
 
-Everything is written to standard error, so that standard output is left to the program.
+Everything is written to standard error and leaves standard output to the program.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.text import Text
 
 from famjax.core.ticker import format_seconds
 
-# Seconds between plain lines: a log of a day's run stays below 10,000 lines.
+# Seconds between plain lines, so that the log of a run of a day has fewer than 10,000 lines.
 PLAIN_INTERVAL = 10.0
 
 _FORMATS: dict[str, Callable[[Any], str]] = {
@@ -34,8 +34,8 @@ class Progress:
     """Shows the progress of a run.
 
     Args:
-      total: steps of the whole run.
-      start: steps done before this process, 0 unless resumed.
+      total: number of steps of the whole run.
+      start: number of steps done before this process; 0 unless the run is resumed.
       quiet: show no progress; notes are still shown.
       silent: show nothing at all.
     """
@@ -56,9 +56,9 @@ class Progress:
 
     @contextmanager
     def compiling(self, what: str, step: int) -> Iterator[None]:
-        """Show that `what` is being compiled after `step` steps, then the time it took.
+        """Show that `what` is being compiled after `step` steps, and then how long it took.
 
-        The time inside is excluded from the estimate of the remaining time.
+        This time is excluded from the estimate of the remaining time.
         """
         begin = time.monotonic()
         self._view.compiling(what)
@@ -73,8 +73,8 @@ class Progress:
         Args:
           step: steps done in the whole run.
           **fields: metrics of the last step. `loss`, `accuracy` (a fraction), `length` (tokens of a
-            row), `tokens_per_second`, `data_wait` (fraction of the time that the loop waited for
-            data) have special formats, others are shown as name and number.
+            row), `tokens_per_second` and `data_wait` (fraction of the time that the loop waited for
+            data) have formats of their own; others are shown as name and number.
         """
         seconds = self._clock.estimate(step)
         parts = [_format_field(name, value) for name, value in fields.items()]
@@ -154,7 +154,7 @@ class _StatusColumn(rich.progress.ProgressColumn):
 
 
 class _Plain:
-    """Prints the first line, the last line, and at most one every PLAIN_INTERVAL between them."""
+    """Prints the first and the last line, and in between at most one line every PLAIN_INTERVAL."""
 
     def __init__(self, console: Console, total: int) -> None:
         self._console = console
@@ -183,15 +183,17 @@ class _Plain:
 
 
 class _TimeLeft:
-    """Estimates the remaining time from the mean speed since the first update or compilation,
-    excluding compilations."""
+    """Estimates the remaining time from the mean speed since the first update or compilation.
+
+    The time of compilations is excluded.
+    """
 
     def __init__(self, total: int) -> None:
         self._total = total
         self._first: tuple[int, float] | None = None
 
     def skip(self, step: int, took: float) -> None:
-        """Exclude the last `took` seconds, of a compilation after `step` steps."""
+        """Exclude the last `took` seconds, in which a program was compiled after `step` steps."""
         if self._first is None:
             self._first = (step, time.monotonic())
         else:

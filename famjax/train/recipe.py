@@ -1,4 +1,4 @@
-"""Trainings whose folder holds one recipe only, and their time over all calls."""
+"""Training in a folder that holds one recipe only, and the training time over all calls."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from famjax.train.run import Run
 
 
 def claim_folder(folder: Path, recipe: str, name: str = "recipe.txt") -> None:
-    """Let a folder hold the results of one recipe only, which is written to the file `name`.
+    """Reserve a folder for the results of one recipe, which is written to the file `name`.
 
     Raises:
-      UserError: it has results of another.
+      UserError: the folder has results of another recipe.
     """
     file = folder / name
     before = file.read_text() if file.exists() else None
@@ -31,7 +31,7 @@ def claim_folder(folder: Path, recipe: str, name: str = "recipe.txt") -> None:
 def train_and_time(config: Config, folder: Path, quiet: bool) -> tuple[Run, float]:
     """Train, or continue training; return the run and the training seconds over all calls.
 
-    A call after the end of training adds none.
+    A call after the end of training adds no seconds.
 
     Raises:
       UserError: the folder has a run of another config.
@@ -45,7 +45,7 @@ def train_and_time(config: Config, folder: Path, quiet: bool) -> tuple[Run, floa
     try:
         run = train(config, folder, quiet)
     finally:
-        # an interrupted training has saved, and goes on from there
+        # an interrupted training has saved a checkpoint, from which it continues
         if checkpoints.latest() != before:
             spent += time.perf_counter() - begin
             write_json(path, spent)

@@ -1,4 +1,4 @@
-"""Resolves a config, once, where a program begins: a training, a plan or a benchmark."""
+"""Resolves a config, once at the start of a program: a training, a plan or a benchmark."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ RESOLVED = "resolved.json"
 def resolve(
     config: Config, tokenizer: Tokenizer | None, devices: int, memory: int | None = None
 ) -> ResolvedConfig:
-    """Return the config with every 0, or -1 of a mesh axis, that follows from something else.
+    """Return the config with every 0, or -1 of a mesh axis, replaced by the value it stands for.
 
-    The vocabulary follows from the tokenizer, the mesh from the devices, the model and the batch,
-    all else from other keys. Idempotent.
+    The vocabulary size follows from the tokenizer, the mesh from the devices, the model and the
+    batch, and all other values from other keys. Idempotent.
 
     Args:
-      tokenizer: of the run; None if `model.vocab_size` is given.
-      devices: number of devices of the mesh.
-      memory: bytes of a device, for a mesh that is chosen; None is that of a local device.
+      tokenizer: tokenizer of the run; None if `model.vocab_size` is given.
+      devices: number of devices in the mesh.
+      memory: bytes of memory of a device, used to choose mesh axes of -1; None takes that of a
+        local device.
 
     Raises:
-      UserError: the vocabulary does not fit the tokenizer, or the mesh not the devices.
+      UserError: the vocabulary does not fit the tokenizer, or the mesh does not fit the devices.
     """
     if tokenizer is not None:
         config = with_vocab_size(config, tokenizer)
@@ -53,7 +54,7 @@ def _resolve_train(train: TrainConfig, data: DataConfig) -> TrainConfig:
 
 
 def save_resolved(folder: Path, config: ResolvedConfig) -> None:
-    """Write RUN/resolved.json, for people and scripts; a run is read from its config.json."""
+    """Write RUN/resolved.json, for people and scripts; famjax itself reads config.json only."""
     temporary = folder / (RESOLVED + ".new")
     try:
         temporary.write_text(to_json(config), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""How a session gets its state: from its newest good checkpoint, or new."""
+"""Gives a session its state: from the newest good checkpoint, or a new one."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from famjax.train.warmup import resize_memory, row_length_at, with_row_length
 
 
 class Loadable(Protocol):
-    """What has a part of its own in a checkpoint."""
+    """An object that restores its own fields from a checkpoint."""
 
     def load_state_dict(self, session: Session, saved: dict[str, Any]) -> None: ...
 
 
 def start_or_resume(session: Session, parts: Iterable[Loadable]) -> None:
-    """Give a session its state, step and data: the newest good checkpoint's, or the first ones."""
+    """Set a session's state, step and data from the newest good checkpoint, or to the start."""
     if session.latest is None:
         session.state = _first_state(session)
         return
@@ -71,20 +71,20 @@ def _first_state(session: Session) -> TrainState:
     )
     shardings = sharding.parameter_shardings(program.mesh, weights)
     with warnings.catch_warnings(), progress.compiling("the first state", 0):
-        # what changes its type (lora.base) cannot use its donated buffer
+        # weights that change their dtype (lora.base) cannot reuse their donated buffers
         warnings.filterwarnings("ignore", "Some donated buffers were not usable")
         return program.start(jax.device_put(weights, shardings))
 
 
 def _dropout_keys(session: Session) -> Any:
-    """Return `TrainState.frozen` where it is dropout's keys alone, which each step draws anew."""
+    """Return `TrainState.frozen` if it has dropout keys only, which every step draws anew."""
     shapes = jax.eval_shape(session.program.start).frozen
     zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes)
     return jax.device_put(zeros, session.program.shardings.frozen)
 
 
 def _template(session: Session, step: int) -> dict[str, Any]:
-    """Return the shapes and shardings in the checkpoint of a step, and take its row length."""
+    """Return the shapes and shardings of a step's checkpoint; set the session to its row length."""
     if (length := row_length_at(session.config, step)) != session.length:
         session.batches.release()
         session.set_length(length)
@@ -111,7 +111,7 @@ def _template(session: Session, step: int) -> dict[str, Any]:
 
 
 def _with_rows(session: Session, state: TrainState, data: dict[str, Any]) -> TrainState:
-    """Return the state for as many rows as are read now, and position the batches in them."""
+    """Return the state resized to the current number of rows, and position the batches."""
     rows, before = session.rows, len(data["batches"]["rows"])
     if rows == before:
         session.batches.set_state(data)
@@ -140,7 +140,7 @@ def _with_rows(session: Session, state: TrainState, data: dict[str, Any]) -> Tra
 
 
 def _compare(session: Session, before: Config, step: int) -> None:
-    """Refuse a checkpoint made with another config; say what a changed one means."""
+    """Refuse a checkpoint of an incompatible config; report what other changes to it mean."""
     config = session.given_config
     check_resumable(before, config, session.checkpoints.path(step))
     check_profile_steps(before, config, step)

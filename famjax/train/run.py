@@ -1,4 +1,4 @@
-"""The run folder: config, tokenizer, metrics, checkpoints and plots; opens a run for inference."""
+"""The run folder (config, tokenizer, metrics, checkpoints, plots), and opening it for inference."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ from famjax.train.partition import (
 )
 
 CONFIG, CHECKPOINTS = "config.json", "checkpoints"
-# record of the files of JSON lines that need no check when the run resumes
+# record of the JSON-lines files that were checked and need no check when the run resumes
 CHECKED = "data_checked.json"
-# of RUN, what a run that is only read has no use for
+# files of RUN that are needed for training only
 _TRAINING_ONLY = (METRICS, LOCK)
 
 # Keys that a resumed run may change: duration, intervals, names, evaluation, profiles, mesh, rows.
-# With more steps a cosine or wsd schedule continues at another rate; the loop reports it.
+# With more steps a cosine or wsd schedule continues at another learning rate, which is reported.
 _RESUMABLE: tuple[str, ...] = (
     "name",
     "init",
@@ -74,8 +74,8 @@ _RESUMABLE: tuple[str, ...] = (
 )
 
 
-# Keys that determine the outputs of an opened model and its held-out documents; and those among
-# them that do not: paths of data, details of the computation, training-only settings.
+# Keys that determine the outputs of an opened model and its held-out documents; and exceptions
+# among them that do not: paths of data, details of the computation, training-only settings.
 _MODEL_KEYS = ("seed", "model.", "data.", "train.only", "train.match")
 _UNCHECKED = (
     "model.dtype",
@@ -96,11 +96,11 @@ class Run:
     """A trained model with everything needed to use it.
 
     Attributes:
-      config: as it was given, with its vocabulary.
-      tokenizer: of its training.
+      config: the config as it was given, with the vocabulary size filled in.
+      tokenizer: the tokenizer it was trained with.
       model: NNX module with restored parameters.
-      step: of the checkpoint.
-      base: fingerprint of the model that the frozen weights are from; "" if nothing is frozen.
+      step: step of the checkpoint.
+      base: fingerprint of the model that the frozen weights come from; "" if nothing is frozen.
     """
 
     config: Config
@@ -130,7 +130,7 @@ class Run:
         )
 
     def with_folded_maps(self) -> Run:
-        """Return the run with folded feature maps, for inference; itself if none can fold."""
+        """Return the run with folded feature maps, for inference; itself if none can be folded."""
         model = replace(self.config.model, lora=LoraConfig())
         if all(why_not_foldable(model).values()):
             return self
@@ -160,10 +160,11 @@ def open_run(
     """Return the run in a folder, with the parameters of its newest valid checkpoint.
 
     Args:
-      run_dir: the folder.
-      step: use this checkpoint instead.
-      report: called with a line for each damaged checkpoint skipped; None writes to standard error.
-      mesh: devices to shard the parameters over; None is the first device.
+      run_dir: RUN.
+      step: use the checkpoint of this step instead of the newest valid one.
+      report: called with a line for each damaged checkpoint that is skipped; None writes to
+        standard error.
+      mesh: devices to shard the parameters over; None uses the first device only.
 
     Raises:
       UserError: the folder has no run, or no valid checkpoint.
@@ -204,7 +205,7 @@ def open_run(
 
 
 def _with_shardings(shapes: PyTree, mesh: Mesh | None) -> PyTree:
-    """Return the shapes of parameters with their shardings."""
+    """Return the shapes of parameters with shardings on the mesh, or on the first device."""
     if mesh is None:
         first = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         shardings = jax.tree.map(lambda _: first, shapes)
@@ -225,16 +226,16 @@ def initial_weights(
 ) -> tuple[Any, str]:
     """Return the parameters of the model in `config.init`, in the layout of `config.model`.
 
-    Adapters of that model are merged; the result has no adapters.
+    Adapters of the model in `config.init` are merged; the result has no adapters.
 
     Args:
-      folder: of the run that starts from them.
+      folder: folder of the run that starts from these parameters.
 
     Returns:
-      The parameters, and the fingerprint of that model.
+      The parameters, and the fingerprint of the model in `config.init`.
 
     Raises:
-      UserError: there is no usable model, or its sizes differ.
+      UserError: there is no usable model, or its sizes differ from those of `config.model`.
     """
     if not Path(config.init).is_dir():
         raise UserError(
@@ -249,8 +250,11 @@ def initial_weights(
 
 @functools.partial(jax.jit, static_argnums=(0, 2), donate_argnums=1)
 def freeze(config: ModelConfig, weights: Params, only: str = "all") -> Frozen:
-    """Return the frozen part of a model with these weights, donated (`partition_trainable`)."""
-    # this initialisation is unused, so XLA removes it
+    """Return the frozen part of a model with these weights, see `partition_trainable`.
+
+    The weights are donated.
+    """
+    # XLA removes this initialisation, since all of its values are replaced
     model = make_model(config, rngs=nnx.Rngs(0))
     nnx.update(model, weights)
     return partition_trainable(config, model, only)[2]
@@ -259,11 +263,11 @@ def freeze(config: ModelConfig, weights: Params, only: str = "all") -> Frozen:
 def abstract_model(
     model: ModelConfig, attention_span: tuple[int, ...] = (), only: str = "all"
 ) -> tuple[Any, Any, Frozen]:
-    """Return `partition_trainable` of an abstract model, whose arrays are shapes.
+    """Return `partition_trainable` of an abstract model, whose arrays are `jax.ShapeDtypeStruct`.
 
     Args:
-      attention_span: see `Feedback.set_attention_span`; () is all.
-      only: `train.only`.
+      attention_span: see `Feedback.set_attention_span`; () means all.
+      only: `train.only`, which parameters are trained.
     """
     module = nnx.eval_shape(lambda: make_model(model, rngs=nnx.Rngs(0)))
     if attention_span:
@@ -289,15 +293,15 @@ def read_config(folder: Path) -> Config | None:
 
 
 def run_tokenizer(folder: Path, config: Config) -> Tokenizer:
-    """Return the tokenizer of a run, from the run's copy."""
+    """Return the tokenizer of a run, from the copy in its folder."""
     return load_saved_tokenizer(folder, config.data.tokenizer)
 
 
 def prepare_run(folder: Path, config: Config, has_checkpoint: bool) -> tuple[Config, Tokenizer]:
-    """Create the run folder, or check that an existing one is of the same experiment.
+    """Create the run folder, or check that an existing one belongs to the same experiment.
 
-    A folder without a checkpoint may be started again with another config: its first attempt may
-    have failed, for example by a misspelt file.
+    In a folder without a checkpoint, a run may start with another config: the first attempt may
+    have failed, for example because of a misspelt file name.
 
     Args:
       has_checkpoint: whether the folder has a checkpoint.
@@ -309,7 +313,7 @@ def prepare_run(folder: Path, config: Config, has_checkpoint: bool) -> tuple[Con
       UserError: the vocabulary is too small for the tokenizer, or the folder has another experiment
         (the message lists the differences), or cannot be written.
     """
-    before = read_config(folder)  # fails if it is not a folder
+    before = read_config(folder)  # raises if `folder` is not a folder
     if not has_checkpoint:
         before = None
     tokenizer = run_tokenizer(folder, config) if before else make_tokenizer(config.data)
@@ -332,13 +336,14 @@ def prepare_run(folder: Path, config: Config, has_checkpoint: bool) -> tuple[Con
 def check_not_edited(
     config: Config, checkpoints: Checkpoints, step: int | None, folder: Path
 ) -> None:
-    """Raise a `UserError` if config.json describes another model than that of a checkpoint.
+    """Raise a `UserError` if config.json describes another model than the checkpoint does.
 
-    Most keys do not change the shapes in a checkpoint: after an edit by hand, it would silently run
-    as another model. A checkpoint without a config, from an older famjax, is accepted.
+    Most keys do not change the shapes in a checkpoint, so that after an edit of config.json by hand
+    the checkpoint would silently run as another model. A checkpoint without a config, from an older
+    famjax, is accepted.
 
     Args:
-      step: of the checkpoint; None is the newest.
+      step: step of the checkpoint; None means the newest.
     """
     step, saved = broadcast_from_first("config", lambda: _saved_config(checkpoints, step))
     if not saved:
@@ -366,14 +371,14 @@ def check_not_edited(
 
 
 def check_constants(extra: dict[str, Any], model: ModelConfig, where: Path) -> None:
-    """Raise a `UserError` for a checkpoint of a famjax with other `MixerSpec.constants`.
+    """Raise a `UserError` for a checkpoint of a famjax version with other `MixerSpec.constants`.
 
-    Its parameters have the same shapes here and would be another function. A checkpoint without
-    constants is accepted: it is of 0.1.0 from before they were recorded.
+    With the constants of this version the same parameters would compute another function. A
+    checkpoint without constants is accepted: it is from 0.1.0, before they were recorded.
 
     Args:
-      extra: of the checkpoint.
-      where: its folder.
+      extra: the checkpoint's `extra`.
+      where: the checkpoint's folder.
     """
     if "constants" not in extra:
         return
@@ -388,17 +393,17 @@ def check_constants(extra: dict[str, Any], model: ModelConfig, where: Path) -> N
 
 
 def _saved_config(checkpoints: Checkpoints, step: int | None) -> tuple[int | None, Any]:
-    """Return the step, or the newest one for None, and the config in its checkpoint, if any."""
+    """Return the step (None means the newest), and the config in its checkpoint, if any."""
     step = checkpoints.latest() if step is None else step
     return step, None if step is None else checkpoints.extra(step).get("config")
 
 
 def check_resumable(before: Config, config: Config, where: Path) -> None:
     """Raise a `UserError` if the run in `where` cannot resume with `config`."""
-    # with `init` the tokenizer is from that folder, and the run has a copy
+    # with `init` the tokenizer comes from that folder, and the run has a copy of it
     free = (*_RESUMABLE, "data.tokenizer") if config.init else _RESUMABLE
     if not config.train.bptt_double_every:
-        # BPTT warm-up assigns documents to the initial lanes for good
+        # BPTT warm-up assigns documents permanently to the initial lanes
         free = (*free, "data.batch")
     changed = [line for line in difference(before, config) if not line.startswith(free)]
     if changed:
@@ -421,7 +426,7 @@ def _write_run(folder: Path, config: Config, tokenizer: Tokenizer | None) -> Non
 
 
 def copy_run_files(run: Path, folder: Path) -> None:
-    """Copy what a run needs beside checkpoints, its config and tokenizer, into another folder."""
+    """Copy what a run needs besides checkpoints (config and tokenizer) into another folder."""
     for path in run.iterdir():
         if path.is_file() and path.name not in _TRAINING_ONLY:
             shutil.copyfile(path, folder / path.name)
@@ -434,7 +439,7 @@ def with_vocab_size(config: Config, tokenizer: Tokenizer) -> Config:
     size = config.model.vocab_size
     if size == 0:
         model = replace(config.model, vocab_size=tokenizer.vocab_size)
-        validate_model(model)  # cut-offs may exceed it
+        validate_model(model)  # model.adaptive.cutoffs may exceed the size
         return replace(config, model=model)
     # a pretrained embedding may lack the last tokens if they have no text (Gemma 3)
     needs_more = (

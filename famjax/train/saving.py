@@ -1,4 +1,4 @@
-"""Checkpoints of a session: what is in one, and the refusal of a state that is not finite."""
+"""Saves a session's checkpoints, and refuses a state that is not finite."""
 
 from __future__ import annotations
 
@@ -16,19 +16,24 @@ from famjax.train.state import to_tree
 
 
 class Stateful(Protocol):
-    """What has a part of its own in a checkpoint."""
+    """An object that saves its own fields in a checkpoint."""
 
     def state_dict(self, session: Session) -> dict[str, Any]: ...
 
 
 def save(session: Session, parts: Iterable[Stateful]) -> None:
-    """Save at this step, once. A state that is not finite is not saved but reported."""
+    """Save a checkpoint of this step, unless it is saved already.
+
+    Raises:
+      UserError: the state is not finite; it is not saved.
+    """
     if session.saved == session.step:
         return
     check_finite(session)
     extra = {
         "data": hosts.gather_cursors(session.batches.get_state()),
-        # as it was given, which a resume compares, on the mesh that was used
+        # the given config, with which a resumed run compares its own, but with the mesh that was
+        # used
         "config": dataclasses.asdict(
             dataclasses.replace(session.given_config, mesh=session.config.mesh)
         ),
@@ -42,10 +47,10 @@ def save(session: Session, parts: Iterable[Stateful]) -> None:
 
 
 def _add(extra: dict[str, Any], part: Stateful, session: Session) -> None:
-    """Add a part's fields, which share one dictionary with all others'.
+    """Add a part's fields to `extra`, the dictionary that all parts share.
 
     Raises:
-      ValueError: a field is another part's already.
+      ValueError: another part has already added a field of the same name.
     """
     fields = part.state_dict(session)
     if taken := sorted(extra.keys() & fields.keys()):

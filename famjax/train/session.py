@@ -36,26 +36,26 @@ class Session:
     """One process's share of a run.
 
     Args:
-      config: the experiment, its vocabulary known.
-      tokenizer: of the run.
-      checkpoints: of the run.
+      config: config of the run, with its vocabulary size.
+      tokenizer: the run's tokenizer.
+      checkpoints: the run's checkpoints.
       folder: RUN.
-      progress: where lines for people go.
+      progress: prints messages for the user.
       latest: step of the newest checkpoint, or None.
-      make_program: as `famjax.train.program.make_program`.
+      make_program: a function such as `famjax.train.program.make_program`.
 
     Attributes:
       given_config: the config as it was given.
-      config: the same, resolved.
+      config: the resolved config.
       source: the documents.
       batches: the iterator of batches, at its current position.
-      program: what is compiled, for rows of `length` tokens.
-      length, rows: tokens of a row and rows of a batch, which BPTT warm-up changes.
+      program: the compiled functions, for rows of `length` tokens.
+      length, rows: tokens in a row and rows in a batch, which BPTT warm-up changes.
       attention_span: see `make_program`.
       state: the training state; None until it is created or restored.
-      step: steps done.
-      saved: of them, those that the newest checkpoint of this process holds; -1 for none.
-      clock: where the time of the loop goes.
+      step: number of steps done.
+      saved: step of the newest checkpoint that this process has saved or restored; -1 for none.
+      clock: measures how the loop spends its time.
       base: fingerprint of the weights in `config.init`; "" if nothing is frozen.
     """
 
@@ -76,7 +76,7 @@ class Session:
         self.tokenizer, self.checkpoints, self.folder = tokenizer, checkpoints, folder
         self.progress, self.latest, self.clock = progress, latest, Clock()
         self.source: Source = make_source(config, tokenizer, checked=folder / CHECKED)
-        hosts.check_same_documents(self.source)  # when it returns, all have read the record
+        hosts.check_same_documents(self.source)  # now all have read the record
         if process_index() == 0:
             self.source.save_checked()
         self.make_program = make_program
@@ -87,7 +87,7 @@ class Session:
         self.set_length(row_length_at(config, latest or 0))
 
     def set_length(self, length: int) -> None:
-        """Make the program and the batches for rows of so many tokens."""
+        """Make the program and the batches for rows of `length` tokens."""
         config = with_row_length(self.config, length)
         self.length, self.rows = config.data.length, config.data.batch
         self.set_attention_span(self.attention_span)
@@ -100,17 +100,18 @@ class Session:
         )
 
     def set_attention_span(self, entries: tuple[int, ...]) -> None:
-        """Make the program for layers that attend to so many entries, see `make_program`."""
+        """Make the program for layers that attend to this many entries; see `make_program`."""
         self.attention_span = entries
         config = with_row_length(self.config, self.length)
         self.program = self.make_program(config, self.tokenizer.token_bytes, entries)
         self._is_compiled = False
 
     def run_step(self, inspect: bool) -> dict[str, Array]:
-        """Start one step, and say so if its program has to be compiled first.
+        """Start one step; if its program has to be compiled first, show that.
 
         Returns:
-          What `TrainProgram.inspect` says of the step, if asked for; else {}.
+          The metrics of `TrainProgram.inspect` if `inspect` is set or the step was compiled, else
+          {}.
         """
         if self._is_compiled:
             metrics = self._dispatch(inspect)
@@ -126,7 +127,7 @@ class Session:
 
     @jax.transfer_guard("disallow")
     def _dispatch(self, inspect: bool) -> dict[str, Array]:
-        """Enqueue one step; the guard refuses whatever would make the host wait for the device."""
+        """Enqueue one step; the guard refuses transfers for which the host would have to wait."""
         with self.clock.waiting("data"):
             batch = hosts.upload_batch(next(self.batches), self.program.batch, self.rows)
         metrics = {}
@@ -140,7 +141,7 @@ class Session:
         return metrics
 
     def describe(self) -> None:
-        """Say what is trained, on what."""
+        """Show what is trained, and on which devices and documents."""
         shapes = jax.eval_shape(self.program.start)
         for line in startup_lines(with_row_length(self.config, self.length), shapes):
             self.progress.say(line)

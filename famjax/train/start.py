@@ -1,4 +1,4 @@
-"""Opens a run folder for training, in all processes or in none."""
+"""Opens a run folder for training, either in all processes or in none."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from famjax.train.session import ProgramMaker, Session
 def open_session(
     config: Config, folder: Path, quiet: bool, program_maker: ProgramMaker
 ) -> Iterator[Session]:
-    """Hold a run folder, which is made if it is missing, and yield a session in it.
+    """Hold the lock of a run folder, created if it is missing, and yield a session in it.
 
     Raises:
       UserError: the config, the data or the folder is wrong.
     """
     _check(config)
     hosts.check_same_config(config)
-    # all processes at once, since each waits for the devices of the others
+    # in all processes at once, since each waits for the devices of the others
     jax.devices()
     with lock.hold_for_all(folder) as is_new, _removing_failed_start(folder, is_new):
         path = folder / CHECKPOINTS
@@ -77,7 +77,7 @@ def _check(config: Config) -> None:
 
 @contextmanager
 def _removing_failed_start(folder: Path, is_new: bool) -> Iterator[None]:
-    """Remove the folder if it was made here for a run that was refused at its start."""
+    """Remove the folder if it is new and the run was refused at its start."""
     try:
         yield
     except UserError:

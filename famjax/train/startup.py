@@ -16,8 +16,8 @@ def startup_lines(config: Config, shapes: TrainState) -> Iterator[str]:
     """Yield a summary of a run that is about to start or to resume, line by line.
 
     Args:
-      config: with the number and length of rows of the following steps.
-      shapes: of the training state.
+      config: config with the number and length of rows in the following steps.
+      shapes: shapes of the training state.
     """
     model = f"{describe_parameters(shapes)}, {describe_precision(config)}"
     yield f"{config.name}: {model}, on {describe_devices()}"
@@ -31,7 +31,7 @@ def startup_lines(config: Config, shapes: TrainState) -> Iterator[str]:
 
 
 def describe_parameters(shapes: TrainState) -> str:
-    """Return the number of parameters, and of those that are trained."""
+    """Return a description of the number of parameters, in total and trained."""
     trained, frozen = (
         sum(leaf.size for leaf in jax.tree.leaves(tree))
         for tree in (shapes.params, shapes.frozen[:1])
@@ -43,7 +43,7 @@ def describe_parameters(shapes: TrainState) -> str:
 
 
 def describe_precision(config: Config) -> str:
-    """Return the dtypes of computation and of parameters."""
+    """Return a description of the dtypes of the computation and of the parameters."""
     model = config.model
     if model.lora.rank and model.lora.base != "float32":
         return f"computed in {model.dtype}, frozen ones kept in {model.lora.base}"
@@ -53,7 +53,7 @@ def describe_precision(config: Config) -> str:
 
 
 def describe_devices() -> str:
-    """Return the number of devices by kind, and the number of processes."""
+    """Return a description of the devices: their number by kind, and the number of processes."""
     kinds = Counter(device.device_kind for device in jax.devices())
     devices = " and ".join(f"{count} x {kind}" for kind, count in kinds.items())
     count = collective.process_count()

@@ -1,4 +1,4 @@
-"""The state of a run at one step: everything in a checkpoint except data cursor and config."""
+"""The state of a run at one step: all that a checkpoint holds except data cursor and config."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from famjax.core.types import Array, Params, PyTree, State
 
 
 class MetricSums(NamedTuple):
-    """Metric sums over the steps since the last log, on the device, so that the host does not wait.
+    """Sums of metrics over the steps since the last log.
+
+    They are kept on the device, so that the host does not have to wait for it.
 
     Attributes (all scalars, float32):
       steps: number of steps.
-      weight, loss: sum of token weights, and of weighted negative log-likelihoods in nats, with
-        label smoothing if it is on; with `train.match`, number of tokens, and sum of their errors.
-      answers, right: number of targets of full weight, and of those that are the argmax.
-      nats, bytes: negative log-likelihood of all targets of positive weight, and their UTF-8 bytes.
-      tokens: valid tokens read.
+      weight, loss: sum of token weights, and sum of weighted negative log-likelihoods in nats, with
+        label smoothing if it is on; with `train.match`, number of tokens and sum of their errors.
+      answers, right: number of targets of full weight, and how many of them are the argmax.
+      nats, bytes: negative log-likelihood of all targets of positive weight, and number of their
+        UTF-8 bytes.
+      tokens: number of valid tokens read.
       grad_norm: sum over steps of the global gradient norm before clipping.
     """
 
@@ -37,11 +40,11 @@ class TrainState(NamedTuple):
     Attributes:
       step: scalar int32, optimizer steps done.
       params: trainable parameters, float32.
-      opt_state: of optax.
-      memory: the model state carried to the next step. Lanes: all of it. Packed with random state
-        passing: the FAMs of row 0. Packed without: ().
-      key: [2] uint32, data of the random key.
-      totals: metrics since the last log.
+      opt_state: state of the optax optimizer.
+      memory: the part of the model state that is carried to the next step. With lanes, all of it;
+        with packed rows and random state passing, the FAMs of row 0; otherwise ().
+      key: [2] uint32, key data of the PRNG key.
+      totals: sums of metrics since the last log.
       frozen: frozen parameters, see `partition_trainable`; not in checkpoints.
       bad: scalar int32, the first step with a non-finite loss, gradient, parameter or memory; 0 if
         there is none.
@@ -58,12 +61,13 @@ class TrainState(NamedTuple):
 
 
 def to_tree(state: TrainState) -> dict[str, Any]:
-    """Return the state as `Checkpoints` takes it: parameters by themselves, for who wants no more.
+    """Return the state as the tree that `Checkpoints` saves.
 
-    The rest is one entry, as each costs a folder and its time.
+    Parameters are an entry of their own, for readers that need nothing else. All other arrays are
+    one entry, since every entry costs a folder and the time to write it.
     """
     rest = state._asdict()
-    del rest["frozen"]  # they are in `config.init`
+    del rest["frozen"]  # frozen weights are in `config.init`
     return {"params": rest.pop("params"), "rest": rest}
 
 

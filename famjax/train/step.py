@@ -1,7 +1,7 @@
-"""One training step: one compiled program from batch and state to the next state.
+"""One training step: one compiled program from state and batch to the next state.
 
-Three parts: `make_loss` reads rows segment by segment, `make_gradients` sums over the parts of a
-batch, `make_step` applies the update.
+It has three parts: `make_loss` processes rows segment by segment, `make_gradients` sums over the
+parts (microbatches) of a batch, and `make_step` applies the update.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from famjax.train.state import MetricSums, TrainState
 
 
 class Part(NamedTuple):
-    """Rows of a batch that are read together.
+    """Part of a batch (a microbatch): rows that are processed together.
 
     Attributes:
-      batch: of these rows.
+      batch: the batch's fields for these rows.
       offset: [b], random position offset in tokens, or None.
-      memory: carried to these rows.
-      number: of the part in its batch.
+      memory: the memory that is carried to these rows.
+      number: index of the part in its batch.
     """
 
     batch: Batch[Array]
@@ -44,9 +44,9 @@ class StepKeys(NamedTuple):
     """The PRNG keys of one step, one for each use.
 
     Attributes:
-      state_passing: whether packed rows start from another document's memory (`train.rsp`).
-      position_offset: of the whole batch (`train.rpo`).
-      dropout: of all parts and segments, see `dropout_key`.
+      state_passing: decides whether packed rows start from another document's memory (`train.rsp`).
+      position_offset: draws the position offsets of the whole batch (`train.rpo`).
+      dropout: key from which `dropout_key` derives those of all parts and segments.
     """
 
     state_passing: Array
@@ -55,10 +55,10 @@ class StepKeys(NamedTuple):
 
 
 def split_key(key: Array) -> tuple[Array, StepKeys]:
-    """Return the next step's key, and the keys of this one.
+    """Return the next step's key, and the keys of this step.
 
-    Runs continue bit for bit, so the derivation stays as it is: dropout's key is folded from the
-    one that the others are split from.
+    The derivation must not change, since runs continue bit for bit: the dropout key is folded from
+    the key from which the two others are split.
     """
     next_key, now = jax.random.split(key)
     state_passing, position_offset = jax.random.split(now)
@@ -66,19 +66,20 @@ def split_key(key: Array) -> tuple[Array, StepKeys]:
 
 
 def dropout_key(keys: StepKeys, part: Array | int, segment: Array | int) -> Array:
-    """Return the key of the dropout in one segment of one part of a batch."""
+    """Return the dropout key for one segment of one part of a batch."""
     return jax.random.fold_in(jax.random.fold_in(keys.dropout, part), segment)
 
 
 # (params, part, weight, keys, state) -> loss, (memory, sums): the part's share of the mean loss,
-# the memory after it, and its metrics. weight: sum of the weights of the whole batch.
+# the memory after the part, and its metric sums. weight: sum of the token weights of the whole
+# batch.
 Loss = Callable[[Params, Part, Array, StepKeys, TrainState], tuple[Array, tuple[State, MetricSums]]]
 # (state, batch, keys) -> gradients, (memory, sums)
 Gradients = Callable[[TrainState, Batch[Array], StepKeys], tuple[Params, tuple[State, MetricSums]]]
 
 
 def init_memory(config: Config, model: LanguageModel) -> State:
-    """Return what `TrainState.memory` is before the first step."""
+    """Return `TrainState.memory` as it is before the first step."""
     if config.data.layout == "lanes":
         return model.init_state(config.data.batch)
     return model.stack.passable_state(model.init_state(1)) if config.train.rsp > 0 else ()
@@ -102,10 +103,12 @@ def init_train_state(
 
 
 def make_loss(config: Config, graph: Any, objective: Objective) -> Loss:
-    """Return the loss of rows, read segment by segment; the gradient flows through all of them.
+    """Return the loss function of rows that are processed segment by segment.
+
+    The gradient flows through all segments of a row.
 
     Args:
-      graph: the model's NNX graph, of `partition_trainable`.
+      graph: the model's NNX graph, from `partition_trainable`.
     """
     lanes, layout = config.data.layout == "lanes", config.data.layout
     segments = config.train.bptt_segments
@@ -114,7 +117,7 @@ def make_loss(config: Config, graph: Any, objective: Objective) -> Loss:
         params: Params, part: Part, weight: Array, keys: StepKeys, state: TrainState
     ) -> tuple[Array, tuple[State, MetricSums]]:
         def segment_model(index: Array | int) -> LanguageModel:
-            # of dropout alone each part of a batch has keys of its own
+            # each part of a batch has its own dropout keys; all other keys are shared by the parts
             frozen = with_dropout_keys(state.frozen, dropout_key(keys, part.number, index))
             return nnx.merge(graph, params, *frozen)
 
@@ -141,9 +144,9 @@ def make_loss(config: Config, graph: Any, objective: Objective) -> Loss:
             memory, sums = jax.lax.scan(jax.checkpoint(read), memory, xs)
             sums = jax.tree.map(lambda a: a.sum(0), sums)
         if not lanes:
-            # all that another row may start with
+            # keep only what another row may start with
             memory = model.stack.passable_state(memory) if config.train.rsp > 0 else ()
-        # of a batch in parts, each adds its part of the stack's own loss
+        # each part of a batch adds its share of the stack's own loss
         total = sums.loss / weight + model.stack.loss() / config.train.accumulate
         return total, (jax.lax.stop_gradient(memory), sums)
 
@@ -151,18 +154,20 @@ def make_loss(config: Config, graph: Any, objective: Objective) -> Loss:
 
 
 def row_context(layout: str, batch: Batch[Array]) -> Context:
-    """Return the context in which rows are read, without a source."""
+    """Return the context in which rows are processed, without a source."""
     if layout == "packed":
-        # they start with the objective's initial memory, not with a reset
+        # packed rows start with the objective's initial memory, not with a reset
         return Context()
     return Context(batch["reset"], batch["valid"], pass_state=batch.get("pass_state"))
 
 
 def make_gradients(config: Config, loss: Loss, weights: LossWeights) -> Gradients:
-    """Return the gradient of the mean loss, accumulated over `train.accumulate` parts of a batch.
+    """Return a function to the gradient of the mean loss, accumulated over parts of a batch.
+
+    There are `train.accumulate` parts.
 
     Args:
-      weights: the field of a batch that weights the loss.
+      weights: name of the batch field with the weights of the loss.
     """
     lanes = config.data.layout == "lanes"
     parts = config.train.accumulate
@@ -173,7 +178,7 @@ def make_gradients(config: Config, loss: Loss, weights: LossWeights) -> Gradient
     ) -> tuple[Params, tuple[State, MetricSums]]:
         weight = jnp.maximum(batch[weights].sum(dtype=jnp.float32), 1e-6)
         offset = None
-        if config.train.rpo:  # drawn for the whole batch, however many parts it is read in
+        if config.train.rpo:  # drawn for the whole batch, whatever the number of parts
             offset = position_offset(keys.position_offset, config, len(batch["tokens"]))
         if parts == 1:
             return grad(state.params, Part(batch, offset, state.memory, 0), weight, keys, state)
@@ -202,7 +207,7 @@ def make_step(
     """Return the step function, to be compiled with the state donated.
 
     Args:
-      graph: the model's NNX graph, of `partition_trainable`; the parameters are in the state.
+      graph: the model's NNX graph, from `partition_trainable`; the parameters are in the state.
       token_bytes: [v], UTF-8 bytes of each token.
     """
     objective = make_objective(config, token_bytes)
@@ -219,7 +224,8 @@ def make_step(
         )
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = within_bounds(optax.apply_updates(state.params, updates))
-        # what is carried on too: a checkpoint of this step must be good before the next loss tells
+        # parameters and memory are checked too: a checkpoint of this step must be good, and only
+        # the next loss would show that they are not finite
         finite = jnp.isfinite(sums.loss + sums.grad_norm) & all_finite((params, memory))
         return TrainState(
             step=state.step + 1,
@@ -236,7 +242,7 @@ def make_step(
 
 
 def within_bounds(params: Params) -> Params:
-    """Return the parameters with learned spans brought back to shares of the longest."""
+    """Return the parameters with learned spans clipped to [0, 1], fractions of the longest span."""
 
     def bring(path: tuple[Any, ...], leaf: Array) -> Array:
         return jnp.clip(leaf, 0, 1) if path_name(path).endswith("/span") else leaf
@@ -245,12 +251,12 @@ def within_bounds(params: Params) -> Params:
 
 
 def all_finite(tree: PyTree) -> Array:
-    """Return whether every number of a tree is finite: a scalar."""
+    """Return whether every number of a tree is finite, as a scalar array."""
     return jnp.stack([jnp.isfinite(a).all() for a in jax.tree.leaves(tree)]).all()
 
 
 def position_offset(key: Array, config: Config, rows: int) -> Array:
-    """Random position offset (B.2.2), as the paper draws it: [b], in tokens.
+    """Return random position offsets (B.2.2), drawn as in the paper: [b], in tokens.
 
     offset = np.uniform([b], maxval=wavelen)
     offset *= np.round(np.uniform([b]))
@@ -264,7 +270,7 @@ def position_offset(key: Array, config: Config, rows: int) -> Array:
 
 
 def split_lanes(memory: State, parts: int) -> State:
-    """[repeats b ...] -> [parts repeats b/parts ...], cut as the batch is."""
+    """[repeats b ...] -> [parts repeats b/parts ...], split like the batch."""
     return jax.tree.map(lambda a: _parts(a, 1, parts), memory)
 
 
@@ -279,9 +285,9 @@ def join_lanes(memory: State) -> State:
 
 
 def _parts(a: Array, axis: int, parts: int) -> Array:
-    """Cut the rows on `axis` into parts, on a new first axis; row i goes to part i % parts.
+    """Split the rows on `axis` into parts, on a new first axis; row i goes to part i % parts.
 
-    So every part has rows of every device, and none has to move.
+    So every part has rows of every device, and no row has to move to another device.
     """
     rows = a.shape[axis] // parts
     a = a.reshape(*a.shape[:axis], rows, parts, *a.shape[axis + 1 :])

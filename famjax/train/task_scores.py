@@ -1,7 +1,7 @@
 """Scores on tasks while a run trains (`eval.tasks`), as `famjax eval` measures them.
 
-The model that is evaluated has the weights of the step and a memory of its own; that of the lanes
-is not touched.
+The evaluated model has the weights of the current step and a memory of its own. The memory of the
+training lanes is not touched.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from famjax.train.session import Session
 
 
 class TaskScores(Hook):
-    """Adds to a row of metrics, every `eval.every` steps, the headline of each of `eval.tasks`.
+    """Adds the main score of each task in `eval.tasks` to a metrics row, every `eval.every` steps.
 
-    TASK_LENGTH: at that length; TASK: the mean over the lengths, or the score of a text.
+    TASK_LENGTH is the score at that length; TASK is the mean over the lengths, or the score of a
+    text.
     """
 
     def before_first_step(self, session: Session) -> None:
@@ -34,7 +35,7 @@ class TaskScores(Hook):
         if process_count() > 1:
             raise UserError("eval.tasks: is for one process; evaluate with famjax eval")
         with session.clock.stopped():
-            measure(session, examples=1)  # now, so that a mistake costs no steps
+            measure(session, examples=1)  # now, so that an error is raised before any step
 
     def after_log(self, session: Session, row: dict[str, float]) -> dict[str, float]:
         if not session.config.eval.tasks or not evaluates_at(session):
@@ -44,7 +45,7 @@ class TaskScores(Hook):
 
 
 def measure(session: Session, examples: int) -> dict[str, float]:
-    """Return the scores of the weights as they are, by name and length."""
+    """Return the scores with the current weights, by name and length."""
     state, config = session.state, session.config.eval
     model = nnx.merge(session.program.inference_graph, state.params, *state.frozen[:1])
     run = Run(session.given_config, session.tokenizer, model, session.step, session.base)

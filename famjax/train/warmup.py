@@ -19,7 +19,7 @@ _Config = TypeVar("_Config", bound=Config)
 
 
 def row_length_at(config: Config, step: int) -> int:
-    """Return the length of a row in the step after `step` steps."""
+    """Return the length of a row in the next step after `step` steps."""
     start, length = config.train.bptt_start, config.data.length
     if not config.train.bptt_double_every:
         return length
@@ -28,15 +28,15 @@ def row_length_at(config: Config, step: int) -> int:
 
 
 def with_row_length(config: _Config, length: int) -> _Config:
-    """Return the config with rows of `length` tokens, and the same number of tokens in a batch."""
+    """Return the config with rows of `length` tokens and unchanged tokens per batch."""
     rows = config.data.batch * config.data.length // length
     return replace(config, data=replace(config.data, batch=rows, length=length))
 
 
 def resize_memory(memory: State, rows: int) -> State:
-    """[repeats b ...] -> [repeats rows ...]: keep the first lanes; new ones are zero.
+    """[repeats b ...] -> [repeats rows ...]: keep the first lanes; new lanes are zero.
 
-    So are lanes after a reset.
+    Zero is also the state of a lane after a reset.
     """
 
     def resize(a: Array) -> Array:
@@ -49,6 +49,6 @@ def resize_memory(memory: State, rows: int) -> State:
 def halve_memory(memory: State) -> State:
     """[repeats b ...] -> [repeats b/2 ...]: keep the lanes that `halve_batch` keeps.
 
-    These are every second lane, so every device keeps half of its rows and no row is moved.
+    It keeps every second lane, so every device keeps half of its rows and no row is moved.
     """
     return jax.tree.map(lambda a: a[:, ::2], memory)

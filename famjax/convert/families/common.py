@@ -20,7 +20,8 @@ class Family(NamedTuple):
     Attributes:
       architecture: class name in transformers.
       parse: config.json -> `ModelConfig`. A missing required key is a `KeyError`.
-      serialize: the inverse of `parse`; keys outside the model (bos and eos ids) are the caller's.
+      serialize: the inverse of `parse`; the caller adds keys that are not the model's (bos and eos
+        ids).
       tensors: config -> layouts of the model's parameters.
       keys: the known keys of config.json.
     """
@@ -116,9 +117,9 @@ def parse_rope_scaling(rope_parameters: HF, length: int, partial: bool = False) 
     """Return the fields of `ArchConfig` for RoPE frequency scaling.
 
     Args:
-      rope_parameters: from the function of that name.
-      length: max_position_embeddings, the training length if `rope_parameters` gives none.
-      partial: the family supports `partial_rotary_factor`.
+      rope_parameters: result of the function of that name.
+      length: max_position_embeddings, which is used if `rope_parameters` has no original length.
+      partial: whether the family supports `partial_rotary_factor`.
     """
     kind = rope_parameters.get("rope_type") or rope_parameters.get("type") or "default"
     if kind not in ROPE_USED:

@@ -1,4 +1,4 @@
-"""famjax's own family, for models that no Hugging Face family can represent, such as with memory.
+"""famjax's own family, for models that no Hugging Face family represents, as those with a memory.
 
 The exported folder includes its PyTorch code (famjax/export/pytorch).
 """
@@ -19,14 +19,14 @@ from famjax.mixers import mixer_specs
 _DECODER, _ENCODER_DECODER = "FamjaxForCausalLM", "FamjaxForConditionalGeneration"
 _Group = TypeVar("_Group", ArchConfig, EncoderConfig)
 
-# keys of how a model is computed; and `tied`, which is tie_word_embeddings
+# keys that are not exported: how a model is computed, and `tied`, which is tie_word_embeddings
 _LEFT = ("scan_layers", "remat", "dtype", "tied")
 _FIELDS = [
     field.name
     for field in dataclasses.fields(ModelConfig)
     if field.default is not dataclasses.MISSING and field.name not in _LEFT
 ]
-# keys that older exports lack, which were all of models with the defaults
+# keys that older exports lack, since their models all had the defaults
 _LATER = (
     *("fam_update", "fam_init", "fam_position", "fam_min_timescale", "fam_max_timescale"),
     *("delta_order", "recurrent_gate", "smeared_keys"),
@@ -37,7 +37,7 @@ _KEYS = Keys(
     | {"encoder": None},
     {
         "is_encoder_decoder": UnsupportedKey((None,), "", lambda value, hf: True),
-        # its own code
+        # the PyTorch code in the folder
         "auto_map": UnsupportedKey((None,), "", lambda value, hf: True),
         "rope_scaling": UnsupportedKey((None,), "arch.rope_scaling is what is read"),
     },
@@ -101,7 +101,7 @@ def serialize(model: ModelConfig) -> HF:
         "head_dim": sizes.head_dim,
         "mlp_width": sizes.mlp_width,
         "tie_word_embeddings": model.tied,
-        # as written: the PyTorch code knows its zeros, and older exports have them
+        # not resolved: the PyTorch code knows what its zeros mean, and older exports have them
         "arch": dataclasses.asdict(model.arch),
     }
 
@@ -143,8 +143,8 @@ def _sublayers(model: ModelConfig, names: dict[str, str], ours: str, theirs: str
     """Return the layouts of a layer's attentions, and of its feed-forward, "mlp".
 
     Args:
-      names: of the sublayers here, and in the checkpoint.
-      ours, theirs: before the names.
+      names: the sublayers' names here, each with its name in the checkpoint.
+      ours, theirs: prefixes of the names here and in the checkpoint.
     """
     arch, layouts = model.arch, Tensors()
     maps = ("up", "gate", "down") if model.mlp in ("swiglu", "geglu") else ("up", "down")

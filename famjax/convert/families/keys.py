@@ -1,4 +1,4 @@
-"""The keys of config.json: used, harmless, or an error if set to what famjax does not support.
+"""The keys of config.json: used, harmless, or an error if their value is not supported.
 
 transformers keeps any key, and some of them change the model, for example to attention that is not
 causal. tests/convert/test_keys.py compares these lists with the installed version's classes.
@@ -39,9 +39,10 @@ class Keys(NamedTuple):
     """The keys of a family.
 
     Attributes:
-      used: the keys of `Family.parse` with their defaults.
-      unsupported: of this family; `UNSUPPORTED` has those of all.
-      harmless: why each has no effect; `HARMLESS` has those of all.
+      used: the keys that `Family.parse` reads, with their defaults.
+      unsupported: unsupported keys of this family; `UNSUPPORTED` has those of all families.
+      harmless: keys of this family without effect, with the reason; `HARMLESS` has those of all
+        families.
       aliases: alias -> key; if both are given, transformers takes the alias.
     """
 
@@ -85,7 +86,7 @@ UNSUPPORTED = {
     "rope_interleaved": UnsupportedKey(_OFF, "rotated pairs are halves of a head, not neighbours"),
     "use_mrope": UnsupportedKey(_OFF, "positions have one axis here"),
 }
-# of families with full attention in all layers
+# unsupported keys of families with full attention in all layers
 NO_WINDOW = {
     "sliding_window": UnsupportedKey((None,), _WINDOW),
     "use_sliding_window": UnsupportedKey(_OFF, _WINDOW),
@@ -135,7 +136,7 @@ HARMLESS = _invert(
 
 
 def resolve(hf: HF, keys: Keys) -> HF:
-    """Return the keys that a family uses, missing ones with their defaults.
+    """Return the keys that a family uses, with defaults for those that are missing.
 
     Raises:
       UserError: an unsupported key changes the model.
@@ -161,7 +162,7 @@ def resolve(hf: HF, keys: Keys) -> HF:
 
 
 def find_unknown_keys(hf: HF, keys: Keys) -> list[str]:
-    """Return the unknown keys that are set."""
+    """Return the keys of a config.json that are set but unknown to famjax."""
     known = {*keys.used, *keys.unsupported, *keys.harmless, *keys.aliases, *UNSUPPORTED, *HARMLESS}
     return sorted(
         name for name, value in hf.items() if name not in known and value not in (None, False)

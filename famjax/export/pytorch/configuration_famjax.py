@@ -14,18 +14,18 @@ class FamjaxConfig(PreTrainedConfig):
         full, swa, bswa, bswa_sg, fam, delta.
       block_len: tokens per block.
       memory_segments: previous blocks that bswa, bswa_sg, fam and delta attend to.
-      smeared_keys: keys of bswa, bswa_sg, fam and delta are blended with the key
-        before.
-      window: tokens that a query of swa attends to, itself included.
-      capacity: maximum tokens of full attention; rows of the learned position table.
-      fam_len, fam_previous: memory tokens of fam, and how many of its last memories a block
-        attends to.
-      fam_update: sum; gated: memory tokens move to their new value by a gate; static: the prompt is
-        the query of every update.
-      fam_min_timescale, fam_max_timescale: of training; not read here.
-      delta_order: features of a key in the memory of delta, times 2 * head_dim.
-      encoder: of a model with an encoder, its layers, and whether it has the decoder's embedding
-        (shared); cross and features are of famjax.
+      smeared_keys: whether each key of bswa, bswa_sg, fam and delta is blended with the key before
+        it.
+      window: number of tokens that a query of swa attends to, itself included.
+      capacity: maximum number of tokens of full attention; rows of the learned position table.
+      fam_len, fam_previous: number of memory tokens of fam, and how many of its last memories a
+        block attends to.
+      fam_update: sum; gated: memory tokens move towards their new value by a gate; static: the
+        prompt is the query of every update.
+      fam_min_timescale, fam_max_timescale: initial gates in training; not read here.
+      delta_order: number of features of a key in the memory of delta, divided by 2 * head_dim.
+      encoder: for a model with an encoder, a dict with its number of layers, and whether it shares
+        the decoder's embedding (shared); its cross and features are only used by famjax.
       arch: options in which pretrained families differ.
       tie_word_embeddings: the head shares the embedding's weights.
     """

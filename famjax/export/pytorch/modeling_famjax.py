@@ -46,12 +46,14 @@ ACTIVATIONS = {
 
 
 class LayerState(NamedTuple):
-    """A layer's state: unrotated keys [b s g e] and values [b s g e].
+    """A layer's state. Keys are stored without rotation.
 
-    `k` and `v` are of the tokens that are still visible, oldest first. Only fam has the next three:
-    the memory [b f d] in float32, and the keys and values of the last memories, oldest first. Only
-    delta has `s`, its memory [b g k e] in float32. Only fam with static summary tokens has
-    `summary`, these [b f d] in float32.
+    Attributes:
+      k, v: [b s g e], keys and values of the tokens that are still visible, oldest first.
+      fam: [b f d] float32, the memory of fam; None for other mixers.
+      fam_k, fam_v: keys and values of the last memories of fam, oldest first.
+      s: [b g k e] float32, the memory of delta; None for other mixers.
+      summary: [b f d] float32, the static summary tokens of fam; None without them.
     """
 
     k: torch.Tensor
@@ -64,17 +66,24 @@ class LayerState(NamedTuple):
 
 
 class SourceState(NamedTuple):
-    """What an encoder's output is to the decoder: keys and values [b s g e] of each layer, and the
-    mask [b 1 s]; True is visible."""
+    """An encoder's output, as the decoder's layers attend to it.
+
+    Attributes:
+      layers: keys and values [b s g e] for each layer.
+      mask: [b 1 s] bool, True is visible.
+    """
 
     layers: tuple[tuple[torch.Tensor, torch.Tensor], ...]
     mask: torch.Tensor
 
 
 class FamjaxState(NamedTuple):
-    """Tokens processed of each row, and the layers' states. Immutable.
+    """The state after the tokens processed so far. Immutable.
 
-    `source` is of a model with an encoder.
+    Attributes:
+      tokens: number of tokens processed, by row.
+      layers: the layers' states.
+      source: the source of a model with an encoder; None for others.
     """
 
     tokens: tuple[int, ...]
@@ -99,15 +108,15 @@ class Step(NamedTuple):
     """A segment of a call that ends, in each row, at or before the end of its block.
 
     Attributes:
-      tokens: tokens before it, by row.
-      counts: its tokens, by row; the rest is padding.
+      tokens: number of tokens before the segment, by row.
+      counts: number of the segment's tokens, by row; the rest is padding.
     """
 
     tokens: tuple[int, ...]
     counts: tuple[int, ...]
 
     def completes_block(self, block):
-        """Return by row whether it completes a block."""
+        """Return whether the segment completes a block, by row."""
         pairs = zip(self.tokens, self.counts, strict=True)
         return [count > 0 and (tokens + count) % block == 0 for tokens, count in pairs]
 
@@ -130,7 +139,7 @@ class FamjaxOutput(ModelOutput):
 
     @property
     def decoder_hidden_states(self):
-        """What `generate` asks for of a model with an encoder."""
+        """The hidden states, under the name by which `generate` reads them with an encoder."""
         return self.hidden_states
 
 
@@ -178,7 +187,7 @@ class Rotary:
         return theta * (ramp + (1 - ramp) / arch["rope_factor"])
 
     def __call__(self, x, positions):
-        """[b t h e] at positions [t], or [b t]."""
+        """Rotate x [b t h e] to positions [t] or [b t]."""
         theta = torch.tensor(self.theta, dtype=torch.float32, device=x.device)
         angle = (positions.float()[..., None] * theta)[..., None, :]
         half = len(self.theta)
@@ -189,7 +198,7 @@ class Rotary:
 
 
 class MemoryGate(nn.Module):
-    """How far each memory token moves to its new value, from 0 (it is kept) to 1."""
+    """How far each memory token moves towards its new value, from 0 (it is kept) to 1."""
 
     threshold = 1e-2  # a gate below this is closed
 
@@ -199,7 +208,7 @@ class MemoryGate(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.fam_len))
 
     def forward(self, attended):
-        """[b f d] -> [b f 1]."""
+        """Return the gates of attention outputs: [b f d] -> [b f 1]."""
         rms = (attended.square().mean(-1, keepdim=True) + 1e-6).sqrt()
         logits = (attended / rms * self.weight.float()).sum(-1) + self.bias.float()
         gate = logits.sigmoid()[..., None] - self.threshold
@@ -239,14 +248,14 @@ class DeltaMemory(nn.Module):
         return self.rate_weight.new_zeros(shape, dtype=torch.float32)
 
     def features(self, x):
-        """[... e] -> [... k], of unit norm."""
+        """Map to features of unit norm: [... e] -> [... k]."""
         x = x.float()
         y = torch.cat([x, -x], -1).relu()
         products = torch.cat([y * y.roll(o, -1) for o in range(1, self.order + 1)], -1)
         return products * torch.rsqrt(products.square().sum(-1, keepdim=True) + 1e-6)
 
     def read(self, q, s):
-        """Ask the memory with queries [b t h e], unrotated: [b t h*e]."""
+        """Read the memory with unrotated queries [b t h e]: [b t h*e]."""
         features = self.features(q).unflatten(2, (s.shape[1], -1))
         recalled = torch.einsum("btgrk,bgke->btgre", features, s).flatten(2, 3)
         return (self.gain.float()[:, None] * recalled).to(q.dtype).flatten(2)
@@ -296,7 +305,7 @@ class Attention(nn.Module):
         self.key_smear = KeySmear(config) if is_smeared else None
 
     def project(self, x):
-        """[b t d] -> q [b t h e], k and v [b t g e]."""
+        """Normalize and project: [b t d] -> q [b t h e], k and v [b t g e]."""
         x = self.norm(x)
         return self.project_query(x), *self.project_kv(x)
 
@@ -329,7 +338,7 @@ class Attention(nn.Module):
         return y.to(residual.dtype) + residual
 
     def encode_prompt(self, prompt):
-        """Full attention among the memory prompt's tokens (B.1): [b f d]."""
+        """Return the memory prompt after full attention among its tokens (B.1): [b f d]."""
         q, k, v = self.project(prompt)
         at = torch.arange(-prompt.shape[1], 0, device=prompt.device)
         return self.project_output(self.attend(self.rotate(q, at), self.rotate(k, at), v), prompt)
@@ -387,8 +396,8 @@ class Attention(nn.Module):
         return y, state._replace(k=align_right(own_k, step.counts), v=align_right(v, step.counts))
 
     def cached_tokens(self, tokens):
-        """Return how many tokens' keys a row caches after so many tokens."""
-        # the first key that is seen is blended with the one before it
+        """Return how many keys a row caches after so many tokens."""
+        # the first visible key is blended with the one before it
         more = 0 if self.key_smear is None else 1
         return min(tokens, self.visible_tokens(tokens) + more)
 
@@ -410,7 +419,7 @@ class Attention(nn.Module):
         return at >= -row_tensor(counts, at.device)[..., None]
 
     def fam_positions(self, state):
-        """Return positions: a block's memory has the block's last f positions (B.2.1)."""
+        """Return the memories' positions: those of the last f tokens of their block (B.2.1)."""
         f = self.fam_len
         count = state.fam_k.shape[1] // f
         at = torch.arange(-f, 0, device=state.fam_k.device)
@@ -460,7 +469,8 @@ class Attention(nn.Module):
         _, fam_k, fam_v = self.project(new)
 
         def append(old, new):
-            # rows within a block keep theirs, aligned with rows that have one more
+            # rows that complete no block keep their memories, right-aligned with those of rows that
+            # have one more
             appended, unchanged = torch.cat([old, new], 1), torch.cat([old[:, :f], old], 1)
             return appended if all(ends) else torch.where(completed[..., None], appended, unchanged)
 
@@ -481,13 +491,13 @@ class Attention(nn.Module):
 
 
 class CrossAttention(Attention):
-    """Attention to an encoder's output, which has no positions here."""
+    """Attention to an encoder's output, without rotary positions."""
 
     def __init__(self, config):
         super().__init__(config, "full")
 
     def forward(self, x, keys, mask):
-        """[b t d], keys and values of `project_kv`, [b 1 s] -> [b t d]."""
+        """Attend with x [b t d] to keys and values from `project_kv`, with a mask [b 1 s]."""
         q = self.project_query(self.norm(x))
         return self.project_output(self.attend(q, *keys, mask), x)
 
@@ -520,17 +530,17 @@ def slice_rows(ids, starts, count):
 
 
 def gather_columns(pieces, index):
-    """Return the columns `index` [b n] of the concatenated pieces [b t d]: [b n d]."""
+    """Return the columns `index` [b n] of the concatenated pieces, each [b t d]: [b n d]."""
     x = torch.cat(pieces, 1)
     return x.gather(1, index.to(x.device)[..., None].expand(-1, -1, x.shape[-1]))
 
 
 def valid_range(mask, b, t, fresh):
-    """Return by row the first column that is not padding, and the one after the last.
+    """Return for each row its first column that is not padding, and the column after its last.
 
     Args:
       mask: attention_mask or None.
-      fresh: the call has no previous state.
+      fresh: whether the call continues no earlier tokens.
     """
     if mask is None:
         return [0] * b, [t] * b
@@ -577,7 +587,12 @@ class FeedForward(nn.Module):
         self.post_norm = Norm(config.norm, d, arch) if arch["post_norm"] else None
 
     def forward(self, a, x):
-        """a: the output of attention; x: its input."""
+        """Apply the feed-forward.
+
+        Args:
+          a: the output of attention.
+          x: the input of attention, used only if both are parallel.
+        """
         y = self.norm(x if self.parallel else a)
         up = self.up(y)
         y = (
@@ -601,8 +616,11 @@ class Layer(nn.Module):
     def forward(self, x, state=None, step=None, source=None):
         """Process a segment of one block, [b t d].
 
-        Without a state, x is the memory prompt: return the next layer's, and the initial state.
-        `source` are the arguments of `CrossAttention`, if the layer has it.
+        Without a step, x is the memory prompt: return the next layer's prompt, and the initial
+        state.
+
+        Args:
+          source: further arguments of `CrossAttention`, if the layer has it.
         """
         if step is None:
             return self.mlp(self.attention.encode_prompt(x), x), self.attention.init_state(x)
@@ -684,9 +702,9 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
           attention_mask: [b t], 0 at padding, at the start or end of a row; logits there are
             undefined. Columns before the last t are of earlier calls.
           labels: [b t], aligned with input_ids; -100 and padding are ignored.
-          logits_to_keep: number of last tokens with logits, 0 is all; or a tensor of columns.
+          logits_to_keep: number of last tokens with logits, 0 for all; or a tensor of columns.
           use_cache: False returns no state.
-          num_items_in_batch: divisor of the summed loss; None is the mean.
+          num_items_in_batch: divisor of the summed loss; None means the mean loss.
         """
         self.check_inputs(input_ids, labels, logits_to_keep, kwargs)
         b, t = input_ids.shape
@@ -746,7 +764,7 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
                 raise ValueError(f"{name} is not supported{instead}")
 
     def check_state(self, state, starts, stops, positions):
-        """Raise a `ValueError` if the tokens cannot follow the state."""
+        """Raise a `ValueError` if the tokens cannot continue from the state."""
         if len(state.tokens) != len(starts):
             raise ValueError(
                 f"the state has {len(state.tokens)} rows and input_ids have {len(starts)}"
@@ -768,7 +786,12 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
             )
 
     def next_step(self, tokens, starts, stops):
-        """Return the next step, from columns `starts`, of rows with so many tokens before."""
+        """Return the next step.
+
+        Args:
+          tokens: number of tokens processed before, by row.
+          starts, stops: the columns that are left, by row.
+        """
         w = self.config.block_len
         rows = zip(tokens, starts, stops, strict=True)
         return Step(tokens, tuple(min(w - n % w, stop - at) for n, at, stop in rows))
@@ -806,8 +829,8 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
     def prepare_inputs_for_generation(self, input_ids, state=None, attention_mask=None, **kwargs):
         """Return the arguments of `forward`.
 
-        All tokens after `state`, as passed by the caller of `generate`; or the last token after
-        the current state of this `generate`.
+        At first these are all tokens, after the `state` that the caller of `generate` has passed;
+        then the last token, after the current state of this `generate`.
         """
         if attention_mask is not None and not attention_mask[:, -1].all():
             raise ValueError("generate continues the last column: pad with padding_side='left'")

@@ -4,8 +4,8 @@
     output = model(decoder_input_ids=more, state=output.state)   # continues, with the same source
     ids = model.generate(ids, attention_mask=mask, num_beams=5)
 
-A source ends with eos; a target begins with bos. The state has the keys and values of the source,
-which are computed once.
+A source ends with eos; a target begins with bos. The state includes the keys and values of the
+source, which are computed once.
 
 Shapes: b batch, s source tokens, t target tokens, d width.
 """
@@ -73,7 +73,7 @@ class FamjaxForConditionalGeneration(FamjaxForCausalLM):
         self.post_init()
 
     def _resize_token_embeddings(self, new_num_tokens, *args, **kwargs):
-        """Resize the embedding of sources, too, if they have one of their own."""
+        """Resize the embedding; also that of sources, if they have one of their own."""
         if self.source_embed is not None:
             is_trained = self.source_embed.weight.requires_grad
             self.source_embed = self._get_resized_embeddings(
@@ -111,11 +111,12 @@ class FamjaxForConditionalGeneration(FamjaxForCausalLM):
           attention_mask: [b s], 0 at padding of the sources.
           decoder_input_ids: [b t], bos and a target's tokens; None takes them from `labels`.
           decoder_attention_mask: [b t], 0 at padding of the targets.
-          encoder_outputs: those of `encode`, in place of input_ids.
-          state: of an earlier call, with its source; the others of a source are ignored then.
-          labels: [b t], a target's tokens and eos; -100 is ignored. The loss is of predicting
-            them, each from those before it.
-          num_items_in_batch: divisor of the summed loss; None is the mean.
+          encoder_outputs: output of `encode`, in place of input_ids.
+          state: state of an earlier call. If it includes a source, the other arguments for a source
+            are ignored.
+          labels: [b t], a target's tokens and eos; -100 is ignored. The loss is that of predicting
+            each of them from those before it.
+          num_items_in_batch: divisor of the summed loss; None means the mean loss.
         """
         if decoder_input_ids is None:
             if labels is None:
@@ -167,7 +168,7 @@ class FamjaxForConditionalGeneration(FamjaxForCausalLM):
         decoder_attention_mask=None,
         **kwargs,
     ):
-        """Return the arguments of `forward`: the source once, then one token after the other."""
+        """Return the arguments of `forward`; after the first call, only the newest token."""
         current = kwargs.get(CACHE)
         started = isinstance(current, FamjaxState)
         forwarded = ("use_cache", "output_hidden_states", "output_attentions")
@@ -183,7 +184,7 @@ class FamjaxForConditionalGeneration(FamjaxForCausalLM):
 
 
 def source_mask(attention_mask, x):
-    """Return the mask [b 1 s] of sources [b s d]; one that is all padding is all visible."""
+    """Return the mask [b 1 s] of sources [b s d]; sources that are all padding are all visible."""
     if attention_mask is None:
         return torch.ones(len(x), 1, x.shape[1], dtype=torch.bool, device=x.device)
     mask = attention_mask[:, None].to(x.device).bool()

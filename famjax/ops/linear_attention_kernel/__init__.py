@@ -1,9 +1,9 @@
 """Pallas kernels of chunkwise linear attention (`famjax.ops.linear_attention`), for TPU and GPU.
 
 Each of the three passes over the chunks (forward; backward for q; backward for k and v) is a
-function of a chunk and the sums S and z, on plain matrices (`chunk`). A chunk here is m of the
-caller's chunks of c tokens in their layout: m r c queries i and m c keys j, without copies or
-transposes.
+function of a chunk and the sums S and z, on plain matrices (`chunk`). A chunk of the kernels
+consists of m of the caller's chunks of c tokens, in the caller's layout, without copies or
+transposes: it has m r c queries i and m c keys j.
 
     q [i k], k [j k], v [j e], num [i e], den [1 i], S [k e], z [1 k], pairs [j i]
 
@@ -12,9 +12,10 @@ stay in VMEM, as outputs whose block index does not depend on the chunk, and the
 prefetched, so rows may have any length. A GPU runs programs (b, g) in parallel, each with a loop
 over chunks and S and z in registers: Triton has no scratch memory and no order of programs.
 
-A TPU's chunk is 128 tokens, a side of its products: forward 2 r 128 (k + e) + 2 (r + 1) k e
-flops per token and key head, of which the last term is the recurrence's. Features and values are
-padded to 128 lanes, in HBM too: k = 32 is read as 128. VMEM: `sizes.vmem`.
+A TPU's chunk is 128 tokens, which is one side of its products. The forward pass takes
+2 r 128 (k + e) + 2 (r + 1) k e flops per token and key head, of which the last term is the
+recurrence's. Features and values are padded to 128 lanes, in HBM too: k = 32 is read as 128. For
+the use of VMEM see `sizes.vmem`.
 
 Products are in the narrower dtype and accumulated in float32, as for XLA; only the order of sums
 differs. Arguments and gradients are those of `linear_attention._num_den`.
@@ -35,7 +36,7 @@ from famjax.ops.linear_attention_kernel.sizes import CallSizes, gpu_chunks, size
 
 
 def platform_kernels(interpret: bool = False) -> dict[str, Kernels]:
-    """Return the kernels by platform; in interpret mode they run on any, slowly."""
+    """Return the kernels by platform; in interpret mode they run on any platform, slowly."""
     return {
         "tpu": Kernels(functools.partial(loops.scan_tpu, interpret=interpret), tpu_chunks),
         "cuda": Kernels(functools.partial(loops.scan_gpu, interpret=interpret), gpu_chunks),
@@ -55,7 +56,7 @@ class Kernels(NamedTuple):
     """The passes of `linear_attention._num_den` on one platform.
 
     Attributes:
-      loop: over the chunks, `loops.scan_tpu` or `loops.scan_gpu`.
+      loop: the loop over the chunks, `loops.scan_tpu` or `loops.scan_gpu`.
       chunks_per_step: for a call's sizes, how many of its chunks form one chunk here; 0 if they are
         not supported.
     """

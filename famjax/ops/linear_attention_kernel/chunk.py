@@ -1,4 +1,4 @@
-"""The passes on one chunk, on matrices; letters as in the package's docstring."""
+"""The passes on one chunk, on matrices, with the dimension letters of the package's docstring."""
 
 from __future__ import annotations
 
@@ -124,5 +124,5 @@ def _transpose(row: Array) -> Array:
 
 
 def _select(true: Array, a: Array) -> Array:
-    """Return a where true, else 0; in float32, the layout of the comparison."""
+    """Return a where true, else 0; computed in float32, which has the comparison's layout."""
     return jnp.where(true, a.astype(jnp.float32), 0.0).astype(a.dtype)

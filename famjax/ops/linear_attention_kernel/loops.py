@@ -26,10 +26,10 @@ def scan_tpu(
 
     Args:
       queries: [chunks b 2 i], each query's document start and token index.
-      ins: q or k first; arrays of tokens [n b g ..], n chunks of the call, and of queries
-        [chunks b g 1 i].
+      ins: inputs of the pass, of tokens [n b g ..], with the call's n chunks, or of queries
+        [chunks b g 1 i]. The first is q or k.
       carry: S or its gradient [b g k e], and z or its gradient [b g 1 k].
-      outs: shapes and dtypes of the results, as `ins`.
+      outs: shapes and dtypes of the results, laid out like `ins`.
 
     Returns:
       the results, and the final carry.
@@ -95,7 +95,7 @@ def scan_gpu(
     reverse: bool = False,
     interpret: bool = False,
 ) -> list[Array]:
-    """Scan the chunks in a loop, one program for a row and key head; see `on_tpu`."""
+    """Scan the chunks in a loop, one program for each row and key head; see `scan_tpu`."""
     from jax.experimental.pallas import triton
 
     chunks, (b, g) = len(queries), carry[0].shape[:2]
@@ -139,7 +139,8 @@ def scan_gpu(
         in_specs=[query_spec, query_spec, *map(row_spec, ins), *map(head_spec, carry)],
         out_specs=[*map(row_spec, outs), *map(head_spec, carry)],
         out_shape=[*outs, *(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in carry)],
-        # sm_80, k 64, e 128: ptxas spills 16 KB a thread of `backward_k_v` with 4 warps, 0.6 with 8
+        # with 4 warps ptxas spills 16 KB per thread of `backward_k_v`, with 8 warps 0.6 KB (sm_80,
+        # k 64, e 128)
         compiler_params=triton.CompilerParams(num_warps=8, num_stages=1),
         interpret=interpret,
         name=f"linear_attention_{chunk_fn.__name__}",

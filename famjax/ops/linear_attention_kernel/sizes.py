@@ -10,12 +10,12 @@ from famjax.core.types import Array
 _TPU_CHUNK = 128
 # key heads per step of a TPU grid: their products are independent
 _TPU_HEADS = 4
-# of the 16 MB that a kernel may use
+# bytes of VMEM that may be planned, of the 16 MB that a kernel may use
 _TPU_VMEM = 12 * 2**20
-# minimum and maximum queries of a GPU chunk, r times its tokens: a side of its products
+# minimum and maximum number of queries of a GPU chunk (r times its tokens), a side of its products
 _GPU_QUERIES = 64, 128
-# pairs of a chunk, and bytes of S in the tokens' dtype: compiled for sm_90, more of either takes
-# over 99 KB of shared memory, the limit of some GPUs
+# maximum number of query-key pairs of a chunk, and bytes of S in the tokens' dtype: compiled for
+# sm_90, more of either takes over 99 KB of shared memory, the limit of some GPUs
 _GPU_PAIRS, _GPU_SUMS = 2**12, 2**14
 
 
@@ -37,7 +37,7 @@ def sizes(q: Array, v: Array) -> CallSizes:
 
 
 def tpu_chunks(call: CallSizes) -> int:
-    """Return how many chunks are 128 tokens; 0 if they do not fill tiles or exceed VMEM."""
+    """Return how many chunks make 128 tokens; 0 if they do not fill tiles or exceed VMEM."""
     aligned = _TPU_CHUNK % call.c == 0 and call.c % (32 // call.itemsize) == 0
     # a single feature of bfloat16 does not compile
     fits = min(call.k, call.e) >= 8 and vmem(call) <= _TPU_VMEM
@@ -45,9 +45,10 @@ def tpu_chunks(call: CallSizes) -> int:
 
 
 def vmem(call: CallSizes) -> int:
-    """Return the bytes of the largest pass, `backward_k_v`: blocks (twice) and temporaries.
+    """Return the bytes of VMEM that the largest pass uses, `backward_k_v`.
 
-    3 MB for 4 key heads, r 1, k 64, e 128 in bfloat16, 4.3 in float32.
+    It needs its blocks twice, and temporaries: 3 MB for 4 key heads, r 1, k 64, e 128 in bfloat16,
+    4.3 in float32.
     """
     j, i = _TPU_CHUNK, call.r * _TPU_CHUNK
     k, e = (-(-n // 128) * 128 for n in (call.k, call.e))
@@ -58,7 +59,10 @@ def vmem(call: CallSizes) -> int:
 
 
 def gpu_chunks(call: CallSizes) -> int:
-    """Return how many chunks form one; Triton needs powers of 2, at least 16 in products."""
+    """Return how many chunks form one, 0 if Triton does not support their sizes.
+
+    It needs powers of 2, which must be at least 16 in products.
+    """
     powers = all(n & (n - 1) == 0 for n in (call.r, call.c, call.k, call.e))
     sides = min(call.c, call.k, call.e) >= 16 and max(call.k, call.e) <= 128
     least, most = _GPU_QUERIES

@@ -1,11 +1,11 @@
-"""The Feedback Transformer (arXiv 2002.09402, 3.3), and a Transformer of the same layers.
+"""The Feedback Transformer (arXiv 2002.09402, 3.3), and a Transformer with the same layers.
 
     z_t^l = Attn(x_t^l, {m_{t-tau}, ..., m_{t-1}})       m_t = sum_l softmax(w)_l x_t^l   (Eq. 1)
 
-All layers attend to one memory that depends on all layers, so tokens are sequential:
-`famjax.ops.token_scan` is the scan and its gradient. If the memory of a layer is its own input
-(composition "previous"), the model is a Transformer; the class `Transformer` computes it with the
-same parameters and states, all tokens in parallel.
+All layers attend to one memory that depends on all layers, so tokens must be processed
+sequentially: `famjax.ops.token_scan` has the scan and its gradient. If the memory of a layer is its
+own input (composition "previous"), the model is a Transformer; the class `Transformer` computes it
+for all tokens in parallel, with the same parameters and states.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from famjax.stacks.feedback.spec import FeedbackSpec
 from famjax.stacks.feedback.step import ring_kv, step
 from famjax.stacks.stack import Stack
 
-# adaptive span; relative positions; the mixture of Equation 1
+# adaptive span; relative positions; the mixing weights of Equation 1
 sharding.register_parameter_axes(
     (r"layers/0/span$", (None,)), (r"distances$", (None, None)), (r"mix$", (None, None))
 )
 
 
 class Feedback(Stack):
-    """Layers that attend to a memory of earlier tokens; tokens are sequential.
+    """Layers that attend to a memory of earlier tokens, which are processed sequentially.
 
     The layers' parameters are stacked on a leading axis.
     """
@@ -69,9 +69,9 @@ class Feedback(Stack):
         self.key = empty_key() if any(vars(config.dropout).values()) else None
         self.block_len = 1
         self.capacity = None
-        # tokens of a call that are efficient: padding tokens are sequential too
+        # an efficient number of tokens per call: padding is processed sequentially, too
         self.call_len = 1024 if self.parallel else 128
-        # maximum number of earlier tokens that an output depends on; None is unbounded
+        # maximum number of earlier tokens that an output depends on; None means unbounded
         self.receptive_field = c.span * config.layers if self.parallel else None
 
     def init_state(self, batch: int, offset: Array | None = None) -> FeedbackState:
@@ -81,8 +81,11 @@ class Feedback(Stack):
         return ring.state_axes(self.spec)
 
     def __call__(self, x: Array, state: FeedbackState, ctx: Context) -> tuple[Array, FeedbackState]:
-        """[b t d] -> [b t d]. A position offset has no effect: all positions are relative."""
-        # every token attends to memories of all tokens, and most are sequential
+        """Process any number of tokens: [b t d] -> [b t d].
+
+        A position offset has no effect, since all positions are relative.
+        """
+        # every token attends to memories of all tokens, which are mostly computed sequentially
         x = sharding.all_gather_tokens(x)
         spec, rng = self.spec, self._dropout_rng()
         key = None if rng is None else rng.key
@@ -105,11 +108,11 @@ class Feedback(Stack):
         return y, ring.final_state(spec, state, keys, indices)
 
     def step(self, x: Array, state: FeedbackState, ctx: Context) -> tuple[Array, FeedbackState]:
-        """[b 1 d] -> [b 1 d]."""
+        """Process one token per lane: [b 1 d] -> [b 1 d]."""
         return step(self.spec, combine(*self._partition()), x, state, ctx)
 
     def project_source(self, source: Array) -> SourceKeys:
-        """[b s d] -> [l b s g ..]."""
+        """Return each layer's keys and values of an encoder's output: [b s d] -> [l b s g ..]."""
         cross = [layer.cross for layer in combine(*self._partition()).layers]
         keys = [attention.project(source) for attention in cross if attention is not None]
         return jax.tree.map(lambda *a: jnp.stack(a), *keys)
@@ -121,8 +124,11 @@ class Feedback(Stack):
         return source._replace(keys=summarize(source.keys, source.mask))
 
     def report(self, x: Array, state: FeedbackState, ctx: Context) -> dict[str, Array]:
-        """Return metrics of the memory: the mean learned span in tokens, and the relative change of
-        the memory in the last sweep, as far as they apply."""
+        """Return the metrics of the memory that apply to the model.
+
+        mean_span: the mean learned span, in tokens.
+        sweep_change: the relative change of the memory in the last sweep.
+        """
         metrics = {}
         if (spans := self.spans()) is not None:
             metrics["mean_span"] = spans.mean()
@@ -137,7 +143,7 @@ class Feedback(Stack):
         return self.spec.mix(None if self.mix is None else self.mix[...])
 
     def spans(self) -> Array | None:
-        """Return the learned span of each head in tokens, [l h], or None."""
+        """Return the learned span of each head in tokens, [l h]; None if spans are not learned."""
         share = self.layers[0].span
         return None if share is None else share[...] * self.spec.span
 
@@ -147,12 +153,14 @@ class Feedback(Stack):
         return jnp.zeros(()) if spans is None else self.spec.config.span_loss * spans.mean(1).sum()
 
     def attention_span(self, margin: float = 0.0, to: int = 64) -> tuple[int, ...]:
-        """Return how many entries the layers of each set must attend to, in multiples of `to`.
+        """Return how many entries the layers of each set of keys must attend to.
 
-        Computed outside of jit, since it decides shapes (`set_attention_span`).
+        It must be called outside of jit, since the result determines shapes
+        (`set_attention_span`).
 
         Args:
-          margin: tokens by which spans may grow until the next call.
+          margin: number of tokens by which spans may grow until the next call of this.
+          to: results are multiples of it, or the maximum span.
         """
         spans, c = self.spans(), self.spec.config
         if spans is None:
@@ -163,7 +171,7 @@ class Feedback(Stack):
         return tuple(min(c.span, -(-math.ceil(x) // to) * to) for x in longest)
 
     def set_attention_span(self, entries: tuple[int, ...]) -> None:
-        """Attend only to the newest entries, so many for each set; () is all."""
+        """Attend only to the newest `entries` of each set of keys from now on; () means all."""
         self.spec = dataclasses.replace(self.spec, attention_span=entries)
 
     def use_memory_cache(self) -> None:
@@ -200,6 +208,9 @@ class Feedback(Stack):
 
 
 class Transformer(Feedback):
-    """A Transformer of the same layers: memories are the layers' inputs, tokens are parallel."""
+    """A Transformer with the same layers.
+
+    Memories are the layers' inputs, so tokens are processed in parallel.
+    """
 
     parallel = True

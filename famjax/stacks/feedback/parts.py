@@ -23,7 +23,7 @@ from famjax.stacks.feedback.spec import FeedbackSpec
 
 
 class FeedbackLayer(nnx.Module):
-    """Attention to a memory, to the encoder's output if there is one, and a feed-forward."""
+    """Attention to a memory, and to the encoder's output if there is one, and a feed-forward."""
 
     def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
         feedback = config.feedback
@@ -41,7 +41,7 @@ class FeedbackLayer(nnx.Module):
         key: Array | None = None,
         source: Source | None = None,
     ) -> Array:
-        """[... d] -> [... d]; `attend` maps queries [... h e] to attention outputs."""
+        """Apply the layer: [... d] -> [... d]; `attend` maps queries [... h e] to outputs."""
         q = self.qkv.project_query(self.qkv.normalize(x))
         a = self.qkv.output_projection(attend(q), x, key)
         if self.cross is not None:
@@ -53,8 +53,8 @@ class DropoutRng(NamedTuple):
     """PRNG keys and masks of one call, or of one token.
 
     Attributes:
-      key: for dropout.
-      layers: [l] bool, layers that LayerDrop drops.
+      key: PRNG key of dropout.
+      layers: [l] bool, which layers LayerDrop drops.
     """
 
     key: Array
@@ -85,7 +85,11 @@ class Parts(NamedTuple):
         rng: DropoutRng | None = None,
         source: Source | None = None,
     ) -> Array:
-        """Apply layer i to x [... d]; `attend` also takes the dropout function of weights."""
+        """Apply layer i to x [... d].
+
+        Args:
+          attend: maps queries and the dropout function of the weights to attention outputs.
+        """
         key = None if rng is None else jax.random.fold_in(rng.key, LAYER + i)
         drop = make_dropout(spec.model.dropout.attention, key, ATTENTION_WEIGHTS)
         own = None if source is None else layer_source(source, i)
@@ -101,7 +105,7 @@ class Parts(NamedTuple):
         """Return keys and values of memories [j ... d], unrotated: [... g e], for each set.
 
         Args:
-          layer: return only this layer's set; `memory` is only its memory.
+          layer: if given, return only this layer's set; `memory` then holds only its memory.
         """
         if self.keys is not None:
             return [self.keys(m) for m in memory]
@@ -161,8 +165,9 @@ def partition(
     """Partition a stack into arrays for `token_scan`; `combine` is the inverse.
 
     Args:
-      layers: a `FeedbackLayer` whose arrays have the layers on their first axis. They are split
-        here, once: within the scan they would be copied for every token.
+      layers: a `FeedbackLayer` whose arrays have the layers on their first axis. The arrays are
+        split by layer once here; if they were split within the scan, they would be copied for every
+        token.
     """
     split: Any = nnx.split(layers, MATMUL_PARAMS, nnx.Param, ...)
     parts = [_unstack_layers(part, spec.model.layers) for part in split[1:]]
@@ -191,7 +196,7 @@ def combine(graphs: Any, matmul_params: Params, other_params: Params, non_diff: 
 
 
 def _unstack_layers(tree: PyTree, count: int) -> list[Any]:
-    """Return the layers of a tree whose arrays have them on their first axis."""
+    """Return one tree per layer, from a tree whose arrays have the layers on their first axis."""
     flat, structure = jax.tree.flatten(tree)
     # one split per array: its gradient is one concatenation, not a sum of padded layers
     layers = [[piece[0] for piece in jnp.split(leaf, count)] for leaf in flat]

@@ -1,8 +1,9 @@
 """The carried state: a ring buffer of the last `span` tokens' entries, unrolled within a call.
 
-In the ring buffer a token overwrites the entry of `span` tokens before it, so that `step` writes
-one entry. Within a call the entries are a history, oldest first, followed by those of the call:
-token i has index span + i. In both, rotary keys are rotated by their index.
+In the ring buffer a token overwrites the entry of the token that is `span` tokens before it, so
+that `step` writes one entry. Within a call, the entries are a history, oldest first, followed by
+the call's own entries: token i has index span + i. In both layouts, rotary keys are rotated by
+their index.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ KV = tuple[Array, Array]
 
 
 class FeedbackState(NamedTuple):
-    """A ring buffer. The field names are in checkpoints.
+    """A ring buffer. Checkpoints contain the field names.
 
     Attributes:
-      slots: entries: keys and values, each [sets b g span e]; or their memories, [j b span d].
-      place: [1 b] int32, the write index, of the document's next token.
+      slots: the entries: keys and values, each [sets b g span e]; or only memories, [j b span d].
+      place: [1 b] int32, the write index, which is the index of the document's next token.
       filled: [1 b] int32, the number of filled entries; the others are zero.
     """
 
@@ -38,8 +39,8 @@ class CallIndices(NamedTuple):
 
     Attributes:
       first: [b t], index of the first entry of the token's document.
-      end: [b], the call's tokens up to the last valid one.
-      write_index, filled: [b], of the state after the call.
+      end: [b], number of the call's tokens up to the last valid one.
+      write_index, filled: [b], write index and number of filled entries after the call.
     """
 
     first: Array
@@ -95,7 +96,7 @@ def unroll_ring(spec: FeedbackSpec, state: FeedbackState) -> tuple[Array, ...]:
 def final_state(
     spec: FeedbackSpec, state: FeedbackState, new: tuple[Array, ...], indices: CallIndices
 ) -> FeedbackState:
-    """Return the state after a call that has written the entries `new`, [... t e] each."""
+    """Return the state after a call whose tokens have the entries `new`, [... t e] each."""
     positions = jnp.arange(spec.span)
     occupied = positions >= spec.span - indices.filled[:, None]
     entries = []
@@ -131,7 +132,8 @@ def append_entry(
     index = jnp.where(valid > 0, write_index, spec.span)
 
     def write(entries: Array, new: Array) -> Array:
-        # in place: with vmap over lanes, XLA would transpose a ring of several sets twice per token
+        # indexed so that it is in place: with vmap over lanes, XLA would transpose a ring of
+        # several sets twice per token
         middle = (all_sets,) * (entries.ndim - 4)
         if middle:
             new = jnp.swapaxes(new, 0, 1)
@@ -148,12 +150,16 @@ def append_entry(
 
 
 def _roll(entries: Array, by: Array) -> Array:
-    """Roll the entries of every lane: [sets b ... entries e], by [b]."""
+    """Roll the entries [sets b ... entries e] of each lane by `by` [b]."""
     return jax.vmap(lambda a, n: jnp.roll(a, n, axis=-2), (1, 0), 1)(entries, by)
 
 
 def _slice_lanes(entries: Array, start: Array, size: int) -> Array:
-    """Return `size` entries of every lane from index `start`: [sets b ... entries e], [b]."""
+    """Return `size` entries of each lane from index `start` [b]: [sets b ... size e].
+
+    Args:
+      entries: [sets b ... entries e].
+    """
 
     def lane(a: Array, start: Array) -> Array:
         return jax.lax.dynamic_slice_in_dim(a, start, size, a.ndim - 2)

@@ -2,9 +2,10 @@
 
 Each returns
 
-    y        [b t d]
-    entries  keys and values of the tokens, [b g t e] twice for each set, rotated by their index
-    memory   [j b t d]
+    y        [b t d], the last layer's outputs
+    entries  keys and values of the tokens' memories, [b g t e] twice for each set, with keys
+             rotated by their index
+    memory   [j b t d], the tokens' memories
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def sequential(
       x: [b t d].
       history: entries from before the call, [b g s e] twice for each set.
       first: [b t], see `CallIndices`.
-      source: that layers with cross attention attend to, with keys [l b s ..].
+      source: what layers with cross attention attend to, with keys [l b s ..]; or None.
     """
     t = x.shape[1]
     block = min(BLOCK, t)
@@ -69,11 +70,11 @@ def sequential(
         None if source is None else _token_masks(source.mask, t, block),
     )
     token_fn = functools.partial(_token_fn, spec, arrays.graphs)
-    axes: Any = (1, None)  # of `DropoutRng`: keys are sharded
+    axes: Any = (1, None)  # of `DropoutRng`: only keys are sharded
     mask_axes = None if source is None else 1
     non_diff_axes = (1, None if rng is None else DropoutRng(*axes), None, mask_axes)
     scan = functools.partial(token_scan, token_fn, block)
-    # the source's gradient is added up token by token, as that of a parameter
+    # the source's gradient is accumulated token by token, like that of a parameter
     keys, keys_axes = (None, None) if source is None else (source.keys, 1)
     in_axes = (None, (None, keys_axes), 0, 1, non_diff_axes)
     sharded_scan = shard_map_rows(scan, x.shape[0], in_axes, ((1, 2), 0))
@@ -96,7 +97,7 @@ def _token_fn(
     visible: Visible,
     xs: Any,
 ) -> Any:
-    """One token: x [b d] -> ((y [b d], memory [j b d]), (k, v) [b g e] of each set)."""
+    """Process one token: x [b d] -> ((y [b d], memory [j b d]), (k, v) [b g e] for each set)."""
     x, (first, rng, non_diff, mask) = xs
     rng = None if rng is None else rng._replace(key=rng.key[0])
     other_params, keys = other_params
@@ -147,7 +148,7 @@ def _pad_to_blocks(a: Array, block: int) -> Array:
 
 
 def _token_masks(mask: Array, t: int, block: int) -> Array:
-    """Return the mask of the source by token, [t b s]; the last block's padding sees all."""
+    """Return each token's mask of the source, [t b s]; padding of the last block sees all."""
     b, _, s = mask.shape
     unseen = _pad_to_blocks(jnp.broadcast_to(~mask, (b, t, s)), block)
     return jnp.swapaxes(~unseen, 0, 1)
@@ -243,7 +244,7 @@ def fixed_point(
     rng: DropoutRng | None,
     source: Source | None,
 ) -> Solution:
-    """Iterate the memory by sweeps; compute sequentially if the last sweep changed it too much."""
+    """Compute the memory by sweeps, or sequentially if the last sweep changed it too much."""
     args = (spec, arrays, x, history, first, rng, source)
     approximation, change = sweep(*args)
     return jax.lax.cond(
@@ -264,8 +265,9 @@ def sweep(
 ) -> tuple[Solution, Array]:
     """Return the result of `sweeps` sweeps, and the relative change of the memory in the last one.
 
-    A memory depends only on earlier ones: after n sweeps the first n tokens are exact (Jacobi
-    iteration).
+    A sweep computes the memories of all tokens in parallel from those of the last sweep (Jacobi
+    iteration). Since a memory depends only on earlier ones, the first n tokens are exact after n
+    sweeps.
     """
     parts = combine(*arrays)
 

@@ -19,8 +19,9 @@ class FeedbackSpec:
 
     Attributes:
       model: the config.
-      composition: the layers' states that form a memory; a Transformer's is "previous".
-      attention_span: entries that the layers of each set of keys attend to; () is all of them.
+      composition: which layers' states form a memory; "previous" for a Transformer.
+      attention_span: number of entries that the layers of each set of keys attend to; () means
+        all.
     """
 
     model: ResolvedModelConfig
@@ -37,13 +38,13 @@ class FeedbackSpec:
 
     @property
     def memories(self) -> int:
-        """Return j: memories per token, one or one for each layer."""
+        """Return j, the number of memories per token: 1, or one for each layer."""
         own = self.composition in ("same_and_lower", "previous")
         return self.model.layers if own else 1
 
     @property
     def sets(self) -> int:
-        """Return the sets of keys and values per token, one or one for each layer."""
+        """Return the number of sets of keys and values per token: 1, or one for each layer."""
         return 1 if self.config.shared_kv and self.memories == 1 else self.model.layers
 
     @property
@@ -79,7 +80,7 @@ class FeedbackSpec:
         """Return the weights of the layers' states in each memory (Equation 1): [j l+1].
 
         Args:
-          logits: [j l+1], if they are learned; else None.
+          logits: [j l+1], or None if weights are not learned.
         """
         count = self.model.layers
         if logits is not None:

@@ -1,4 +1,4 @@
-"""One token, with the ring buffer: the same results as a call."""
+"""Processes one token with the ring buffer, with the same results as a call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from famjax.stacks.feedback.spec import FeedbackSpec
 def step(
     spec: FeedbackSpec, parts: Parts, x: Array, state: FeedbackState, ctx: Context
 ) -> tuple[Array, FeedbackState]:
-    """[b 1 d] -> [b 1 d]."""
+    """Process one token per lane: [b 1 d] -> [b 1 d], and the state after it."""
     if ctx.reset is not None:
         reset = ctx.reset if ctx.valid is None else ctx.reset & ctx.valid
         state = _reset_lanes(spec, state, reset[:, 0])
@@ -60,10 +60,11 @@ class RingView(NamedTuple):
     """The entries of one set that a token attends to: the whole ring, or its newest s entries.
 
     Attributes:
-      k, v: [b g s e], in the ring's order, or oldest first.
-      indices: [b s], their indices in the ring.
-      mask: [b s], which are filled.
-      shift: [b], by how much a bias by distance, farthest first, is rolled to align with them.
+      k, v: [b g s e], in the ring's order if it is the whole ring, else oldest first.
+      indices: [b s], the entries' indices in the ring.
+      mask: [b s], which entries are filled.
+      shift: [b], by how much a bias by distance, farthest first, must be rolled to align with the
+        entries.
     """
 
     k: Array
@@ -119,7 +120,8 @@ def _roll_bias(reversed_bias: Array, write_index: Array) -> Array:
 def _scores(spec: FeedbackSpec, q: Array, view: RingView, write_index: Array) -> Array:
     """Return q k / sqrt(e): [b h e] -> [b h s].
 
-    Entries from the write index on are from the previous pass over the ring.
+    Entries at the write index and after it were written in the previous pass over the ring, so for
+    them the query is rotated further by the ring's length.
     """
     b, h, e = q.shape
     acc_dtype = jnp.promote_types(q.dtype, jnp.float32)

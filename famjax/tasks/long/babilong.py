@@ -1,8 +1,8 @@
 """BABILong: the facts of a bAbI story among the sentences of books (arXiv 2406.10149).
 
-A file of bAbI (arXiv 1502.05698) has lines `N text`, N from 1 in each story, and questions
-`N question<TAB>answer<TAB>numbers of the facts that tell it`. A document has one of its questions,
-with all facts of the story before it, in their order.
+A bAbI file (arXiv 1502.05698) has lines `N text`, where N counts from 1 in each story, and
+questions `N question<TAB>answer<TAB>numbers of the supporting facts`. A document has one of the
+questions, and all facts of its story that come before the question, in their order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LINE = re.compile(r"(\d+) ([^\t]*)(?:\t([^\t]*)\t([\d ]*))?")
 
 
 class BabiLong(LongTask):
-    """A question about the facts of a story, by which its answer is one of few words."""
+    """A question about the facts of a story; the answer is one of a few words."""
 
     name = "babilong"
     source = "BABILong, arXiv 2406.10149"
@@ -42,16 +42,16 @@ class BabiLong(LongTask):
         return material.contents[rng.integers(len(material.contents))]
 
     def read_facts(self, facts: str) -> tuple[Content, ...]:
-        """Return a content for each question of a file of bAbI.
+        """Return a content for each question of a bAbI file.
 
         Raises:
-          UserError: a line that is none of bAbI, or no question.
+          UserError: a line is not in bAbI's format, or the file has no question.
         """
         stories = parse_stories("".join(read_text_pieces(facts)), facts)
         labels = {label for _, question in stories for label in question.references}
         contents = []
         for told, question in stories:
-            # a label that the question has may be in the answer, too
+            # a label that is in the question is not wrong in the answer: it may be repeated there
             wrong = {
                 label
                 for label in labels - {*question.references}
@@ -63,7 +63,12 @@ class BabiLong(LongTask):
 
 
 def parse_stories(text: str, name: str) -> list[tuple[tuple[str, ...], Question]]:
-    """Return for each question the facts before it and the question."""
+    """Return each question with the facts before it.
+
+    Args:
+      text: content of a bAbI file.
+      name: name of the file, for errors.
+    """
     found: list[tuple[tuple[str, ...], Question]] = []
     told: dict[int, str] = {}
     for row, line in enumerate(text.splitlines(), 1):

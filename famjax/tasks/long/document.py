@@ -1,8 +1,8 @@
-"""Documents of any length with facts among filler, streamed, and questions about them.
+"""Streamed documents of any length, with facts among filler, and questions about them.
 
-A document is [bos] head, context, question, answer. The context is filler, whole sentences, in
-which every fact is at its depth. It is generated while it is read, so ten million tokens take no
-more memory than a thousand.
+A document is [bos] head, context, question, answer. The context is filler of whole sentences, with
+each fact at its depth. It is generated while it is read, so that ten million tokens take no more
+memory than a thousand.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from famjax.tasks.long.filler import Filler, cycle_sentences, repeat_noise
 from famjax.tasks.task import Task
 from famjax.tokenizers.tokenizer import Tokenizer
 
-# the third number of a document's seed; a fourth is what it decides
+# last number of the seed of a training and of an evaluated document; to draw a part of the document
+# one more number is appended
 _TRAINING, _EVALUATION = 0, 1
 _CONTENT, _DEPTHS, _FILLER = 0, 1, 2
-# of a piece: its label takes the most tokens
+# largest number of a label; the one that takes the most tokens, for estimates of room
 _LARGEST_NUMBER = 9_999_999
 
 
@@ -36,12 +37,12 @@ class Question(NamedTuple):
     """A question about a document.
 
     Attributes:
-      text: up to where the answer begins.
-      references: strings of which an answer should have every one.
-      facts: indices of the facts that tell them.
-      wrong: the other answers of a question with few possible ones; see `famjax.eval.long.score`.
-        None: the references may be anywhere in the answer.
-      any_of: one of the references suffices.
+      text: the question, up to where the answer begins.
+      references: strings that an answer should contain, all of them unless `any_of` is set.
+      facts: indices of the facts that are needed to answer.
+      wrong: for a question with few possible answers, the wrong ones; see
+        `famjax.eval.long.score`. None if the references may be anywhere in the answer.
+      any_of: whether one of the references suffices.
     """
 
     text: str
@@ -52,21 +53,23 @@ class Question(NamedTuple):
 
     @property
     def answer(self) -> str:
-        """The answer that is trained."""
+        """The answer that training documents have."""
         return " " + ", ".join(self.references[:1] if self.any_of else self.references) + "."
 
 
 class Content(NamedTuple):
-    """What a document says, wherever it says it.
+    """The content of a document, without the depths of its facts and the rest of its filler.
 
     Attributes:
-      head: before the context.
+      head: text before the context.
       facts: sentences that are put into the filler.
-      questions: any of which may be asked.
-      in_order: the facts are in the context in their order.
-      separator: after each fact and sentence.
-      label: before each of them, with its number, from 1, in place of "{}"; "" is none.
-      near: sentences of the filler that a document has before any others, wherever in it.
+      questions: questions that may be asked.
+      in_order: whether the facts keep their order in the context.
+      separator: text after each fact and each sentence of the filler.
+      label: text before each fact and each sentence, in which "{}" is replaced by its number, from
+        1; "" is no label.
+      near: sentences that the filler takes first, wherever it puts them; other sentences fill the
+        rest.
     """
 
     head: str
@@ -79,13 +82,13 @@ class Content(NamedTuple):
 
 
 class Material(NamedTuple):
-    """What a task reads from files.
+    """What a task has read from files.
 
     Attributes:
-      texts: the filler of a task that `has_files`.
-      contents: of a task that `has_facts`, one of which a document has.
-      version: of the files, JSON-able; another one has other documents.
-      source: of the texts of files.
+      texts: the filler, for a task that `has_files`.
+      contents: for a task that `has_facts`, the contents from which a document takes one.
+      version: version of the files, JSON-able; documents are the same only for the same version.
+      source: source of the filler's texts, for a task that `has_files`.
     """
 
     texts: Filler | None = None
@@ -101,15 +104,15 @@ class Room(NamedTuple):
     """Room for the filler of a document.
 
     Attributes:
-      tokens: that fit.
-      size: returns the most tokens of a sentence, with its label and separator.
+      tokens: number of tokens that fit.
+      size: returns the maximum number of tokens of a sentence with its label and separator.
     """
 
     tokens: int
     size: Callable[[str], int]
 
     def count(self, sentences: Sequence[str]) -> int:
-        """Return how many sentences of the mean size of these fit."""
+        """Return how many sentences fit if they have the mean size of the given ones."""
         return int(self.tokens / np.mean([self.size(each) for each in sentences]))
 
 
@@ -118,15 +121,16 @@ class Document:
     """A document of a task.
 
     Attributes:
-      content: of it.
-      tokenizer: of its tokens.
-      filler: returns its sentences for so many tokens, the same in every call.
-      depths: where each fact is in the context, from 0 to 1.
-      length: most tokens, with bos, the longest question, and `most_written`.
-      answer_tokens: fewest that are reserved for the answer.
+      content: content of the document.
+      tokenizer: the tokenizer.
+      filler: called with a number of tokens; returns sentences to fill them, the same ones in every
+        call.
+      depths: position of each fact in the context, from 0 to 1.
+      length: maximum number of tokens, including bos, the longest question, and `most_written`.
+      answer_tokens: minimum number of tokens that are reserved for the answer.
 
     Raises:
-      UserError: facts and question do not fit in `length`.
+      UserError: facts, question and answer do not fit in `length`.
     """
 
     content: Content
@@ -151,7 +155,7 @@ class Document:
         return encode_sentence(self.tokenizer, sentence + self.content.separator)
 
     def _label(self, number: int) -> np.ndarray:
-        """Return the tokens before the piece of that number, [n]."""
+        """Return the tokens of the label of a fact or sentence, by its number, [n]."""
         return encode_label(self.tokenizer, self.content.label, number)
 
     @functools.cached_property
@@ -166,20 +170,23 @@ class Document:
 
     @functools.cached_property
     def most_written(self) -> int:
-        """Tokens reserved for an answer: `answer_tokens`, or those of the longest one with eos."""
+        """Number of tokens reserved for an answer.
+
+        This is `answer_tokens`, or the length of the longest answer with eos if that is more.
+        """
         answers = (question.answer for question in self.content.questions)
         return max(self.answer_tokens, *(len(self.tokenizer.encode(a)) + 1 for a in answers))
 
     @functools.cached_property
     def room(self) -> int:
-        """Tokens of filler that fit."""
+        """Number of tokens of filler that fit."""
         labels = len(self._facts) * len(self._label(_LARGEST_NUMBER))
         fixed = len(self._head) + sum(map(len, self._facts)) + max(map(len, self.questions))
         fixed += labels
         return self.length - fixed - self.most_written
 
     def tokens(self) -> Iterator[np.ndarray]:
-        """Yield the tokens before the question, in pieces [n] of a sentence."""
+        """Yield the tokens before the question, in pieces [n] of one sentence each."""
         yield self._head
         waiting = sorted(range(len(self._facts)), key=lambda i: self.depths[i])
         written, number = 0, 1
@@ -199,19 +206,20 @@ class Document:
 
 @functools.lru_cache(maxsize=1024)
 def encode_sentence(tokenizer: Tokenizer, sentence: str) -> np.ndarray:
-    """Return the tokens of a sentence, [n]; noise repeats its sentences."""
+    """Return the tokens of a sentence, [n]; cached, since noise repeats its sentences."""
     return tokenizer.encode(sentence)
 
 
 def encode_label(tokenizer: Tokenizer, label: str, number: int) -> np.ndarray:
-    """Return the tokens of a label, [n], none of ""."""
+    """Return the tokens of a label with its number, [n]; none for the label ""."""
     return tokenizer.encode(label.format(number)) if label else np.zeros(0, np.int32)
 
 
 def hash_contents(contents: Sequence[Content]) -> str:
-    """Return a hash of contents, whose parts may be the same objects again and again.
+    """Return the sha256, in hex, of `repr(tuple(contents))`.
 
-    It is that of `repr(tuple(contents))`, of which only one content is held at a time.
+    Contents may share large parts, whose `repr` would repeat them, so only the `repr` of one
+    content is held at a time.
     """
     hashed = hashlib.sha256(b"(")
     for i, content in enumerate(contents):
@@ -221,13 +229,13 @@ def hash_contents(contents: Sequence[Content]) -> str:
 
 
 class LongTask(Task):
-    """A task on long documents; a new one is a file, with a line in `famjax.tasks`.
+    """A task on long documents. A new one is a file, and a line in `famjax.tasks`.
 
     Attributes:
-      name: in `data.task` and `famjax eval --tasks`.
-      source: where it comes from, for the report.
-      answer_tokens: that an answer may take.
-      facts_hint: where there is a file of facts, of a task that `has_facts`.
+      name: name in `data.task` and `famjax eval --tasks`.
+      source: origin of the task, for the report.
+      answer_tokens: number of tokens that an answer may take.
+      facts_hint: for a task that `has_facts`, how to give its file of facts, for errors.
     """
 
     keys = ("data.long.*",)
@@ -243,17 +251,17 @@ class LongTask(Task):
 
     @property
     def has_files(self) -> bool:
-        """Whether the filler is the text of files; else it is the task's own."""
+        """Whether the filler is text from files; if not, the task makes its own."""
         return False
 
     @property
     def has_facts(self) -> bool:
-        """Whether its facts are those of a file, `data.long.facts`."""
+        """Whether the facts are read from a file, `data.long.facts`."""
         return False
 
     @abc.abstractmethod
     def make_content(self, rng: np.random.Generator, material: Material) -> Content:
-        """Return the content of a document."""
+        """Return the content of a document; equal `rng` and `material` give equal contents."""
 
     def make_filler(
         self,
@@ -262,13 +270,13 @@ class LongTask(Task):
         material: Material,
         room: Room,
     ) -> Iterator[str]:
-        """Yield the sentences of a document, those of files if the task has some.
+        """Yield the filler's sentences of a document: from files if the task `has_files`, or noise.
 
         Args:
-          rng: equal ones give equal sentences.
-          content: of the document.
-          material: of `load`.
-          room: for them.
+          rng: random generator; equal ones give equal sentences.
+          content: content of the document.
+          material: what `load` returned.
+          room: room for the sentences. More may be yielded; the document takes those that fit.
         """
         return material.texts(rng) if material.texts else repeat_noise()
 
@@ -283,14 +291,15 @@ class LongTask(Task):
         """Return a document, equal for equal seeds; its content does not depend on its length.
 
         Args:
-          tokenizer: of its tokens.
-          length: see `Document`.
-          seed: numbers.
-          material: of `load`.
-          depth: of the first fact of the first question; None draws it, as those of the others.
+          tokenizer: the tokenizer.
+          length: maximum number of tokens, see `Document`.
+          seed: numbers that identify the document.
+          material: what `load` returned.
+          depth: depth of the first fact of the first question; None draws it like the other depths.
 
         Raises:
-          UserError: it does not fit in `length`, or the tokenizer cannot express an answer.
+          UserError: the document does not fit in `length`, or the tokenizer cannot express an
+            answer.
         """
         content = self.make_content(np.random.default_rng([*seed, _CONTENT]), material)
         depths = np.random.default_rng([*seed, _DEPTHS]).random(len(content.facts))
@@ -318,10 +327,11 @@ class LongTask(Task):
         filler: Callable[[int], Iterator[str]] = lambda _: repeat_noise(),
         depths: tuple[float, ...] = (),
     ) -> Document:
-        """Return the document of a content, see `Document`.
+        """Return a document with a given content. The arguments are those of `Document`.
 
         Raises:
-          UserError: it does not fit in `length`, or the tokenizer cannot express an answer.
+          UserError: the document does not fit in `length`, or the tokenizer cannot express an
+            answer.
         """
         for question in content.questions:
             for reference in question.references:
@@ -340,25 +350,25 @@ class LongTask(Task):
         of: int,
         material: Material = NO_MATERIAL,
     ) -> Document:
-        """Return the document `number` of the `of` that are evaluated.
+        """Return document `number` of the `of` documents that are evaluated.
 
-        The first fact of its first question is in the document's own part of all depths, unless
-        facts are in order.
+        The first fact of its first question has a random depth in the `number`-th of `of` equal
+        parts, so that all depths are covered, unless the facts keep their order.
         """
         seed = (0, number, _EVALUATION)
         depth = (number % of + np.random.default_rng(seed).random()) / of
         return self.document(tokenizer, length, seed, material, depth)
 
     def load(self, files: str, facts: str, tokenizer: Tokenizer) -> Material:
-        """Return what the task reads from files.
+        """Read the files of the task.
 
         Args:
-          files: of the filler, as `data.files`; "" is Python's standard library.
-          facts: file of the facts.
-          tokenizer: of the run.
+          files: files of the filler, in the form of `data.files`; "" is Python's standard library.
+          facts: file of the facts; "" is none.
+          tokenizer: the run's tokenizer.
 
         Raises:
-          UserError: facts are missing, or not needed.
+          UserError: `facts` is missing, or given to a task with its own facts.
         """
         if facts and not self.has_facts:
             raise UserError(f"data.long.facts={facts}: {self.name} has its own facts; remove it")
@@ -370,7 +380,7 @@ class LongTask(Task):
         return Material(cycle_sentences(source) if source else None, contents, version, source)
 
     def read_facts(self, facts: str) -> tuple[Content, ...]:
-        """Return the contents of a file; a task that `has_facts` has some."""
+        """Return the contents of a file of facts, for a task that `has_facts`."""
         return ()
 
     def make_source(
@@ -390,20 +400,20 @@ class LongTask(Task):
 class LongSource(Source):
     """Endless training documents, each with one question and its answer.
 
-    Each octave of lengths has as many tokens.
+    Lengths are drawn so that each octave of lengths has the same number of tokens.
     """
 
     def __init__(self, task: LongTask, config: Config, tokenizer: Tokenizer):
         self.task, self.tokenizer = task, tokenizer
         self.config, self.seed = config.data.long, config.seed
         self._material = task.load(config.data.files, self.config.facts, tokenizer)
-        # refuses what does not fit
+        # raise errors now if a content does not fit, and not during training
         for content in self._material.contents:
             task.place(content, tokenizer, self.config.min_length)
         list(islice(self._open([0, 0, self.config.min_length])[0].tokens(), 2))
 
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
-        """Return [lane, number of the document, most tokens]."""
+        """Return [lane, number of the document, maximum number of tokens]."""
         c = self.config
         rng = np.random.default_rng([self.seed, lane, k, _TRAINING])
         return [lane, k, round(1 / rng.uniform(1 / c.max_length, 1 / c.min_length))]
@@ -429,7 +439,7 @@ class LongSource(Source):
             yield Piece(np.concatenate([question, answer]), weights)
 
     def get_state(self) -> dict[str, Any]:
-        """Return a fingerprint of the files: keys and cursors are valid for these only."""
+        """Return a fingerprint of the files; keys and cursors are valid only for the same files."""
         return {"material": self._material.version}
 
     def set_state(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Filler of long documents: noise, or the sentences of texts, without end."""
+"""Endless filler for long documents: noise, or the sentences of texts."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 from famjax.core.errors import UserError
 from famjax.data.sources import TextSource
 
-# returns the sentences of one document
+# called with a document's generator; yields the sentences of its filler
 Filler = Callable[[np.random.Generator], Iterator[str]]
 
-# RULER's noise, which is that of the passkey task
+# RULER's noise, which is the same as in the passkey task
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 _END = re.compile(r"(?<=[.!?])\s+")
-# of a text without ends of sentences, so many characters are one
+# longer sentences are split into pieces of so many characters
 _LONGEST = 1000
 
 
@@ -26,7 +26,7 @@ def repeat_noise() -> Iterator[str]:
 
 
 def cycle_sentences(source: TextSource) -> Filler:
-    """Return the sentences of all documents of a source, over and over, from a random place on."""
+    """Return a filler that repeats all documents of a source, starting at a random place."""
 
     def filler(rng: np.random.Generator) -> Iterator[str]:
         first, empty = int(rng.integers(len(source))), 0
@@ -47,7 +47,7 @@ def cycle_sentences(source: TextSource) -> Filler:
 
 
 def shuffle_forever(texts: Sequence[str]) -> Filler:
-    """Return texts in random order, again and again, each time in another one."""
+    """Return a filler that repeats texts, each time in another random order."""
 
     def filler(rng: np.random.Generator) -> Iterator[str]:
         while True:
@@ -58,7 +58,7 @@ def shuffle_forever(texts: Sequence[str]) -> Filler:
 
 
 def split_sentences(text: str) -> Iterator[str]:
-    """Yield the sentences of a text, without the spaces between them."""
+    """Yield the sentences of a text, without the white space between them."""
     for line in text.splitlines():
         for sentence in _END.split(line.strip()):
             for at in range(0, len(sentence), _LONGEST):

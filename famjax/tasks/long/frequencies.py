@@ -1,7 +1,7 @@
-"""Words that are counted: RULER's `cwe` and `fwe` (arXiv 2404.06654, 3 and B).
+"""Tasks that count words: RULER's `cwe` and `fwe` (arXiv 2404.06654, 3 and B).
 
-A list of words in random order, some of which are in it more often than others. The list has no
-facts at a depth: all of it has to be remembered.
+A document is a list of words in random order, of which some occur more often than others. It has no
+facts at particular depths: the whole list has to be remembered.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PAIRS = len(ADJECTIVES) * len(NOUNS)
 
 
 class CommonWords(LongTask):
-    """A numbered list in which ten words are thirty times, all others three times."""
+    """A numbered list of words, in which ten words occur 30 times, and all others three times."""
 
     name = "cwe"
     source = "RULER, arXiv 2404.06654"
@@ -53,12 +53,13 @@ class CommonWords(LongTask):
         first, shift = _index(words[0]), int(rng.integers(_PAIRS))
 
         def other(number: int) -> str:
-            """Return one of the words that follow the common ones, all of which differ."""
+            """Return the rare word of a number; they all differ, also from the common words."""
             around, place = divmod(number, _PAIRS - self.common)
             place = (place + shift) % (_PAIRS - self.common)
             return _pair((first + self.common + place) % _PAIRS + around * _PAIRS)
 
-        # numbers grow: a second estimate has those in the middle of the first one's list
+        # numbers get longer along the list, so a second estimate takes words from the middle of
+        # the list of the first estimate
         middle = room.count([f"{i}. {other(i)}" for i in range(1, 201)]) // 2
         total = room.count([f"{middle + i}. {other(i)}" for i in range(200)])
         if total < self.fewest:
@@ -66,7 +67,7 @@ class CommonWords(LongTask):
                 f"{self.name}: {total} words fit, in which none is often; ask for a length that "
                 f"holds at least {self.fewest}"
             )
-        # of a short list half are common words
+        # in a short list, common words are at most half of it
         often = min(self.often, total // (2 * self.common))
         total = self.common * often + (total - self.common * often) // self.seldom * self.seldom
         seed = int(rng.integers(2**32))
@@ -78,12 +79,13 @@ class CommonWords(LongTask):
 
 
 class FrequentWords(LongTask):
-    """Coded words, the k-th as often as k^-2, of which the first is dots."""
+    """Coded words, of which the k-th has a frequency of k^-2; the first one is dots."""
 
     name = "fwe"
     source = "RULER, arXiv 2404.06654"
     answer_tokens = 50
-    # from so many words on, each of the first four is in the document more often than the next one
+    # minimum number of words with which each of the four most frequent ones occurs more often than
+    # the next one
     fewest = 53
 
     def make_content(self, rng: np.random.Generator, material: Material) -> Content:
@@ -131,7 +133,7 @@ class FrequentWords(LongTask):
 
 
 def _pair(index: int) -> str:
-    """Return the word of an index; all differ, and neighbours have nothing in common."""
+    """Return the word of an index. All words differ, and consecutive ones have no common part."""
     index, pair = divmod(index, _PAIRS)
     noun, adjective = divmod(pair, len(ADJECTIVES))
     word = f"{ADJECTIVES[adjective]}-{NOUNS[(noun + adjective) % len(NOUNS)]}"
@@ -142,7 +144,7 @@ def _pair(index: int) -> str:
 
 
 def _index(word: str) -> int:
-    """Return the index of a word of two parts."""
+    """Return the index of a word that has two parts; the inverse of `_pair`."""
     adjective, noun = word.split("-")
     row = ADJECTIVES.index(adjective)
     return (NOUNS.index(noun) - row) % len(NOUNS) * len(ADJECTIVES) + row

@@ -1,7 +1,7 @@
 """Needles in a haystack: RULER's eight tasks (Hsieh et al. 2024, arXiv 2404.06654, 3 and B).
 
-Needles and questions have RULER's wording, so that models are asked what they are asked elsewhere.
-Keys are of our own words.
+Needles and questions have RULER's wording, so that results are comparable with those elsewhere. The
+words of the keys are our own.
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ _DRAW: dict[str, Callable[[np.random.Generator], str]] = {
 
 @dataclass(frozen=True)
 class Needles(LongTask):
-    """Needles, each a value of a key, of which some are asked for.
+    """Needles that each give a value of a key, and questions for the values of some keys.
 
     Attributes:
-      name: RULER's.
-      haystack: noise, sentences of texts, or other needles.
-      kind: of the values.
-      key_kind: of the keys.
-      keys_in: keys in the document.
-      values: of each key.
-      queries: keys in one question.
+      name: RULER's name of the task.
+      haystack: the filler: noise, sentences of texts, or other needles.
+      kind: kind of the values.
+      key_kind: kind of the keys.
+      keys_in: number of keys in the document.
+      values: number of values of each key.
+      queries: number of keys in one question.
     """
 
     name: str
@@ -107,7 +107,7 @@ class Needles(LongTask):
     def _question(
         self, keys: list[str], pairs: dict[str, list[str]], group: tuple[int, ...]
     ) -> Question:
-        """Return the question for the keys of these indices."""
+        """Return the question for the keys with the indices in `group`."""
         singular = self.queries * self.values == 1
         names = [keys[i] for i in group]
         query = names[0] if len(names) == 1 else f"{', '.join(names[:-1])}, and {names[-1]}"

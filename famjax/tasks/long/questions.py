@@ -1,8 +1,8 @@
-"""RULER's questions about documents: SQuAD's (`qa_1`) and HotpotQA's (`qa_2`) (arXiv 2404.06654).
+"""RULER's questions about documents, from SQuAD (`qa_1`) and HotpotQA (`qa_2`) (arXiv 2404.06654).
 
-The context is a numbered list: the documents that a question is about, among others of the same
-file, in random order. Where all of them are in the list they come again with other numbers, as in
-RULER, but for those that the question is about.
+The context is a numbered list with the documents that a question is about, among other documents of
+the same file, in random order. If the list is longer than the file, the other documents are
+repeated with new numbers, as in RULER, but not those that the question is about.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ _TASK = (
 )
 _HEAD = f"{_TASK}\n\nThe following are given documents.\n\n"
 _LABEL = "Document {}:\n"
-# of documents in a list: it is part of a material's version, so that an evaluation is not continued
-# with another one. 2: those of the article among the others
+# version of how documents are arranged in the list. It is part of the material's version, so that
+# an evaluation is not continued with another arrangement. 2: other paragraphs of the article come
+# first among the distractors
 _ARRANGEMENT = 2
 
 
@@ -35,9 +36,10 @@ class DocumentQuestions(LongTask):
     """A question about one or several documents of a list.
 
     Args:
-      name: of the task.
-      file: what it reads, for errors.
-      parse: returns the contents of the JSON of a file; a missing field is a KeyError.
+      name: name of the task.
+      file: description of the file that it reads, for errors.
+      parse: called with the parsed JSON of a file; returns its contents. A missing field raises a
+        KeyError.
     """
 
     source = "RULER, arXiv 2404.06654"
@@ -76,7 +78,7 @@ class DocumentQuestions(LongTask):
         """Return a content for each document, or group of documents, with questions.
 
         Raises:
-          UserError: the file is not of that set, or has no question with an answer.
+          UserError: the file is not in the data set's format, or has no question with an answer.
         """
         try:
             contents = self._parse(parse_json("".join(read_text_pieces(facts))))
@@ -94,17 +96,18 @@ class DocumentQuestions(LongTask):
         material: Material,
         room: Room,
     ) -> Iterator[str]:
-        """Yield the near documents at random places among others; those that fit, if not all do."""
+        """Yield the near documents at random places among others; if not all fit, those that do."""
         assert material.texts is not None
         near = [text for text in dict.fromkeys(content.near) if text not in content.facts]
         free = max(room.tokens - sum(map(room.size, near)), 0)
-        # tokens of others before each of them
+        # how many tokens of other documents come before each near document
         places = np.sort(rng.random(len(near))) * free
         waiting = deque(zip(places, (near[i] for i in rng.permutation(len(near))), strict=True))
         used = 0
         for text in _without(material.texts(rng), content.facts, near):
             used += room.size(text)
-            # the first of the others that does not fit is the last one
+            # `Document` ends the context at the first text that does not fit, so near documents
+            # must come before it
             while waiting and waiting[0][0] < used:
                 yield waiting.popleft()[1]
             yield text
@@ -113,7 +116,7 @@ class DocumentQuestions(LongTask):
 def parse_squad(file: Any) -> list[Content]:
     """Return a content for each paragraph of SQuAD 1.1 or 2.0, with its answerable questions.
 
-    Other paragraphs of its article are the first distractors, as in RULER.
+    As in RULER, the first distractors are the other paragraphs of the same article.
     """
     contents = []
     for article in file["data"]:
@@ -156,7 +159,7 @@ def _content(
 
 
 def _without(texts: Iterator[str], own: Sequence[str], near: Sequence[str]) -> Iterator[str]:
-    """Yield texts without those of `own`, and without the first of each of `near`."""
+    """Yield texts without those in `own`, and without the first occurrence of those in `near`."""
     left = set(near)
     for text in texts:
         if text in left:

@@ -9,7 +9,7 @@ import numpy as np
 from famjax.tasks.long.document import Content, LongTask, Material, Question
 
 _HEAD = "Memorize and track the chain(s) of variable assignment hidden in the following text.\n\n"
-# "assgined" is RULER's
+# "assgined" is RULER's spelling
 _QUESTION = (
     "\nQuestion: Find all variables that are assigned the value {value} in the text above. "
     "Answer: According to the chain(s) of variable assignment in the text above, {count} variables "
@@ -18,9 +18,9 @@ _QUESTION = (
 
 
 class VariableTracking(LongTask):
-    """A number is assigned to a variable, and from it to four others, one after the other.
+    """A chain of assignments: a number to a variable, that one to the next, and so on for 5 names.
 
-    RULER puts a solved example before the text; ours has none, as trained models need none.
+    RULER puts a solved example before the text. Here there is none: trained models do not need it.
     """
 
     name = "vt"

@@ -1,4 +1,4 @@
-"""Words for keys and lists: pairs of an adjective and a noun, as in RULER."""
+"""Adjectives and nouns, whose pairs are the words of keys and lists, as in RULER."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""The text of an HTML document."""
+"""Extraction of the text of an HTML document."""
 
 from __future__ import annotations
 
 import re
 from html.parser import HTMLParser
 
-# that begin another paragraph
+# tags that begin a paragraph
 _BLOCKS = {"p", "div", "hr", "h1", "h2", "h3", "h4", "h5", "h6", "li", "tr", "blockquote"}
 _UNSEEN = {"head", "script", "style"}
 
@@ -17,14 +17,14 @@ class _Text(HTMLParser):
         self._unseen = 0
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        # a head may have no end
+        # the end tag of a head may be missing
         self._unseen = 0 if tag == "body" else self._unseen + (tag in _UNSEEN)
         self._break(tag)
         if tag == "br":
             self.parts.append("\n")
 
     def handle_endtag(self, tag: str) -> None:
-        # nor each end a start
+        # an end tag may have no start tag
         self._unseen = max(self._unseen - (tag in _UNSEEN), 0)
         self._break(tag)
 

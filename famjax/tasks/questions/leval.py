@@ -1,7 +1,7 @@
-"""L-Eval (arXiv 2307.11088): records say in `evaluation` how their answers are scored.
+"""L-Eval (arXiv 2307.11088), whose records say in `evaluation` how their answers are scored.
 
-Metrics are those of its repository, `Evaluation/auto_eval.py`. Its prompts differ by model, so
-that questions are asked here as in other sets.
+The metrics are those of its repository, `Evaluation/auto_eval.py`. Its prompts are different for
+each model; here the questions have the same prompts as in other question sets.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from famjax.core.errors import UserError, nearest
 from famjax.tasks.questions.question_set import QuestionSet
 from famjax.tasks.questions.records import Asked, AskedDocument, parse_leval
 
-# data sets by the `source` of their records, where that is another name
+# names of data sets, by the `source` of their records, where this is different
 _NAMES = {
     "financial": "financial_qa",
     "paper_review": "paper_assistant",
@@ -26,20 +26,20 @@ _NAMES = {
 }
 # "B", "ACD", "(B) a text"
 _CHOICE = re.compile(r"\(?([A-D]+)\)?(?![\w-])")
-# whether a statement is true in a novel, and whether it is in the world
+# whether a statement is true in a novel, and whether it is true in the world
 _JUDGEMENT = re.compile(r"(True|False) \[fact: (True|False)\]")
 _NOVEL = "the world described in the document"
 _WORLD = "the real-world knowledge and facts up until your last training"
 
 
 class _Scoring(NamedTuple):
-    """How answers are scored.
+    """How the answers of a record are scored.
 
     Attributes:
-      metric: of `famjax.eval.answer_scores`.
-      stop: an answer ends before this string; "" is none.
-      name: of the data set, if the metric tells.
-      is_prompt: an instruction is the whole prompt.
+      metric: name of a metric of `famjax.eval.answer_scores`.
+      stop: string before which an answer ends; "" is none.
+      name: name of the data set, if it follows from the way of scoring; else "".
+      is_prompt: whether an instruction of the record is the whole prompt.
     """
 
     metric: str
@@ -50,11 +50,12 @@ class _Scoring(NamedTuple):
 
 _F1 = _Scoring("f1")
 _ROUGE = _Scoring("rouge_l_unstemmed", stop="")
-# of several letters all lines count, up to what the model asks next
+# where several letters may be right, all lines count, up to the next question that the model writes
 _LETTER, _LETTERS = _Scoring("letter"), _Scoring("letters", stop="Question")
 _TRUTH = _Scoring("truth")
 _TEXT = _Scoring("contains")
-# answers that think step by step, in any number of paragraphs; a record of GSM8K has no source
+# answers are reasoned step by step, in any number of paragraphs; records of GSM8K have no source,
+# so their data set is named here
 _MATH = _Scoring("final_number", stop="", name="gsm100", is_prompt=True)
 _CODE = _Scoring("printed", stop="", name="codeU", is_prompt=True)
 
@@ -62,7 +63,7 @@ _CODE = _Scoring("printed", stop="", name="codeU", is_prompt=True)
 def _parse(record: dict[str, Any]) -> AskedDocument:
     how = record["evaluation"]
     if how in ("LLM", "human"):
-        # its files repeat these documents and questions with f1 or rouge
+        # nothing is lost: the same files repeat these documents and questions with f1 or rouge
         reason = f"evaluation {how!r}: a model or a person judges its answers"
         return AskedDocument(record["input"], (), left_out=reason)
     if how not in ("f1", "rouge", "exam"):
@@ -92,7 +93,7 @@ def _parse(record: dict[str, Any]) -> AskedDocument:
 
 
 def _exam(questions: list[str], answers: list[str]) -> _Scoring:
-    """Return how the answers of an exam are scored."""
+    """Return how the answers of an exam are scored, by the form of its answers and questions."""
     if all(map(_JUDGEMENT.fullmatch, answers)):
         return _TRUTH
     choices = [_CHOICE.match(answer) for answer in answers]
@@ -107,7 +108,7 @@ def _exam(questions: list[str], answers: list[str]) -> _Scoring:
 
 
 def _in_both_worlds(asked: Asked) -> tuple[Asked, Asked]:
-    """Return the question about the novel, and the same about the world."""
+    """Return a question about the novel, and the same question about the world."""
     judged = _JUDGEMENT.fullmatch(asked.references[0].strip())
     assert judged
     world = asked.prompt.replace(_NOVEL, _WORLD)

@@ -1,6 +1,6 @@
-"""LongBench (arXiv 2308.14508): each data set has its own prompt, metric and length of answers.
+"""LongBench (arXiv 2308.14508), whose data sets have their own prompts, metrics and answer lengths.
 
-They are those of its repository: `config/dataset2prompt.json`, `config/dataset2maxlen.json` and
+These are taken from its repository: `config/dataset2prompt.json`, `config/dataset2maxlen.json` and
 `eval.py`. Records of LongBench-E have the same fields.
 """
 
@@ -35,10 +35,10 @@ class _Set(NamedTuple):
     """A data set of LongBench.
 
     Attributes:
-      metric: of `famjax.eval.answer_scores`.
-      answer_tokens: most of an answer.
-      template: of the prompt.
-      is_line: an answer ends with its line.
+      metric: name of a metric of `famjax.eval.answer_scores`.
+      answer_tokens: maximum number of tokens of an answer.
+      template: template of the prompt.
+      is_line: whether an answer ends at the end of its line.
     """
 
     metric: str
@@ -151,7 +151,7 @@ _SETS = {
         '请输入摘要所属段落的编号。答案格式必须是"段落1"，"段落2"等格式\n\n答案是：',
     ),
 }
-# whose metrics split words as jieba does
+# data sets whose metrics split words with jieba
 _SEGMENTED = ("multifieldqa_zh", "dureader", "vcsum")
 
 

@@ -21,10 +21,11 @@ from famjax.tasks.questions.records import (
 
 
 def _parse(record: dict[str, Any]) -> AskedDocument:
-    """Parse QuALITY's {article, questions: [{question, options, gold_label}]}, or as Qasper's.
+    """Parse a record of QuALITY, L-Eval or SCROLLS.
 
-    TFDS has {article, questions: [question], options: [options], gold_labels: [label]}, the
-    example of its early format {article: lines of HTML, question1, question1option1 to 4,
+    Records of QuALITY are {article, questions: [{question, options, gold_label}]}. Those of TFDS
+    are {article, questions: [question], options: [options], gold_labels: [label]}. The example of
+    QuALITY's early format is {article: lines of HTML, question1, question1option1 to 4,
     question1_gold_label, question2, ...}.
     """
     if "instructions" in record:

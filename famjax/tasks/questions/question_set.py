@@ -17,12 +17,12 @@ class QuestionSet(EvaluationTask):
     A new one is an instance in a file of its own, and a line in `famjax.tasks.TASKS`.
 
     Attributes:
-      name: of the task.
-      source: where its records and metrics are from.
+      name: name of the task.
+      source: origin of its records and metrics.
       parse: returns the document of a JSON record, see `famjax.tasks.questions.records`.
-      metrics: of `famjax.eval.answer_scores`, by the first of which a run is judged.
-      answer_tokens: most tokens of an answer.
-      stop: an answer ends before this string; "" is none.
+      metrics: names of metrics of `famjax.eval.answer_scores`; a run is judged by the first one.
+      answer_tokens: maximum number of tokens of an answer.
+      stop: string before which an answer ends; "" is none.
     """
 
     name: str
@@ -44,7 +44,7 @@ class QuestionSet(EvaluationTask):
     )
 
     def load(self, files: str, skip_broken: bool) -> tuple[list[AskedDocument], list[str]]:
-        """Return the documents of files, and of lines that were left out the reasons."""
+        """Return the documents in files, and the reasons for lines that were left out."""
         return read_documents(files, self.parse, skip_broken)
 
     def scores(self, results: Any) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Documents with questions, of JSON lines in the shapes in which data sets are published."""
+"""Reading of documents with questions from JSON lines, in the formats of published data sets."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from famjax.data.files import is_jsonl, open_text, wrap_read_errors
 from famjax.data.find_files import list_files
 from famjax.data.json_lines import iter_lines, wrap_line_errors
 
-# "(A) text" of the options in a question
+# an option in a question, "(A) text"
 _OPTION = re.compile(r"^[ \t]*\(([A-Z])\)(.*?)(?=^[ \t]*\([A-Z]\)|\Z)", re.MULTILINE | re.DOTALL)
 
 _ANSWER = "\nAnswer:"
-# begins the name of a data set instead of files'
+# prefix of the name of a data set, in place of files
 TFDS = "tfds:"
 
 
@@ -25,14 +25,14 @@ class Asked(NamedTuple):
     """A question about a document.
 
     Attributes:
-      prompt: what follows the document, up to where the answer begins.
+      prompt: text after the document, up to where the answer begins.
       references: right answers, of which one suffices.
-      options: answers to choose from; none of an open question.
-      metric: that scores it; "" is the task's.
-      stop: an answer ends before this string, "" is none; None is the task's.
-      answer_tokens: most tokens of an answer; None is the task's.
-      subset: data set that it is from, of a collection of several.
-      words: of the document with question and answers, as a collection counts them.
+      options: answers to choose from; empty for an open question.
+      metric: name of the metric that scores the answer; "" is the task's.
+      stop: string before which an answer ends, "" is none; None is the task's.
+      answer_tokens: maximum number of tokens of an answer; None is the task's.
+      subset: in a collection of data sets, the data set that the question is from.
+      words: number of words of the document with question and answers, as a collection counts them.
     """
 
     prompt: str
@@ -49,10 +49,11 @@ class AskedDocument(NamedTuple):
     """A document with questions.
 
     Attributes:
-      text: the document.
-      questions: about it.
-      name: file and line.
-      left_out: why it has no questions, if its data set does not score them itself.
+      text: text of the document.
+      questions: questions about the document.
+      name: file and line of the document, for errors.
+      left_out: the reason if the document is left out, because its answers cannot be scored here;
+        else "".
     """
 
     text: str
@@ -61,25 +62,25 @@ class AskedDocument(NamedTuple):
     left_out: str = ""
 
 
-# returns the document of a record
+# returns the document of a JSON record
 Parse = Callable[[dict[str, Any]], AskedDocument]
 
 
 def read_documents(
     files: str, parse: Parse, skip_broken: bool = False
 ) -> tuple[list[AskedDocument], list[str]]:
-    """Return the documents of files of JSON lines, and of lines that were left out the reasons.
+    """Return the documents in files of JSON lines, and the reasons for lines that were left out.
 
-    Documents of equal text, which sets with one question a line repeat, become one.
+    Documents with equal texts become one: data sets with one question per line repeat them.
 
     Args:
       files: file, folder or glob of .jsonl, .jsonl.gz or .jsonl.xz; several separated by commas.
         Or "tfds:SET:SPLIT", a data set of TFDS.
-      parse: returns the document of a record; a missing field is a KeyError.
-      skip_broken: lines that cannot be read are left out.
+      parse: returns the document of a record; a missing field raises a KeyError.
+      skip_broken: whether to leave out lines that cannot be read.
 
     Raises:
-      UserError: a line cannot be read, or there is none.
+      UserError: a line cannot be read, or no document is left.
     """
     found: dict[str, AskedDocument] = {}
     left_out: list[str] = []
@@ -106,8 +107,10 @@ def read_documents(
 
 
 def _join_equal(questions: list[Asked]) -> tuple[Asked, ...]:
-    """Return the questions, equal ones as one with the references of all: some sets have a line
-    for each reference."""
+    """Return the questions, with equal ones joined to one that has the references of all.
+
+    Some data sets have a line for each reference.
+    """
     joined: dict[tuple[Any, ...], Asked] = {}
     for asked in questions:
         key = asked.prompt, asked.options, asked.metric, asked.subset
@@ -118,9 +121,12 @@ def _join_equal(questions: list[Asked]) -> tuple[Asked, ...]:
 
 
 def _named_documents(files: str, parse: Parse) -> Iterator[tuple[str, Callable[[], AskedDocument]]]:
-    """Yield for each record where it is, and what parses it or raises a UserError that says so."""
+    """Yield for each record its place, and a function that parses it.
+
+    The function raises a `UserError` with this place if the record cannot be parsed.
+    """
     if files.startswith(TFDS):
-        # TensorFlow is imported where it is needed only
+        # TensorFlow is imported only where it is needed
         from famjax.data.seqio_tasks import read_records
 
         for number, record in enumerate(read_records(files), 1):
@@ -128,7 +134,7 @@ def _named_documents(files: str, parse: Parse) -> Iterator[tuple[str, Callable[[
             yield name, functools.partial(_parse_named, name, record, parse)
         return
     paths = list_files(files, "--tasks")
-    # a folder may have other files
+    # a folder may also have other files: take only JSON lines, if there are any
     for path in [path for path in paths if is_jsonl(path)] or paths:
         for number, line in _numbered_lines(path):
             yield f"{path}:{number}", functools.partial(_parse_line, path, number, line, parse)
@@ -168,7 +174,7 @@ def _parse(record: Any, parse: Parse) -> AskedDocument:
 
 
 def _check(document: AskedDocument) -> None:
-    """Refuse a document without text or questions, and questions without an answer."""
+    """Raise a `UserError` for a document without text, questions, or answers to a question."""
     if document.left_out:
         return
     questions = document.questions
@@ -194,12 +200,12 @@ def _check(document: AskedDocument) -> None:
 
 
 def question_prompt(question: str) -> str:
-    """Return the prompt of a question after its document."""
+    """Return the prompt of a question, which follows its document."""
     return f"\n\nQuestion: {question.strip()}{_ANSWER}"
 
 
 def strings(value: Any) -> tuple[str, ...]:
-    """Return a string, or each of a list of them."""
+    """Return the strings of a list, or a single string, as a tuple."""
     every = (value,) if isinstance(value, str) else tuple(value)
     if not all(isinstance(each, str) for each in every):
         raise TypeError(f"{value!r} is no text")
@@ -218,7 +224,7 @@ def parse_leval(record: dict[str, Any]) -> AskedDocument:
 def parse_longbench(record: dict[str, Any]) -> AskedDocument:
     """Parse LongBench's {context, input, answers, prompt_template}, or {prompt, answers}.
 
-    Of a template, what is before the context belongs to the document, the rest to the question.
+    The part of the template before the context belongs to the document, the rest to the question.
     """
     answers = strings(record["answers"])
     options = strings(record.get("all_classes") or ())
@@ -241,16 +247,16 @@ def parse_scrolls(record: dict[str, Any]) -> AskedDocument:
     if not found:
         raise UserError("input has no empty line after the question")
     if text.lstrip().startswith("(A)"):
-        # options are a paragraph of their own
+        # the options are a paragraph of their own after the question
         listed, _, text = text.lstrip().partition("\n\n")
         question = f"{question}\n\n{listed}"
     return AskedDocument(text, (Asked(question_prompt(question), strings(record["output"])),))
 
 
 def with_options(document: AskedDocument) -> AskedDocument:
-    """Return a document whose questions list their options, "(A) text", with these.
+    """Return a document with `options` set, for questions that list them in the prompt, "(A) text".
 
-    Questions without are left out.
+    Questions that list no options are left out.
     """
     questions = []
     for asked in document.questions:
