@@ -4,8 +4,9 @@
 
 The attention to the window is implemented in `famjax.mixers.window`; o_i, which token i reads from
 the recurrent states, and the update of the states are in `famjax.layers.recurrent_cell`. The paper
-has one such layer, the third from the top, in a stack of Transformer-XL layers; here that is a
-pattern in `model.mixer`, such as "bswa,bswa,block_recurrent,bswa".
+has one such layer, the third from the top, in a stack of Transformer-XL layers. Here it is part of
+a pattern in `model.mixer`, which is repeated over the layers: with six layers
+"bswa,bswa,bswa,block_recurrent,bswa,bswa" is the paper's.
 
 As in `famjax.mixers.fam`, all blocks are projected in parallel, a scan over the blocks updates only
 the states, and then all blocks attend in parallel. FAM began as this layer (TransformerFAM C.1),
