@@ -70,7 +70,7 @@ def _fam(seed: int, steps: int | None = None) -> DemoModel:
 
 
 def _delta(seed: int) -> DemoModel:
-    return DemoModel(f"DELTA-{seed}" if seed else "DELTA", "delta", seed=seed, steps=1000)
+    return DemoModel(f"DELTA-{seed}" if seed else "DELTA", "delta", seed=seed)
 
 
 def _bswa(segments: int) -> DemoModel:
