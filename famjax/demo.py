@@ -141,7 +141,7 @@ def main() -> int:
     parser.add_argument(
         "--full",
         action="store_true",
-        help="FAM and delta with 5 seeds, M0 to M12, 100 examples, 10M tokens",
+        help="train FAM and delta with 5 seeds, BSWA M0 to M12; 100 examples, 10M tokens",
     )
     demo = FULL_DEMO if parser.parse_args().full else SHORT_DEMO
     return run_guarded(lambda: demonstrate(demo))

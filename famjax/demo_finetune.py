@@ -223,12 +223,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m famjax.demo_finetune", description=__doc__)
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument(
-        "--full", action="store_true", help="delta and FAM with three seeds, and the sum"
+        "--full", action="store_true", help="finetune delta and FAM with three seeds, and the sum"
     )
     sizes.add_argument(
-        "--large", action="store_true", help="a base of a million parameters; three seeds"
+        "--large", action="store_true", help="use a base of a million parameters and three seeds"
     )
-    parser.add_argument("--books", help="TRAINING:HELD_OUT, more texts of --large's base")
+    parser.add_argument("--books", help="more texts for --large's base, TRAINING:HELD_OUT")
     arguments = parser.parse_args()
     return run_guarded(lambda: demonstrate(_read_arguments(arguments)))
 

@@ -108,11 +108,17 @@ class TextDemo:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m famjax.demo_text", description=__doc__)
-    parser.add_argument("--data", help="NAME=TRAINING:HELD_OUT; default: the standard library")
+    parser.add_argument(
+        "--data", help="texts, NAME=TRAINING:HELD_OUT; default: the standard library"
+    )
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--base-steps", type=int, default=1000, help="without any memory")
-    parser.add_argument("--steps", type=int, default=400, help="of each model after them")
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="of both configs")
+    parser.add_argument(
+        "--base-steps", type=int, default=1000, help="steps of the base, without memory"
+    )
+    parser.add_argument("--steps", type=int, default=400, help="further steps of each model")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY=VALUE", help="overrides of both configs"
+    )
     arguments = parser.parse_args()
     return run_guarded(lambda: demonstrate(_read_arguments(arguments)))
 

@@ -38,29 +38,29 @@ class Arguments:
     run: tyro.conf.Positional[str]
     """Folder of the run, or of a Hugging Face model."""
     memory: bool = False
-    """Instead: size, turn, rank and gates of the memory by block, attention on it, and the loss
-    without it, along one document of --length tokens."""
+    """Measure instead the size, turn, rank and gates of the memory by block, the attention on it,
+    and the loss without it, along one document of --length tokens."""
     attention: bool = False
-    """Instead: the share of the attention weights on memory, memory segments and the own block, by
-    layer and head, along one document of --length tokens, and how far back the last block's loss
-    depends on the tokens; --plot draws the last block's maps."""
+    """Measure instead shares of attention on memory, memory segments, own block by layer and head,
+    and how far back the last block's loss depends on tokens, along one document of --length tokens.
+    With --plot, draw the last block's maps."""
     teacher: str = ""
-    """Folder of the run that it was converted from; it reads the same text."""
+    """Folder of the run it was converted from; adds the distance to its attention on this text."""
     tasks: str = "text:holdout"
-    """text:FILES (file, folder or glob, several separated by commas), or text:holdout, the
-    documents that training held out. With --memory or --attention, passkey is a document of that
-    task, which a run of it reads without --tasks."""
+    """Text to read: text:FILES (files, folders or globs separated by commas) or text:holdout,
+    the documents that training held out.
+    With --memory or --attention also passkey, a document of that task; the default for its runs."""
     layers: str = ""
-    """With --attention: layers whose maps are drawn, or printed by --json, such as 0,7. Default:
-    the first 8 are drawn, and all are printed."""
+    """Layers whose maps --attention draws, or prints with --json, separated by commas, such as 0,7.
+    Default: the first 8 are drawn, and all are printed."""
     length: int = 512
-    """Tokens of an example, contiguous within one document."""
+    """Number of tokens of an example, a contiguous part of one document."""
     examples: int | None = None
-    """Number of examples, the first ones; they are processed one at a time. Default: 16."""
+    """Number of examples, taken from documents in turn, processed one at a time. Default: 16."""
     json: bool = False
     """Print one JSON object, with every head, instead of a table."""
     plot: str = ""
-    """Plot every head of every layer to this file, .png, .svg or .pdf."""
+    """Plot the results (by default every head of every layer) to this .png, .svg or .pdf file."""
 
 
 def run(argv: list[str]) -> int:

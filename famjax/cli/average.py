@@ -22,9 +22,9 @@ class Arguments:
     run: tyro.conf.Positional[str]
     """Folder of the run."""
     last: int = 10
-    """How many checkpoints, the last ones."""
+    """Number of last checkpoints to average."""
     out: str = ""
-    """Folder to write, which must not exist. Default: average in the run."""
+    """Folder to write, which must not exist. Default: the folder average in the run."""
 
 
 def run(argv: list[str]) -> int:

@@ -76,29 +76,30 @@ class Arguments:
     (mesh: 8 fake devices on a CPU, or all accelerators)."""
 
     name: tyro.conf.Positional[Literal["fam", "lora", "feedback", "linear", "eval", "beam", "mesh"]]
-    """what to measure"""
+    """What to measure."""
     config: str = ""
-    """take the model's shape from this config instead of a small one"""
+    """Take the model's shape from this config instead of a small one."""
     batch: int | None = None
-    """rows of the training step and of the streaming call: 16, feedback 32, linear 2, eval and mesh
-    8, beam 4"""
+    """Rows of the training step and of the streaming call.
+    Default: 16; feedback 32, linear 2, eval and mesh 8, beam 4."""
     length: int | None = None
-    """tokens of a row: 1024, feedback 128, mesh 512, eval 16384; linear: at most so many, 16384;
-    beam: so many are written, 64"""
+    """Tokens of a row (linear: of the longest row; beam: written).
+    Default: 1024; feedback 128, mesh 512, linear and eval 16384, beam 64."""
     turns: int | None = None
-    """repetitions of each program, interleaved: 7, feedback 3, linear, eval, beam and mesh 5"""
+    """Repetitions of each program, interleaved.
+    Default: 7; feedback 3; linear, eval, beam and mesh 5."""
     layers: int | None = None
-    """feedback: instead of the shape's"""
+    """Layers for feedback. Default: the shape's."""
     width: int | None = None
-    """feedback: instead of the shape's"""
+    """Width for feedback. Default: the shape's."""
     span: int | None = None
-    """feedback: attention span, instead of the shape's"""
+    """Attention span for feedback. Default: the shape's."""
     plot: str = ""
-    """feedback, linear, mesh: a file to plot to, .png, .svg or .pdf"""
+    """Plot to this .png, .svg or .pdf file, for feedback, linear and mesh."""
     rank: int = 64
-    """lora: rank of the adapters"""
+    """Rank of the adapters, for lora."""
     json: bool = False
-    """print one JSON object instead of tables"""
+    """Print one JSON object instead of tables."""
 
 
 def run(argv: list[str]) -> int:

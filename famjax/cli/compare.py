@@ -34,11 +34,11 @@ class Arguments:
     documents)."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
-    """Folders of runs that were evaluated, the reference first."""
+    """Folders of two or more evaluated runs, the reference first."""
     plot: str = ""
-    """Plot the loss of texts by position and the right answers by length to this file."""
+    """Plot the loss on texts by position, and right answers by length, to this file."""
     segments: str = ""
-    """Plot all scores, each divided by the best run's, by the number of memory segments
+    """Plot all scores, each divided by the best run's, by number of memory segments to this file
     (TransformerFAM, Figure 4)."""
 
 

@@ -28,20 +28,20 @@ class Arguments:
     """
 
     source: tyro.conf.Positional[str]
-    """Folder with config.json, *.safetensors and a tokenizer; or of a run."""
+    """Folder of a run, or of a Hugging Face model (config.json, *.safetensors and a tokenizer)."""
     dest: tyro.conf.Positional[str]
     """Folder to write, which must not exist."""
     to: Annotated[str, tyro.conf.arg(metavar=f"{{keep,{','.join(convert_names())}}}")] = "keep"
-    """The new attention of the layers; t2r: linear attention, which makes them RNNs."""
+    """New attention of the layers; t2r is linear attention, which makes them RNNs."""
     layers: str = ""
-    """Layers that --to changes: numbers and slices, 0,4 or ::4. Default: those with full attention,
-    or all if there are none."""
+    """Layers that --to changes: numbers and slices, 0,4 or ::4.
+    Default: those with full attention, or all if there are none."""
     keep_every: int | None = None
-    """n, instead of --layers: the top layer and every n-th below it keep their attention."""
+    """Keep the attention of the top layer and of every n-th below it, instead of --layers."""
     feature_size: int | None = None
-    """For t2r: elements of a feature map, model.linear.features."""
+    """Size of a feature map for --to t2r (model.linear.features)."""
     tokenizer: str = ""
-    """Replaces the folder's tokenizer: bytes, a tokenizer.json, a SentencePiece model."""
+    """Tokenizer instead of the folder's: bytes, a tokenizer.json or a SentencePiece model."""
 
 
 def run(argv: list[str]) -> int:

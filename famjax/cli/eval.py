@@ -34,64 +34,67 @@ class Arguments:
     run: tyro.conf.Positional[str]
     """Folder of the run, or of a Hugging Face model."""
     tasks: str = ""
-    """passkey; RULER's niah_single_1 to 3, niah_multikey_1 to 3, niah_multivalue, niah_multiquery,
-    vt, cwe, fwe, qa_1 and qa_2, and babilong (niah_single_2:FILES, babilong:FILES: with that text
-    as filler); text:FILES (file, folder or glob, several separated by commas), text:holdout (the
-    documents that training held out); questions in files of JSON lines (narrativeqa:FILES, qasper,
-    quality, squality, xlsum, longbench, leval); translate:SOURCES=TARGETS and summarize, of lines
-    of two files, or of JSON lines of inputs and targets; a toy task (random_walk, blocked_walk,
-    copy, reverse, counting, algorithmic); lm_eval:NAMES (tasks of lm-evaluation-harness, or YAML
-    files of such tasks); several separated by commas. Default: what the run was trained on."""
+    """Tasks separated by commas. Default: the run's training task.
+    passkey; toy tasks: random_walk, blocked_walk, copy, reverse, counting, algorithmic
+    RULER's niah_single_1 to 3, niah_multikey_1 to 3,
+    niah_multivalue, niah_multiquery, vt, cwe, fwe, qa_1, qa_2
+    babilong; with a text as filler: niah_single_2:FILES, babilong:FILES
+    text:FILES (files, folders or globs separated by commas)
+    text:holdout (the documents that training held out)
+    questions in JSON lines: narrativeqa:FILES, qasper, quality, squality, xlsum, longbench, leval
+    translate:SOURCES=TARGETS, summarize (lines of two files, or JSON lines of inputs and targets)
+    lm_eval:NAMES (tasks of lm-evaluation-harness, or YAML files of such tasks)"""
     lengths: str = ""
-    """Tokens of the documents, default 256,1024,4096,16384 for passkey and 1024,4096,16384 for
-    RULER's. Toy tasks: steps of the episodes (digits, A's, actions, statements), default
-    data.toy.test_steps."""
+    """Lengths of documents in tokens; of toy episodes in steps (digits, A's, actions, statements).
+    Default: 256,1024,4096,16384 (passkey), 1024,4096,16384 (RULER), data.toy.test_steps (toy)."""
     examples: int | None = None
-    """Documents or episodes of each length, default 20, and 1000 for toy tasks; documents of files
-    with questions, and questions of each task of lm_eval, default all."""
+    """Number of documents or episodes of each length. Default: 20, or 1000 for toy tasks.
+    For files with questions, documents in all; for lm_eval, questions per task. Default: all."""
     questions: int | None = None
-    """Questions about each document, which is read once: default 1, and all of those in files."""
+    """Number of questions about each document, which is read once.
+    Default: 1, or all for questions in files."""
     facts: str = ""
-    """babilong: a file of bAbI with the facts, such as qa1_single-supporting-fact_test.txt; qa_1: a
-    JSON file of SQuAD; qa_2: of HotpotQA."""
+    """File with the facts for babilong (a file of bAbI, such as
+    qa1_single-supporting-fact_test.txt), qa_1 (a JSON file of SQuAD) or qa_2 (one of HotpotQA)."""
     ablate: str = ""
-    """Passkeys, documents with questions, and texts: evaluate also without a part of the memory.
-    reset: the whole state at every block (texts always are); memory: FAM, or another memory, at its
-    initial value; segments: no memory segments; several separated by commas."""
+    """Evaluate passkeys, documents with questions, and texts also without a part of the memory:
+    reset: reset the whole state at every block (texts: always);
+    memory: keep FAM, or another memory, at its initial value;
+    segments: no memory segments. Several separated by commas."""
     skip_broken: bool = False
-    """Files with questions: leave out lines that cannot be read, and say how many."""
+    """Leave out lines that cannot be read in files with questions, and report how many."""
     shots: int | None = None
-    """lm_eval: solved examples before each question, default the task's own number."""
+    """Number of solved examples before each question of lm_eval. Default: the task's own."""
     chat: bool = False
-    """lm_eval: ask with the tokenizer's chat template."""
+    """Format the questions of lm_eval with the tokenizer's chat template."""
     beam: int | None = None
-    """translate and summarize: hypotheses that beam search extends at once; default 1, greedy."""
+    """Beam size for translate and summarize. Default: 1, greedy decoding."""
     length_penalty: float | None = None
-    """Beam search: an output's score is log p / length ** this, default 1."""
+    """Length penalty x of beam search: the score is log p / length ** x. Default: 1."""
     no_repeat_ngram: int | None = None
-    """Beam search: no so many tokens in a row come twice in an output, default any may."""
+    """Size of n-grams that must not occur twice in an output of beam search. Default: no limit."""
     tune: bool = False
-    """Beam search: try length penalties from 0 to 2, and take the best: of a development set."""
+    """Try length penalties from 0 to 2 in beam search, and take the best; for a development set."""
     max_tokens: int | None = None
-    """translate and summarize: the most tokens of an output, eos included; default twice the
-    source's and 16 more, but at most those of the longest target in training."""
+    """Maximum tokens of a translation or summary, eos included.
+    Default: twice the source's plus 16, but at most the longest target in training."""
     tokenized: bool = False
-    """translate: the files are tokenized, as by Moses; BLEU takes their tokens as they are."""
+    """Take the files of translate as already tokenized, as by Moses: BLEU keeps their tokens."""
     window: int | None = None
-    """Texts: evaluate in windows of so many tokens, each with an empty memory, instead of whole.
-    Files with questions: read only the last so many tokens, question and answer included."""
+    """Evaluate texts in windows of this many tokens, each with an empty memory, instead of whole.
+    In files with questions, read only this many tokens from the end, with question and answer."""
     score: int | None = None
-    """Texts in windows: score only the last so many predictions of a window, default all. Windows
-    overlap so that every token is scored once; of a document's first window all are."""
+    """Score only this many predictions at the end of each --window. Default: all.
+    Windows overlap so that every token is scored once; a document's first one is scored whole."""
     words: int | None = None
-    """Texts: their number of words, as it is published, for the perplexity of a word. Default: what
-    is between white space is counted."""
+    """Published number of words of the texts, for word perplexity.
+    Default: words are split at white space."""
     batch: int = 8
-    """Batch size, in documents or windows."""
+    """Number of documents or windows in a batch."""
     json: bool = False
     """Print one JSON object instead of tables."""
     plot: bool = False
-    """Plot accuracy by length and loss by position to RUN/plots."""
+    """Plot accuracy by length and loss by position to files in RUN/plots."""
 
 
 def run(argv: list[str]) -> int:

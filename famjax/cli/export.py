@@ -20,12 +20,12 @@ class Arguments:
     run: tyro.conf.Positional[str]
     """Folder of the run, or of a Hugging Face model."""
     dest: tyro.conf.Positional[str]
-    """Folder to create."""
+    """Folder to write, which must not exist."""
     format: str = "hf"
-    """hf: for transformers; peft: adapters only; orbax: parameters only; stablehlo: for any XLA
-    compiler."""
+    """Format: hf (for transformers), peft (adapters only),
+    orbax (parameters only) or stablehlo (for any XLA compiler)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Type of the tensors, for hf."""
+    """Type of the tensors, in the format hf only."""
 
 
 def run(argv: list[str]) -> int:

@@ -35,37 +35,37 @@ class Arguments:
     run: tyro.conf.Positional[str]
     """Folder of the run, or of a Hugging Face model."""
     prompt: str | None = None
-    """Text to continue, or for a model with an encoder its source; - reads standard input."""
+    """Text to continue, or the source for a model with an encoder; - reads standard input."""
     chat: bool = False
-    """The prompt is a user's message, formatted with the tokenizer's chat template."""
+    """Format the prompt as a user's message, with the tokenizer's chat template."""
     read: str | None = None
-    """Text file to read first, of any size."""
+    """Read this text file, of any size, before the prompt."""
     state_out: str | None = None
-    """Save the memory of what --read has read to this file."""
+    """Save the memory to this file after --read."""
     state_in: str | None = None
-    """Start from the memory in this file."""
+    """Start from the memory in this file, which --state-out saved."""
     small_cache: bool = False
-    """Stacks feedback and transformer: cache memories instead of keys and values: less memory, more
-    compute."""
+    """Cache memories instead of keys and values: less memory, more compute.
+    For the stacks feedback and transformer."""
     max_tokens: int | None = None
-    """The most tokens to write, default 256; of a source's target twice its tokens and 16 more, but
-    at most those of the longest target in training."""
+    """Maximum number of tokens to write. Default: 256; for a model with an encoder
+    twice the source's plus 16, but at most the longest target in training."""
     temperature: float = 0.0
-    """0 decodes greedily; 1 samples from the model's distribution."""
+    """Sampling temperature: 0 decodes greedily, 1 samples from the model's distribution."""
     top_k: int = 0
-    """Sample from so many of the likeliest tokens; 0 = all."""
+    """Sample from this many of the likeliest tokens; 0 = all."""
     top_p: float = 1.0
     """Sample from the likeliest tokens that together reach this probability."""
     beam: int | None = None
-    """Write the likeliest text that beam search finds with so many hypotheses at once."""
+    """Beam size: write the likeliest text that beam search finds."""
     length_penalty: float = 1.0
-    """Beam search: a text's score is log p / length ** this; 0 prefers short texts."""
+    """Length penalty x of beam search: score log p / length ** x; 0 prefers short texts."""
     no_repeat_ngram: int = 0
-    """Beam search: no so many tokens in a row come twice in prompt and text; 0 = they may."""
+    """Size of n-grams that must not occur twice in prompt and text in beam search; 0 = no limit."""
     stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Stop before this string; may be given several times."""
     seed: int = 0
-    """Random seed."""
+    """Random seed of the sampling."""
 
 
 def run(argv: list[str]) -> int:

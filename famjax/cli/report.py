@@ -46,9 +46,9 @@ class Arguments:
     for documents with questions every question with its answer."""
 
     runs: tyro.conf.Positional[tuple[str, ...]]
-    """Folders of runs that were evaluated."""
+    """Folders of evaluated runs."""
     out: str = ""
-    """The page. Default: eval/report.html in the first run."""
+    """HTML file to write. Default: eval/report.html in the first run."""
 
 
 def run(argv: list[str]) -> int:

@@ -28,24 +28,24 @@ class Arguments:
     famjax reproduce list shows all tables and figures of the three papers."""
 
     experiments: tyro.conf.Positional[tuple[str, ...]]
-    """list, all, or ids such as fam-table-3; and KEY=VALUE overrides of all configs."""
+    """Ids such as fam-table-3, or all, or list; and KEY=VALUE overrides of all configs."""
     size: str = "here"
-    """here: for two cores; paper: the paper's config, whose data is given by overrides."""
+    """Size: here (for two cores) or paper (the paper's config; give its data by overrides)."""
     seeds: int = 3
-    """Trainings of each model."""
+    """Number of trainings of each model."""
     only: str = ""
-    """Only these models, several separated by commas."""
+    """Run only these models, separated by commas."""
     jobs: int | None = None
-    """Processes at a time, each on its part of the cores. Default: as many as cores; 1 on an
-    accelerator."""
+    """Number of processes, each on its part of the cores.
+    Default: one per core; 1 on an accelerator."""
     hours: float | None = None
-    """Begin no training that would not end within so many hours, and say what is left."""
+    """Start no training that would not end within this many hours, and report what is left."""
     mixed: bool = False
-    """Show results of different versions of the code in one table."""
+    """Allow results of different versions of the code in one table."""
     folder: str = "runs/reproduce"
-    """Of the trainings, which a later call goes on with."""
+    """Folder of the trainings; a later call continues them."""
     pages: str = "docs/reproduced"
-    """Folder of the pages, a figure beside each."""
+    """Folder of the pages to write, each with a figure."""
 
 
 def run(argv: list[str]) -> int:

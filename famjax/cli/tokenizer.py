@@ -27,13 +27,13 @@ class Arguments:
     files: tyro.conf.Positional[tuple[str, ...]]
     """Text files, folders or globs."""
     out: str
-    """The file to write: a model, or with --kind words a word list, .txt."""
+    """File to write: a SentencePiece model, or with --kind words a word list, .txt."""
     vocab_size: int | None = None
-    """Number of tokens; with --kind words the maximum, default all."""
+    """Number of tokens, needed for sentencepiece; with --kind words the maximum, default all."""
     kind: Literal["sentencepiece", "words"] = "sentencepiece"
-    """words: split at white space, with line ends as tokens, as for WikiText."""
+    """Kind of tokenizer; words splits at white space, with line ends as tokens, as for WikiText."""
     min_count: int = 1
-    """Words: rarer ones become <unk>."""
+    """Minimum count of a word with --kind words; rarer ones become <unk>."""
 
 
 def run(argv: list[str]) -> int:
