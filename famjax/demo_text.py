@@ -173,9 +173,10 @@ def demonstrate(demo: TextDemo) -> int:
     results = _by_kind(demo, [*models, *slower])
     Output().print(table(demo, results))
     console.print(
-        "Gain: by what is remembered, against a reset at every block. Against BSWA: the row's bits "
-        "less BSWA's with as many segments, at equal steps and in the row's time (negative: the "
-        "row predicts better), and the 95% interval of a paired bootstrap over documents."
+        "Gain: bits saved by the memory, compared with a reset at every block. Against BSWA: the "
+        "row's bits minus those of BSWA with as many segments, trained for as many steps or for "
+        "the same time (negative: the row is better), with the 95% interval of a paired bootstrap "
+        "over documents."
     )
     picture = draw(demo, results)
     seconds = time.perf_counter() - begin

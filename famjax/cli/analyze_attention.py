@@ -114,7 +114,7 @@ def _gradient_table(report: dict[str, Any]) -> Table:
     """
     field = report["receptive_field"]
     table = Table(
-        "gradient of the last block's loss by the tokens of earlier blocks, of its own block's; "
+        "gradient of the last block's loss with respect to earlier blocks, relative to its own; "
         + ("receptive field unbounded" if field is None else f"receptive field {field:,} tokens"),
         ("blocks before", "tokens before", "gradient", "stopped at segments"),
     )

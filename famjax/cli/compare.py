@@ -52,7 +52,8 @@ def run(argv: list[str]) -> int:
     if not shared:
         listed = "; ".join(f"{r}: {', '.join(f)}" for r, f in zip(runs, found, strict=True))
         raise UserError(
-            f"no evaluation is of all runs ({listed}); run famjax eval with equal tasks"
+            f"no task was evaluated on all runs ({listed}); run famjax eval on each with the same "
+            "--tasks"
         )
     short = short_names(runs)
     # if the runs read documents in different ways, the way follows each run's name

@@ -79,12 +79,15 @@ def draw_segments(
 
     normalized = normalized_scores(found, shared)
     if not normalized:
-        raise UserError("--segments: no task with a score above 0 is of all runs")
+        raise UserError("--segments: no task that all runs were evaluated on has a score above 0")
     mixers: dict[str, list[tuple[int | None, int]]] = {}
     for number, run in enumerate(runs):
         config = read_config(run)
         if config is None:
-            raise UserError(f"--segments: {run} is no run, which says its memory segments")
+            raise UserError(
+                f"--segments: {run} is not a run's folder, so that its number of memory segments "
+                "is not known; leave it out"
+            )
         model = resolve_model(config.model)
         has_segments = bool(_WITH_SEGMENTS & {*mixer_pattern(model)})
         own = model.memory_segments if has_segments else None

@@ -27,8 +27,8 @@ def eval_folder(run: str) -> Path | None:
     if os.access(folder if folder.exists() else folder.parent, os.W_OK):
         return folder
     print(
-        f"{folder}: cannot be written, so results are only printed, and an evaluation that is "
-        "stopped begins anew",
+        f"{folder}: cannot be written to; results are printed but not saved, and an evaluation "
+        "that is interrupted starts from the beginning",
         file=sys.stderr,
     )
     return None
@@ -74,8 +74,8 @@ def save_result(
             kept = _kept_name(saved["step"], saved["weights"])
             os.replace(folder / REPORT, folder / kept)
             print(
-                f"{folder / REPORT}: its results are of other weights, of step {saved['step']}; "
-                f"they are kept in {kept}",
+                f"{folder / REPORT}: the earlier results belong to other weights, of step "
+                f"{saved['step']}; they were moved to {kept}",
                 file=sys.stderr,
             )
             # continue the report of an earlier evaluation of these weights, if there is one

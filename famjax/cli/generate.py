@@ -154,7 +154,7 @@ def _check_decoding(a: Arguments) -> None:
             "one; give either"
         )
     if a.beam is None and (a.length_penalty != 1 or a.no_repeat_ngram != 0):
-        raise UserError("--length-penalty and --no-repeat-ngram are of beam search; give --beam N")
+        raise UserError("--length-penalty and --no-repeat-ngram need beam search; give --beam N")
 
 
 def _check_writable(path: Path, document: Path) -> None:
@@ -216,8 +216,8 @@ def _translate(arguments: Arguments, opened: Run, prompt: str | None) -> int:
         (found,) = translator.translate([prompt])
     if found.source_tokens > translator.longest:
         print(
-            f"the source has more than {translator.longest} tokens (data.source_length), the most "
-            "that was trained on: expect less of its target",
+            f"the source has more than {translator.longest} tokens, the longest in training "
+            "(data.source_length); its target may be worse",
             file=sys.stderr,
         )
     if found.cut:

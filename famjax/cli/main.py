@@ -32,7 +32,7 @@ from famjax.processes.runtime import use_huge_pages
 VERBS = {
     "train": "train a model from a config, or continue a run",
     "eval": "stream documents of any length through a run and evaluate it",
-    "compare": "compare runs on what all of them were evaluated on",
+    "compare": "compare runs on the tasks that all of them were evaluated on",
     "report": "write a page with the results of evaluations, and every example",
     "analyze": "measure the entropy of a run's attention and its distance from a teacher's",
     "generate": "generate text with a run, from a prompt or from a saved memory",
@@ -42,7 +42,7 @@ VERBS = {
     "tokenizer": "train a SentencePiece model, or make a word list, from text files",
     "plan": "estimate memory and time of a job on TPUs or GPUs without having them",
     "reproduce": "run experiments of the papers, and print them beside the papers' figures",
-    "bench": "measure time and memory of the layers",
+    "bench": "measure time and memory of layers, evaluation, beam search and meshes",
     "doctor": "show versions, devices, memory and missing packages",
 }
 
@@ -125,13 +125,15 @@ def _catch_errors(call: Callable[[], int]) -> int:
         install = f"{os.path.basename(sys.executable)} -m pip install -e ."
         return _fail(f"a library cannot be imported: {error}; {install} in famjax's checkout")
     except MemoryError:
-        return _fail("out of memory; take smaller sizes or fewer rows, or more memory")
+        return _fail("out of memory; use a smaller model or batch, or a machine with more memory")
     except RuntimeError as error:
         # JAX's exception class is not imported, for a fast start
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
         said = str(error).splitlines()[0][:200]
-        return _fail(f"out of memory ({said}); take smaller sizes or fewer rows, or more memory")
+        return _fail(
+            f"out of memory ({said}); use a smaller model or batch, or a machine with more memory"
+        )
     except OSError as error:
         if error.errno in _DISK_FULL:
             where = f" writing {error.filename}" if error.filename else ""

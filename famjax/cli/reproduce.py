@@ -93,8 +93,8 @@ def run(argv: list[str]) -> int:
     if left:
         rest = format_time(sum(map(runner.estimate, left)) / _jobs(arguments))
         progress.print(
-            f"{len(left)} trainings are left, about {rest}: there was no time for them; run the "
-            "command again, with more --hours"
+            f"{len(left)} trainings are left, which take about {rest} and did not fit into "
+            "--hours; run the same command again to continue"
         )
     return 0
 

@@ -89,8 +89,8 @@ def collect(experiment: Experiment, cells: Sequence[Cell], mixed: bool) -> Resul
     if len(versions) > 1 and not mixed:
         raise UserError(
             f"{experiment.id}: its results are of {', '.join(versions)} of the code; --mixed shows "
-            f"them together, and without {own[0].folder(experiment).parents[1]} those of this "
-            "version are made, of trainings that it made already if there are some"
+            f"them together. To make them again with this version, which keeps its own finished "
+            f"trainings, remove {own[0].folder(experiment).parents[1]}"
         )
     return results
 

@@ -125,7 +125,7 @@ def _whole_blocks(run: Run, tokens: np.ndarray) -> int:
     if n < 2:
         raise UserError(
             f"{len(tokens):,} tokens are too few: two blocks of {w} and the token after them are "
-            f"{2 * w + 1:,}; give a document of at least so many"
+            f"{2 * w + 1:,}; give a longer document, or raise --length"
         )
     check_capacity(run.model.stack.capacity, n * w)
     return n

@@ -169,8 +169,8 @@ def _prepare(
         if capacity is not None and size + after > capacity:
             raise UserError(
                 f"{document.name}: {size + after:,} tokens with question and answer, and the model "
-                f"holds {capacity:,} of a document (model.capacity); --window {capacity} reads "
-                "only the last of them, and says of how many documents"
+                f"holds at most {capacity:,} of a document (model.capacity); --window {capacity} "
+                f"reads only the last {capacity:,}, and reports how many documents it cut"
             )
         work.append(_Work(number, document, prompts, size, tokens))
     return work, cut

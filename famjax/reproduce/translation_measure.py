@@ -136,7 +136,8 @@ def _test_part(training: str) -> str:
     folder, slash, name = training.rpartition("/")
     if training and "train" not in name:
         raise UserError(
-            f'{training}: its test file is not known, which has "test" where the training file '
-            'has "train" in its name; rename it, such as to train.en beside test.en'
+            f"{training}: cannot find its test file: the name of the training file must contain "
+            '"train", and that of the test file has "test" there; rename them, such as to train.en '
+            "and test.en"
         )
     return folder + slash + name.replace("train", "test")

@@ -239,8 +239,8 @@ def initial_weights(
     """
     if not Path(config.init).is_dir():
         raise UserError(
-            f"init={config.init}: there is no such folder; if it was moved, write where it is into "
-            f"{folder / CONFIG}"
+            f"init={config.init}: there is no such folder; if it was moved, set init in "
+            f"{folder / CONFIG} to its new path"
         )
     run = open_run(config.init, report=report, mesh=mesh)
     name = run.fingerprint()
@@ -365,8 +365,8 @@ def check_not_edited(
     if changed:
         edits = ", ".join(f"{key}={now[key]!r} (was {before[key]!r})" for key in changed)
         raise UserError(
-            f"{folder / CONFIG}: was edited, its checkpoint of step {step} is of another model: "
-            f"{edits}; undo the edit, or make that model of it with famjax convert"
+            f"{folder / CONFIG}: was edited, and no longer matches the checkpoint of step {step}: "
+            f"{edits}; undo the edit, or change the model with famjax convert"
         )
 
 

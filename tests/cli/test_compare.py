@@ -168,7 +168,7 @@ def test_mistakes_are_told(
         '{"step": 1, "results": {"vt": {"group": "long", "result": {}}}}'
     )
     assert main(["compare", runs[0], str(tmp_path)]) == 2
-    assert "no evaluation is of all runs" in capsys.readouterr().err
+    assert "no task was evaluated on all runs" in capsys.readouterr().err
     for plot, told in (
         ("x.foo", "no format of figures"),
         (".", "is a folder"),

@@ -157,7 +157,7 @@ def test_test_files_are_beside_those_to_train_on():
 @pytest.mark.parametrize("name", ["wmt/commoncrawl.en", "train/news.en"])
 def test_training_files_are_not_their_own_test_files(name):
     for files in (name, f"wmt/train.en,{name}"):
-        with pytest.raises(UserError, match=f"^{name}: its test file is not known"):
+        with pytest.raises(UserError, match=f"^{name}: cannot find its test file"):
             _test_files(DataConfig(source=files, target="wmt/train.de"))
 
 

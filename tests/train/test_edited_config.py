@@ -54,7 +54,7 @@ def test_edits_that_change_results_are_rejected(run: Path, key: str, value: Any)
     before = edit(run, key, value)
     with pytest.raises(UserError) as caught:
         open_run(run)
-    said = f"{run}/config.json: was edited, its checkpoint of step 2 is of another model: "
+    said = f"{run}/config.json: was edited, and no longer matches the checkpoint of step 2: "
     assert str(caught.value).startswith(f"{said}{key}={value!r} (was {before!r}); undo the edit")
     assert "\n" not in str(caught.value)
     edit(run, key, before)
