@@ -201,7 +201,7 @@ def test_scores_are_drawn_by_memory_segments(
     assert [label.split(",")[1] for label in labels] == [" mean of 1", " no segments"]
     (tmp_path / "folder" / "config.json").unlink()
     assert main(["compare", runs[0], str(tmp_path / "folder"), "--segments", str(plot)]) == 2
-    assert "folder is no run" in capsys.readouterr().err
+    assert "folder is not a run's folder" in capsys.readouterr().err
 
 
 def test_passkeys_are_paired_by_document() -> None:
