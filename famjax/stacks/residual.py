@@ -260,9 +260,13 @@ class ResidualStack(Stack):
                 "and set Context.valid, or process the rest with step"
             )
         self.check_capacity(state, x.shape[1], ctx)
-        if self.key is not None:
-            ctx = ctx._replace(key=jax.random.wrap_key_data(self.key[...]))
-        return self._run(x, state, ctx, lambda layer: layer)
+        return self._run(x, state, self._with_dropout_key(ctx), lambda layer: layer)
+
+    def _with_dropout_key(self, ctx: Context) -> Context:
+        """Return the context of a call in training, which draws dropout masks."""
+        if self.key is None:
+            return ctx
+        return ctx._replace(key=jax.random.wrap_key_data(self.key[...]))
 
     def step(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
         """Process one token per lane: [b 1 d] -> [b 1 d]; the state may be an unstacked one."""
@@ -370,6 +374,7 @@ class ResidualStack(Stack):
         Returns:
           the output [b t d]; the state after the call; the losses.
         """
+        ctx = self._with_dropout_key(ctx)
         x, found = self._run(x, state, ctx, lambda layer: layer.add_losses)
         count = len(self.layers)
         states = tuple(after for after, _ in found[:count])

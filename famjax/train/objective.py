@@ -11,6 +11,7 @@ from famjax.config.derived import reads_whole_rows
 from famjax.config.schema import Config, TrainConfig
 from famjax.core.types import Array, Batch, Context, State
 from famjax.mixers.full import without_caches
+from famjax.mixers.mixer import MemoryLosses
 from famjax.models.language_model import LanguageModel
 from famjax.models.seq2seq import source_of
 from famjax.stacks.residual import ResidualStack
@@ -41,9 +42,19 @@ class Objective(Protocol):
         ...
 
     def read(
-        self, model: LanguageModel, memory: State, batch: Batch[Array], ctx: Context
+        self,
+        model: LanguageModel,
+        memory: State,
+        batch: Batch[Array],
+        ctx: Context,
+        share: Array,
     ) -> tuple[State, MetricSums]:
-        """Process a segment [b t]; return the memory after it, and its metric sums."""
+        """Process a segment [b t]; return the memory after it, and its metric sums.
+
+        Args:
+          share: an equal share, for each segment of each part of the batch, of the weights of the
+            whole batch. Losses that are no sums over tokens are multiplied by it.
+        """
         ...
 
 
@@ -81,7 +92,12 @@ class NextToken:
         return jax.tree.map(lambda a, b: jnp.where(use, a, b), passed, fresh)
 
     def read(
-        self, model: LanguageModel, memory: State, batch: Batch[Array], ctx: Context
+        self,
+        model: LanguageModel,
+        memory: State,
+        batch: Batch[Array],
+        ctx: Context,
+        share: Array,
     ) -> tuple[State, MetricSums]:
         train, embedded = self._config.train, model.embed(batch["tokens"])
         ctx = ctx._replace(source=source_of(model, batch))
@@ -91,25 +107,35 @@ class NextToken:
         assert isinstance(model.stack, ResidualStack)  # which has mixers with a memory
         x, memory, losses = model.stack.read_with_losses(embedded, memory, ctx)
         sums = count_losses(model, x, batch, self._token_bytes, train.label_smoothing)
-        # a loss of weight 0 is not computed
-        extra = sum(
-            weight * loss
-            for weight, loss in zip(_loss_weights(train), losses, strict=True)
-            if weight and loss is not None
-        )
-        # times the weight, so that the mean over tokens contains it once; bits per byte are without
-        # it
-        return memory, sums._replace(loss=sums.loss + extra * sums.weight)
+        weights = _loss_weights(train)
+        extra = sum(weights[name] * loss for name, loss in minimized(train, losses).items())
+        # the mean over the batch's tokens contains it once; bits per byte are without it
+        added = (jnp.asarray(extra) * share).astype(sums.loss.dtype)
+        return memory, sums._replace(loss=sums.loss + added)
 
 
-def _loss_weights(train: TrainConfig) -> tuple[float, ...]:
-    """Return the weights of the losses in `MemoryLosses`, in the same order."""
-    return train.diversity_loss, train.reconstruction_loss, train.write_loss
+def _loss_weights(train: TrainConfig) -> dict[str, float]:
+    """Return the weights of the losses in `MemoryLosses`, by their names."""
+    return {
+        "diversity": train.diversity_loss,
+        "reconstruction": train.reconstruction_loss,
+        "writing": train.write_loss,
+    }
+
+
+def minimized(train: TrainConfig, losses: MemoryLosses) -> dict[str, Array]:
+    """Return the losses that training minimizes; compiled programs compute no others."""
+    weights = _loss_weights(train)
+    return {
+        name: loss
+        for name, loss in losses._asdict().items()
+        if loss is not None and weights[name] > 0
+    }
 
 
 def has_memory_losses(config: Config) -> bool:
     """Return whether the model has auxiliary losses on its memory."""
-    return config.model.stack == "residual" and any(_loss_weights(config.train))
+    return config.model.stack == "residual" and any(_loss_weights(config.train).values())
 
 
 class Matching:
@@ -132,7 +158,12 @@ class Matching:
         return carried
 
     def read(
-        self, model: LanguageModel, memory: State, batch: Batch[Array], ctx: Context
+        self,
+        model: LanguageModel,
+        memory: State,
+        batch: Batch[Array],
+        ctx: Context,
+        share: Array,
     ) -> tuple[State, MetricSums]:
         _, errors = model.stack.match(model.embed(batch["tokens"]), ctx)
         return memory, count_errors(errors, batch)

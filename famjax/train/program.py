@@ -24,7 +24,7 @@ from famjax.optimizers import make_optimizer
 from famjax.parallel import sharding
 from famjax.parallel.mesh import DEVICE_BYTES, SHARE, MeshDemand
 from famjax.stacks.residual import ResidualStack
-from famjax.train.objective import has_memory_losses
+from famjax.train.objective import has_memory_losses, minimized
 from famjax.train.partition import inference_config
 from famjax.train.run import abstract_model
 from famjax.train.state import TrainState
@@ -179,8 +179,7 @@ def make_inspect(
         metrics = model.stack.report(x, state, ctx)
         if has_memory_losses(config):
             assert isinstance(model.stack, ResidualStack)
-            losses = model.stack.read_with_losses(x, state, ctx)[2]._asdict()
-            metrics |= {name: loss for name, loss in losses.items() if loss is not None}
+            metrics |= minimized(config.train, model.stack.read_with_losses(x, state, ctx)[2])
         return metrics
 
     return inspect

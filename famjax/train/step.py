@@ -125,8 +125,9 @@ def make_loss(config: Config, graph: Any, objective: Objective) -> Loss:
             batch, index = xs
             model = segment_model(index)
             ctx = row_context(layout, batch)._replace(offset=part.offset)
-            return objective.read(model, memory, batch, ctx)
+            return objective.read(model, memory, batch, ctx, share)
 
+        share = weight / (segments * config.train.accumulate)
         model = segment_model(0)
         memory = objective.initial_memory(
             model,

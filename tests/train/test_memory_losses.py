@@ -36,7 +36,8 @@ def test_weighted_losses_are_added_to_that_of_tokens() -> None:
     def read(**weights: float) -> Any:
         config = replace(run.config, train=replace(run.config.train, **weights))
         memory = run.model.init_state(2)
-        return NextToken(config, bytes_of).read(run.model, memory, batch, Context())[1]
+        share = jnp.asarray(batch["weights"].sum(), jnp.float32)
+        return NextToken(config, bytes_of).read(run.model, memory, batch, Context(), share)[1]
 
     embedded = run.model.embed(jnp.asarray(tokens))
     _, _, losses = run.model.stack.read_with_losses(embedded, run.model.init_state(2), Context())

@@ -41,8 +41,11 @@ PACKED = (
 )
 # learned positions depend on the offset of each row
 OFFSETS = (*LANES, "train.rpo=true", "model.arch.learned_positions=true", "model.capacity=64")
-DELTA = (*LANES, "model.mixer=delta", "model.smeared_keys=true", "model.scan_layers=true")
-GATED = (*LANES, "model.fam_update=gated", "model.smeared_keys=true")
+DELTA = (
+    *(*LANES, "model.mixer=delta", "model.smeared_keys=true", "model.scan_layers=true"),
+    "train.write_loss=0.5",
+)
+GATED = (*LANES, "model.fam_update=gated", "model.smeared_keys=true", "train.write_loss=0.5")
 ADAPTERS = (*LANES, "model.lora.rank=2", "model.lora.dropout=0.3")
 # more FAM blocks than a device has; dropout masks do not depend on the sharding
 DROPOUT = (

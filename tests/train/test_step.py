@@ -118,6 +118,29 @@ def test_accumulation_and_segments_give_the_same_step(cut: str) -> None:
     assert int(again.step) == 2
 
 
+@pytest.mark.parametrize("cut", ["train.accumulate=2", "train.bptt_segments=2"])
+@pytest.mark.parametrize("mixer", ["model.mixer=delta", "model.mixer=fam,delta"])
+def test_parts_of_a_batch_count_equally_in_the_losses_of_a_memory(mixer: str, cut: str) -> None:
+    """They have as many blocks, but not the same token weights."""
+    writes = (mixer, "model.layers=2", "train.write_loss=3")
+    whole, parts, without = setup(*writes), setup(*writes, cut), setup(*writes[:2])
+    data = batch(0)
+    data["weights"] = data["weights"] * jnp.array([0.1, 1] * (ROWS // 2))[:, None]
+    state = whole.step(whole.state, data)
+    assert_close(without_totals(parts.step(parts.state, data)), without_totals(state))
+    added = state.totals.loss - without.step(without.state, data).totals.loss
+    assert added / state.totals.weight > 0.1
+
+
+@pytest.mark.parametrize("mixer", ["model.mixer=delta", "model.fam_update=gated"])
+def test_dropout_is_the_same_with_the_losses_of_a_memory(mixer: str) -> None:
+    given = (mixer, "model.dropout.hidden=0.5", "model.dropout.attention=0.3")
+    plain, tiny, off = setup(*given), setup(*given, "train.write_loss=1e-9"), setup(mixer)
+    state = plain.step(plain.state, batch(0))
+    assert_close(tiny.step(tiny.state, batch(0)).totals, state.totals)
+    assert abs(off.step(off.state, batch(0)).totals.loss / state.totals.loss - 1) > 1e-4
+
+
 def mean_loss(graph: Any, params: Any, memory: Any, data: dict[str, Any], last: slice) -> Any:
     """Compute the loss of the targets in `last` without segments or accumulation."""
     model = nnx.merge(graph, params)
