@@ -118,7 +118,7 @@ class TunedModel:
 # then to keep it. All attend to one previous block in each layer, and differ only in their memory.
 _WINDOW = ("model.memory_segments=1",)
 _BSWA = TunedModel("BSWA", "bswa", _WINDOW)
-# a memory that pays for writing leaves out filler, and keeps a key whatever the length
+# a memory that pays for writing leaves out filler, which could overwrite a key (docs/memory.md)
 _DELTA = TunedModel("DELTA", "delta", _WINDOW, ("train.write_loss=0.1",))
 _FAM = TunedModel("FAM", "fam", (*_WINDOW, "model.fam_len=16"))
 _SUM = replace(_FAM, name="sum", settings=(*_FAM.settings, "model.fam_update=sum"))

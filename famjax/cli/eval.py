@@ -225,8 +225,8 @@ def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
             continue
         if option == "lengths":
             raise UserError(
-                "--lengths is for passkey, RULER's, BABILong's and toy tasks; the given tasks read "
-                "whole documents; remove it, or add --tasks passkey"
+                "--lengths is for passkey, RULER's, BABILong's and toy tasks; the given tasks have "
+                "no lengths to choose; remove it, or add passkey to --tasks"
             )
         given = _as_flag(option, value)
         if option in ("beam", "length_penalty", "no_repeat_ngram", "tune", "max_tokens"):

@@ -94,7 +94,7 @@ def run(argv: list[str]) -> int:
         rest = format_time(sum(map(runner.estimate, left)) / _jobs(arguments))
         progress.print(
             f"{len(left)} trainings are left, which take about {rest} and did not fit into "
-            "--hours; run the same command again to continue"
+            "--hours; run the command again to continue, with more --hours if nothing was started"
         )
     return 0
 

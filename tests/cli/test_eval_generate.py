@@ -220,7 +220,7 @@ def test_lengths_are_parsed() -> None:
         (["--tasks", "tex"], "unknown task 'tex'; did you mean 'text'?"),
         (["--tasks", "text:/no/such/file"], "no such file"),
         (["--tasks", "passkey", "--lengths", "5"], "are too few for needle and question"),
-        (["--tasks", "text", "--lengths", "9"], "the given tasks read whole documents"),
+        (["--tasks", "text", "--lengths", "9"], "the given tasks have no lengths"),
         (["--examples", "0"], "--examples 0: must be at least 1"),
         (["--tasks", "text", "--questions", "2"], "--questions 2: is for tasks on long"),
         (["--tasks", "vt", "--questions", "2"], "--questions 2: a document of vt has 1"),
