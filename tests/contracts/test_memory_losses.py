@@ -104,17 +104,29 @@ def test_padding_and_partial_blocks_do_not_count(case: str) -> None:
     close(tuple(padded), tuple(alone))
 
 
-def test_a_document_within_a_call_begins_with_the_learned_memory() -> None:
+@pytest.mark.parametrize(
+    ("case", "names"),
+    [
+        ("fam-1-3", ("diversity", "reconstruction")),
+        ("fam-gated", ("diversity", "reconstruction")),
+        ("delta-smeared", ("writing",)),
+    ],
+)
+def test_a_document_within_a_call_begins_with_the_learned_memory(
+    case: str, names: tuple[str, ...]
+) -> None:
     x = inputs(2)
     reset = np.zeros((2, TOKENS), bool)
     reset[:, [0, 2 * W]] = True
-    _, _, both = losses("fam-1-3", x, Context(reset=reset))
-    parts = [
-        losses("fam-1-3", x[:, span], Context())[2] for span in (np.s_[: 2 * W], np.s_[2 * W :])
-    ]
-    for name in ("diversity", "reconstruction"):
+    _, _, both = losses(case, x, Context(reset=reset))
+    parts = [losses(case, x[:, span], Context())[2] for span in (np.s_[: 2 * W], np.s_[2 * W :])]
+    for name in names:
         first, second = (np.asarray(getattr(part, name)) for part in parts)
         close(getattr(both, name), (2 * first + second) / 3)
+    if case == "fam-gated":
+        # the first block of a document has no gates: only the second block of the first one does
+        close(both.writing, np.asarray(parts[0].writing))
+        assert parts[1].writing == 0
 
 
 @pytest.mark.parametrize("case", ["fam-1-3", "fam-gated", "delta-smeared"])
