@@ -29,7 +29,7 @@ def test_results_of_other_weights_are_kept_apart(
     save(tmp_path, 2, "b")
     assert capsys.readouterr().err == ""
     save(tmp_path, 3, "c")
-    assert "of step 2; they are kept in report-2.json" in capsys.readouterr().err
+    assert "of step 2; they were moved to report-2.json" in capsys.readouterr().err
     assert (labels("report.json"), labels("report-2.json")) == (["text:c"], ["text:a", "text:b"])
     # those of step 2 again, with what there was
     save(tmp_path, 2, "d")
@@ -103,7 +103,7 @@ def test_a_run_that_cannot_be_written_is_told(
     monkeypatch.setattr(eval_report.os, "access", lambda path, mode: False)
     assert eval_report.eval_folder(str(tmp_path)) is None
     (told,) = capsys.readouterr().err.splitlines()
-    assert "cannot be written, so results are only printed" in told
+    assert "cannot be written to; results are printed but not saved" in told
 
 
 def test_examples_of_all_lengths_are_shown() -> None:
