@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ class DemoModel:
     Attributes:
       name: name of its folder, and in the table.
       mixer: fam, delta or bswa.
-      segments: number of memory segments.
+      segments: memory segments of BSWA; FAM and delta have the config's.
       seed: seed of the training.
       steps: steps of the training; None is the config's number, and half of that for BSWA.
     """
@@ -258,6 +259,7 @@ def measure(demo: Demo, model: DemoModel, quiet: bool) -> None:
     )
     result = {
         "name": model.name,
+        "mixer": model.mixer,
         "parameters": sum(x.size for x in jax.tree.leaves(parameters(run))),
         "train_seconds": trained,
         "evaluation_seconds": sum(row["seconds"] for row in rows),
@@ -303,17 +305,12 @@ def ask(demo: Demo, console: Console) -> dict[str, Any]:
 
 
 def by_table(results: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
-    """Yield the results for each table: all in one, or if there are many, one table per kind."""
+    """Yield the results for each table: all in one, or if there are many, one table per mixer."""
     if len(results) <= 8:
         yield list(results)
         return
-    for _, group in itertools.groupby(results, key=lambda result: kind_of(result["name"])):
+    for _, group in itertools.groupby(results, key=itemgetter("mixer")):
         yield list(group)
-
-
-def kind_of(name: str) -> str:
-    """Return the kind of a model from its name: FAM, DELTA or M."""
-    return name.partition("-")[0].rstrip("0123456789")
 
 
 def table(demo: Demo, results: Sequence[dict[str, Any]]) -> Table:
@@ -338,15 +335,14 @@ def draw(demo: Demo, results: Sequence[dict[str, Any]]) -> Path:
     """Plot accuracy against length, as in the paper's Figure 3; return the file."""
     figure, axes = new_figure(size=(8, 4.5))
     for result in results:
-        kind = kind_of(result["name"])
-        is_window = kind == "M"
+        is_window = result["mixer"] == "bswa"
         axes.plot(
             demo.lengths,
             [100 * row["key_accuracy"] for row in result["rows"]],
             marker="o",
             markersize=4,
             linewidth=2.5 if result["name"] == "FAM" else 1.5,
-            linestyle="--" if kind == "DELTA" else "-",
+            linestyle="--" if result["mixer"] == "delta" else "-",
             label=f"BSWA, {result['name']}" if is_window else result["name"],
             zorder=2 if is_window else 3,
         )

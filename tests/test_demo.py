@@ -55,8 +55,8 @@ def test_the_demo_writes_its_results(tmp_path, capsys):
     assert picture.startswith(b"\x89PNG")
 
 
-def test_many_models_have_a_table_of_each_kind():
-    results = [{"name": model.name} for model in FULL_DEMO.models]
+def test_many_models_have_a_table_of_each_mixer():
+    results = [{"name": model.name, "mixer": model.mixer} for model in FULL_DEMO.models]
     assert [[result["name"] for result in part] for part in by_table(results)] == [
         ["FAM", "FAM-1", "FAM-2", "FAM-3", "FAM-4"],
         ["DELTA", "DELTA-1", "DELTA-2", "DELTA-3", "DELTA-4"],

@@ -491,7 +491,8 @@ class TrainConfig:
     reconstruction_loss: float = 0.0
     # weight of a loss on how much a memory writes, a mean over layers: the mean rate of the delta
     # rule, or the mean gate of model.fam_update=gated. A delta memory then leaves out filler; gates
-    # of FAM closed altogether at 0.1 (docs/memory.md). 0 = off
+    # of FAM closed altogether at 0.1 (docs/memory.md), and cost a second pass over the memory.
+    # 0 = off
     write_loss: float = 0.0
     # random position offset (B.2.2): in every step each row's positions start at a random number,
     # which is 0 with probability 1/2, else uniform up to the longest wavelength. Relative positions

@@ -79,7 +79,7 @@ def memory_losses(
     error = jnp.square(rebuilt - jax.lax.stop_gradient(y)).astype(param_dtype())
     return MemoryLosses(
         mean_where(diversity, is_whole),
-        mean_where(error.reshape(*is_whole.shape, -1), is_whole),
+        mean_where(error, is_whole),
         _mean_gate(mixer, inputs, fams),
     )
 
@@ -97,7 +97,7 @@ def _mean_gate(mixer: Fam, inputs: BlockInputs, fams: BlockFams) -> Array | None
     fam, updates, k, v = rows
     gates = mixer.memory_gate(mixer.attend_block(fam, mixer.project(fam, updates), k, v))
     is_gated = (inputs.blocks.valid == mixer.block_len) & (fams.updates > 0)
-    return mean_where(gates.reshape(*is_gated.shape, -1), is_gated)
+    return mean_where(gates, is_gated)
 
 
 def negative_entropy(p: Array) -> Array:

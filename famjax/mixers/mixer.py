@@ -336,7 +336,11 @@ class MixerSpec(abc.ABC):
 
 
 def mean_where(values: Array, counted: Array) -> Array:
-    """Return the mean of values [b n ...] where `counted` [b n] is True; 0 if it is nowhere."""
+    """Return the mean of the values of blocks where `counted` [b n] is True; 0 if it is nowhere.
+
+    Args:
+      values: the same number of values for each block, in the blocks' order: [b n ...], [b n*w d].
+    """
     by_block = values.reshape(*counted.shape, -1).mean(-1)
     return jnp.where(counted, by_block, 0).sum() / jnp.maximum(counted.sum(), 1)
 
