@@ -115,22 +115,22 @@ MUTANTS = (
     Mutant(
         "delta: a block reads the memory that it writes",
         "mixers/delta.py",
-        "select_rows(full, write_block(s, update), s), s",
-        "*[select_rows(full, write_block(s, update), s)] * 2,",
+        "return write(s, self.updates(k, v)), self.delta_memory.read(q, s)",
+        "return (s := write(s, self.updates(k, v))), self.delta_memory.read(q, s)",
         f"{STREAM} -k transcription",
     ),
     Mutant(
         "delta: S is read with rotated queries",
         "mixers/delta.py",
-        "recalled = self.delta_memory.read(inputs.unrotated_q, memories)",
-        "recalled = self.delta_memory.read(inputs.q, memories)",
+        "k, v, q = inputs.k, inputs.v, inputs.unrotated_q",
+        "k, v, q = inputs.k, inputs.v, inputs.q",
         f"{STREAM} -k transcription",
     ),
     Mutant(
         "delta: an offset reaches S",
         "mixers/delta.py",
-        "(self.updates(k, v), reset, full)",
-        "(self.updates(self.qkv.shift(k, ctx.offset), v), reset, full)",
+        "k, v, q = inputs.k, inputs.v, inputs.unrotated_q",
+        "k, v, q = self.qkv.shift(inputs.k, ctx.offset), inputs.v, inputs.unrotated_q",
         "tests/contracts/test_numerics.py -k offsets",
     ),
     Mutant(

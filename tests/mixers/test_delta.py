@@ -26,6 +26,7 @@ from famjax.eval.state_file import load_state, save_state
 from famjax.eval.streaming import StreamState
 from famjax.experiment.load import load_config
 from famjax.layers.delta_memory import DeltaMemory, write
+from famjax.mixers import delta
 from famjax.mixers.delta import DeltaAttention, DeltaState
 from famjax.parallel.sharding import path_name
 from famjax.train.checkpoint import Checkpoints
@@ -318,12 +319,40 @@ def test_the_gradient_keeps_the_memory_before_each_block_not_each_chunk() -> Non
     before = state.s
 
     def scan(k: jax.Array, s: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return mixer.scan_memory(k, inputs.v, s, inputs.blocks, Context())
+        return mixer.scan_memory(inputs._replace(k=k), s, Context())
 
     _, backward = jax.vjp(scan, inputs.k, before)
     floats = [a for a in jax.tree.leaves(backward) if a.dtype == before.dtype]
     # the zeros of a reset too
     assert sum(a.size for a in floats if a.shape[-2:] == (32, 8)) <= 4 * before.size
+
+
+def test_features_within_the_scan_are_those_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four blocks, of which the third resets the memory and the last is not full; and gradients."""
+    config = resolve_model(ModelConfig(width=16, heads=2, block_len=8, smeared_keys=True))
+    graph, params = nnx.split(DeltaAttention(config, rngs=nnx.Rngs(0)))
+    rng = np.random.default_rng(0)
+    x = jnp.asarray(rng.normal(size=(2, 4 * 8, 16)), jnp.float32)
+    valid = jnp.ones((2, 4 * 8), bool).at[1, -3:].set(False)
+    ctx = Context(jnp.zeros((2, 4 * 8), bool).at[:, 2 * 8].set(True), valid)
+    s = nnx.merge(graph, params).init_state(2).s
+    s = jnp.asarray(rng.normal(size=s.shape), jnp.float32)
+
+    def scan(params: Any, x: jax.Array, s: jax.Array) -> tuple[jax.Array, jax.Array]:
+        mixer = nnx.merge(graph, params)
+        window = mixer.init_state(2).window
+        return mixer.scan_memory(mixer.window.project_blocks(x, window, ctx), s, ctx)
+
+    def outputs_and_gradients(in_scan: bool) -> Any:
+        monkeypatch.setattr(delta, "computes_in_scan", lambda blocks: in_scan)
+        outputs, backward = jax.vjp(scan, params, x, s)
+        return outputs, backward(
+            jax.tree.map(lambda a: jnp.sin(jnp.arange(a.size)).reshape(a.shape), outputs)
+        )
+
+    ours, theirs = map(outputs_and_gradients, (True, False))
+    assert any((np.asarray(a) != 0).any() for a in jax.tree.leaves(ours))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, theirs)
 
 
 @pytest.mark.parametrize("order", [0, 8])
