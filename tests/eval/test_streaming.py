@@ -143,6 +143,11 @@ def test_full_attention_rejects_tokens_beyond_its_capacity() -> None:
     assert stream.tokens == 64
 
 
+def test_a_call_of_many_lanes_stays_in_the_cache() -> None:
+    model = tiny.model("fam")
+    assert [Streamer(model, lanes).chunk for lanes in (1, 4, 128)] == [1024, 1024, 32]
+
+
 @pytest.mark.parametrize(
     "sizes", [{"chunk": 12}, {"chunk": 0}, {"chunk": -8}, {"reset_every": 4}, {"batch": 0}]
 )
