@@ -87,7 +87,7 @@ def answer_request(template: Template, variables: dict[str, str], request: Any) 
         )
 
     text = write(len(request["messages"]), request["add_generation_prompt"])
-    if len(text) > TEXT_BYTES:
+    if len(text.encode("utf-8", "surrogatepass")) > TEXT_BYTES:
         return {"limit": f"{TEXT_BYTES >> 20} MiB of text"}
     cuts = []
     for count, prompt in request["cuts"]:
