@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 
 import jax
@@ -11,6 +12,10 @@ from jaxtyping import Bool, Float
 
 from famjax.core.remat import tag_product
 from famjax.core.types import Array
+
+# the weights of this size stay in the cache of a CPU core; evaluations with blocks of 192 are 1.6
+# times as fast as with the weights of all blocks at once (design.md)
+_CACHE_BYTES = 1 << 20
 
 
 def soft_cap(x: Float[Array, "*lead"], cap: float) -> Float[Array, "*lead"]:
@@ -68,8 +73,36 @@ def attend(
     of the softmax needs sum_s weights * d_weights, which equals sum_e out * d_out, a sum over e
     instead of over all keys, as in FlashAttention. For gradients q, k and v must have equal leading
     axes. Forward-mode differentiation is not supported.
+
+    Without differentiation, a CPU computes as many batch elements at a time as its cache holds.
     """
-    return _attend_forward(q, k, v, mask, cap, bias)[0]
+    parts = _count_parts(q, k) if bias is None else 1
+    if parts == 1:
+        return _attend_forward(q, k, v, mask, cap, bias)[0]
+    elements = math.prod(q.shape[:-3])
+    if mask is not None:
+        mask = jnp.broadcast_to(mask, (*q.shape[:-3], q.shape[-3], k.shape[-3]))
+    xs = jax.tree.map(lambda a: a.reshape(elements, *a.shape[q.ndim - 3 :]), (q, k, v, mask))
+    size = max(elements // parts, 1)
+
+    def attend_elements(x: tuple[Array, Array, Array, Array | None]) -> Array:
+        q, k, v, mask = x
+        return _attend_forward(q, k, v, mask, cap, None)[0]
+
+    return jax.lax.map(attend_elements, xs, batch_size=size).reshape(q.shape)
+
+
+def _count_parts(q: Array, k: Array) -> int:
+    """Return the number of parts with weights of `_CACHE_BYTES`; 1 to compute all at once.
+
+    That is done on accelerators; on several devices, over which leading axes may be sharded; and if
+    leading axes are broadcast.
+    """
+    if jax.device_count() > 1 or jax.devices()[0].platform != "cpu":
+        return 1
+    if q.shape[:-3] != k.shape[:-3]:
+        return 1
+    return max(4 * math.prod(q.shape[:-1]) * k.shape[-3] // _CACHE_BYTES, 1)
 
 
 Residuals = tuple[Array, Array, Array, Array, Array, Array | None]

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from famjax.ops import attention
 from famjax.ops.attention import attend, attention_weights
 
 
@@ -43,3 +44,26 @@ def test_gradient_equals_plain_differentiation(heads, masked, cap, dtype, apart)
             assert ours.dtype == q.dtype
             scale = jnp.abs(theirs).max()
             assert jnp.abs(ours.astype(wide) - theirs).max() < apart * scale
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_parts_are_those_of_one_computation(masked, monkeypatch):
+    """Seven batch elements in parts of two; a part of the last size, too."""
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.normal(size=(7, length, 2, 8)), jnp.float32) for length in (5, 6, 6))
+    mask = jnp.asarray(rng.random((7, 1, 6)) < 0.6).at[..., 0].set(True) if masked else None
+    monkeypatch.setattr(attention, "_count_parts", lambda q, k: 3)
+    lowered = jax.jit(attend).lower(q, k, v, mask).as_text()
+    assert "while" in lowered
+    np.testing.assert_allclose(attend(q, k, v, mask), plain(q, k, v, mask), rtol=1e-6, atol=1e-6)
+
+
+def test_only_a_cpu_alone_computes_in_parts(monkeypatch):
+    """And only if the weights are larger than its cache: 4 x 2 x 256 x 512 floats, 4 MiB."""
+    q, k = jnp.zeros((4, 256, 2, 8)), jnp.zeros((4, 512, 2, 8))
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    assert attention._count_parts(q, k) == 4
+    assert attention._count_parts(q[:1], k[:1, :64]) == 1
+    assert attention._count_parts(q, k[:1]) == 1
+    monkeypatch.setattr(jax, "device_count", lambda: 2)
+    assert attention._count_parts(q, k) == 1
