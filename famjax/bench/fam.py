@@ -67,13 +67,18 @@ def measure_costs(
         yield FamCost(
             block_len,
             fam_len,
-            time_pair(_training(fam, batch, length), _training(bswa, batch, length), repetitions),
-            time_pair(_streaming(fam, batch, length), _streaming(bswa, batch, length), repetitions),
+            time_pair(
+                training_call(fam, batch, length), training_call(bswa, batch, length), repetitions
+            ),
+            time_pair(
+                streaming_call(fam, batch, length), streaming_call(bswa, batch, length), repetitions
+            ),
             fam_floor(fam_len, block_len),
         )
 
 
-def _training(model: ModelConfig, batch: int, length: int) -> Callable[[], Any]:
+def training_call(model: ModelConfig, batch: int, length: int) -> Callable[[], Any]:
+    """Return a function that runs a training step on `batch` rows of `length` tokens."""
     program, state, data = prepare_step(model, batch, length)
 
     def run() -> Any:
@@ -84,7 +89,8 @@ def _training(model: ModelConfig, batch: int, length: int) -> Callable[[], Any]:
     return run
 
 
-def _streaming(model: ModelConfig, batch: int, length: int) -> Callable[[], Any]:
+def streaming_call(model: ModelConfig, batch: int, length: int) -> Callable[[], Any]:
+    """Return a function that reads `batch` rows of `length` tokens, further and further."""
     reader = _GreedyReader(model, batch)
     tokens = np.random.default_rng(0).integers(0, model.vocab_size, (batch, length), np.int32)
     return lambda: reader.read(tokens)

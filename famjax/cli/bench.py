@@ -1,4 +1,4 @@
-"""`famjax bench fam`, `lora`, `feedback`, `linear`, `eval`, `beam` and `mesh`."""
+"""`famjax bench fam`, `delta`, `lora`, `feedback`, `linear`, `eval`, `beam` and `mesh`."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ _SMALL_MESH = ModelConfig(
 # over tokens has no large products, and it measures many models
 _SIZES = {
     "fam": (16, 1024, 7),
+    "delta": (16, 1024, 7),
     "lora": (16, 1024, 7),
     "feedback": (32, 128, 3),
     "linear": (2, 16384, 5),
@@ -66,7 +67,7 @@ _ONLY = {
 
 @dataclass(frozen=True)
 class Arguments:
-    """Measure the ratio of two programs in one process: the cost of feedback memory (fam: against
+    """Measure the ratio of two programs in one process: the cost of memory (fam and delta: against
     BSWA of equal shape; feedback: training and generation against a Transformer, and against
     feedback-transformer-pytorch if installed); the savings of adapters (lora: against training all
     weights, and against PyTorch's peft if installed); linear attention (linear: alone and in
@@ -75,7 +76,9 @@ class Arguments:
     and against transformers if installed); the overhead of sharding a model along each mesh axis
     (mesh: 8 fake devices on a CPU, or all accelerators)."""
 
-    name: tyro.conf.Positional[Literal["fam", "lora", "feedback", "linear", "eval", "beam", "mesh"]]
+    name: tyro.conf.Positional[
+        Literal["fam", "delta", "lora", "feedback", "linear", "eval", "beam", "mesh"]
+    ]
     """What to measure."""
     config: str = ""
     """Take the model's shape from this config instead of a small one."""
@@ -122,6 +125,9 @@ def run(argv: list[str]) -> int:
         )
     if arguments.name == "lora":
         _bench_lora(model, arguments, console)
+        return 0
+    if arguments.name == "delta":
+        _bench_delta(model, arguments, console, note)
         return 0
     sizes = BenchSizes(arguments.batch, arguments.length, arguments.turns, arguments.plot)
     if arguments.name == "linear":
@@ -198,7 +204,9 @@ def _check_sizes(arguments: Any, model: ModelConfig) -> None:
 
     if arguments.name in ("fam", "lora") and CHUNK % model.block_len:
         raise UserError(f"model.block_len={model.block_len}: must divide {CHUNK} to be measured")
-    whole = max(block for block, _ in SIZES)
+    from famjax.bench.delta import BLOCKS
+
+    whole = max(BLOCKS) if arguments.name == "delta" else max(block for block, _ in SIZES)
     for flag, benches in _ONLY.items():
         is_given = (value := getattr(arguments, flag)) != getattr(Arguments, flag)
         if is_given and arguments.name not in benches:
@@ -225,6 +233,23 @@ def _check_sizes(arguments: Any, model: ModelConfig) -> None:
         )
 
 
+_COST_COLUMNS = ("floor", "training", "gap", "median", "streaming", "gap", "median")
+
+
+def _cost_cells(cost: Any) -> list[str]:
+    """Return the cells of `_COST_COLUMNS` for a cost of a memory."""
+    cells = [f"{cost.floor:.3f}"]
+    for pair in (cost.training, cost.streaming):
+        cells += [f"{pair.ratio:.3f}", f"{pair.ratio - cost.floor:+.3f}"]
+        cells.append(f"{pair.typical:.2f} ± {pair.spread:.2f}")
+    return cells
+
+
+def _cost_to_dict(cost: Any) -> dict[str, Any]:
+    pairs = {"training": cost.training._asdict(), "streaming": cost.streaming._asdict()}
+    return cost._asdict() | pairs
+
+
 def _bench_costs(
     fam, model: ModelConfig, arguments: Any, console: Output, note: Output
 ) -> list[dict]:
@@ -232,25 +257,33 @@ def _bench_costs(
     table = Table(
         f"FAM / BSWA, {model.layers} layers, width {model.width}, "
         f"{arguments.batch} x {arguments.length}",
-        ("block", "FAM", "floor", "training", "gap", "median", "streaming", "gap", "median"),
+        ("block", "FAM", *_COST_COLUMNS),
     )
     for cost in fam.measure_costs(model, arguments.batch, arguments.length, arguments.turns):
         note.print(f"measured block {cost.block_len}, FAM {cost.fam_len}")
-        train, stream = cost.training, cost.streaming
-        table.add_row(
-            str(cost.block_len),
-            str(cost.fam_len),
-            f"{cost.floor:.3f}",
-            f"{train.ratio:.3f}",
-            f"{train.ratio - cost.floor:+.3f}",
-            f"{train.typical:.2f} ± {train.spread:.2f}",
-            f"{stream.ratio:.3f}",
-            f"{stream.ratio - cost.floor:+.3f}",
-            f"{stream.typical:.2f} ± {stream.spread:.2f}",
-        )
-        rows.append(cost._asdict() | {"training": train._asdict(), "streaming": stream._asdict()})
+        table.add_row(str(cost.block_len), str(cost.fam_len), *_cost_cells(cost))
+        rows.append(_cost_to_dict(cost))
     console.print(table)
     return rows
+
+
+def _bench_delta(model: ModelConfig, arguments: Any, console: Output, note: Output) -> None:
+    from famjax.bench import delta
+
+    rows = []
+    table = Table(
+        f"Delta-rule memory / BSWA, {model.layers} layers, width {model.width}, "
+        f"{arguments.batch} x {arguments.length}",
+        ("mixer", "block", *_COST_COLUMNS),
+        words=(0,),
+    )
+    for cost in delta.measure_costs(model, arguments.batch, arguments.length, arguments.turns):
+        note.print(f"measured {cost.mixer}, block {cost.block_len}")
+        table.add_row(cost.mixer, str(cost.block_len), *_cost_cells(cost))
+        rows.append(_cost_to_dict(cost))
+    console.print(table)
+    if arguments.json:
+        print(json.dumps(rows))
 
 
 def _bench_long_documents(fam, model: ModelConfig, console: Output, note: Output) -> list[dict]:

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from famjax.bench import beam, fam, feedback, feedback_peers, linear, linear_peers, mesh
+from famjax.bench import beam, delta, fam, feedback, feedback_peers, linear, linear_peers, mesh
 from famjax.cli.main import main
 from famjax.config.schema import Config, FeedbackConfig, LinearConfig, ModelConfig
 from famjax.core.errors import UserError
@@ -46,6 +46,22 @@ def test_every_size_and_length_is_measured(short_fam, capsys, monkeypatch, tmp_p
             assert pair["first"] > 0
             assert pair["second"] > 0
     assert [row["tokens"] for row in report["lengths"]] == [19, 35]
+
+
+def test_a_delta_memory_is_compared_with_windows(capsys, monkeypatch, tmp_path):
+    """At each block length; the floor is the ratio of FLOPs."""
+    monkeypatch.setattr(delta, "BLOCKS", (4, 8))
+    monkeypatch.setattr(delta, "MIXERS", ("delta",))
+    sizes = ["--batch", "2", "--length", "16", "--turns", "2"]
+    assert main(["bench", "delta", *config_of(TINY, tmp_path), *sizes, "--json"]) == 0
+    printed = capsys.readouterr()
+    costs = json.loads(printed.out)
+    assert [(cost["mixer"], cost["block_len"]) for cost in costs] == [("delta", 4), ("delta", 8)]
+    for cost in costs:
+        assert cost["training"]["first"] > 0
+        assert cost["streaming"]["second"] > 0
+        assert cost["floor"] > 1
+    assert "Delta-rule memory / BSWA" in printed.err
 
 
 @pytest.mark.slow
