@@ -1,7 +1,7 @@
 """The cost of a delta-rule memory in every second layer or in all: against BSWA of equal shape.
 
-The floor of the ratio is that of the FLOPs as computed, masked scores included. It is the same
-for a training step, although the memory's gradient computes each block once more.
+The floor is the ratio of the FLOPs that are computed, including those of masked scores. It is the
+same for a training step, although the memory's gradient computes each block once more.
 """
 
 from __future__ import annotations

@@ -200,12 +200,16 @@ def _reshape(model: ModelConfig, arguments: Any) -> ModelConfig:
 
 
 def _check_sizes(arguments: Any, model: ModelConfig) -> None:
+    from famjax.bench.delta import BLOCKS
     from famjax.bench.fam import CHUNK, SIZES
 
     if arguments.name in ("fam", "lora") and CHUNK % model.block_len:
         raise UserError(f"model.block_len={model.block_len}: must divide {CHUNK} to be measured")
-    from famjax.bench.delta import BLOCKS
-
+    if arguments.name == "delta" and model.layers % 2:
+        raise UserError(
+            f"model.layers={model.layers}: bench delta also measures a memory in every second "
+            "layer; take an even number"
+        )
     whole = max(BLOCKS) if arguments.name == "delta" else max(block for block, _ in SIZES)
     for flag, benches in _ONLY.items():
         is_given = (value := getattr(arguments, flag)) != getattr(Arguments, flag)

@@ -21,7 +21,8 @@ from famjax.experiment.memory import check_bytes_fit
 from famjax.models.language_model import LanguageModel
 from famjax.parallel.sharding import target_device
 
-# approximate number of tokens per call: enough to keep the device busy, few enough to fit in memory
+# approximate number of tokens of a lane per call: enough to keep the device busy, few enough to fit
+# in memory
 CHUNK = 1024
 # maximum tokens of all lanes per call on CPU, where the arrays of larger calls leave the cache: 20
 # lanes of `make demo-full` read 1.1 (fam) to 1.3 (delta) times as many tokens per second

@@ -22,6 +22,7 @@ returned before, so S does not grow with the document.
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +60,20 @@ CONSTANTS = MappingProxyType(
 _UNROLLED = 4
 
 
+class Writes(NamedTuple):
+    """What the tokens of blocks write into S.
+
+    Attributes:
+      k: [... w g e], blended keys k~.
+      v: [... w g e], values.
+      rates: [... w g], beta.
+    """
+
+    k: Array
+    v: Array
+    rates: Array
+
+
 class DeltaMemory(nnx.Module):
     """The parameters of the memory, and its reads and writes; the caller holds the state."""
 
@@ -93,38 +108,48 @@ class DeltaMemory(nnx.Module):
         logits = _RATE_SCALE * (x / rms * self.rate_weight[...]).sum(-1) + self.rate_bias[...]
         return jax.nn.relu(jax.nn.sigmoid(logits) - _RATE_THRESHOLD) / (1 - _RATE_THRESHOLD)
 
-    def updates(self, k: Array, v: Array) -> DeltaUpdate:
-        """Return the updates of S by blocks, for each of their chunks in order.
+    def writes(self, k: Array, v: Array) -> Writes:
+        """Return what the tokens of blocks write, from their keys and values [... w g e].
 
         Args:
-          k: [... w g e], without positions.
-          v: [... w g e].
+          k: keys without positions.
+        """
+        blended = self.key_smear(k, previous_keys(k))
+        return Writes(blended, v.astype(param_dtype()), self.rates(k, v))
+
+    def updates(self, writes: Writes) -> DeltaUpdate:
+        """Return the updates of S by blocks, for each of their chunks in order.
 
         Returns:
           Arrays of [... n_c g c ...], n_c chunks of c tokens.
         """
-        rates = self.rates(k, v)
-        c = chunk_len(k.shape[-3])
+        c = chunk_len(writes.rates.shape[-2])
 
         def chunks(x: Array) -> Array:
             """[... w g e] -> [... w/c g c e]."""
             *lead, w, g, size = x.shape
             return jnp.moveaxis(x.reshape(*lead, w // c, c, g, size), -2, -3)
 
-        # split into chunks before mapping to features, which are four times as large as keys, so
+        # split into chunks before mapping to features, which are several times as large as keys, so
         # that they need not be transposed
-        blended = self.key_smear(k, previous_keys(k))
-        k, v = self.features(chunks(blended)), chunks(v.astype(param_dtype()))
-        return delta_update(k, v, chunks(rates[..., None])[..., 0])
+        k, v = self.features(chunks(writes.k)), chunks(writes.v)
+        return delta_update(k, v, chunks(writes.rates[..., None])[..., 0])
 
-    def read(self, q: Array, s: Array) -> Array:
-        """Read S [... g k e] with queries [... w h e]: [... w h e], in the queries' dtype."""
+    def recall(self, q: Array, s: Array) -> Array:
+        """Return S^T phi(q) for S [... g k e] and queries [... w h e]: [... w h e], float32."""
         *lead, w, h, e = q.shape
         g = s.shape[-3]
         # group the queries by key head before mapping them to features, which are larger
         asked = self.features(jnp.moveaxis(q, -2, -3).reshape(*lead, g, h // g * w, e))
-        out = jnp.moveaxis((asked @ s).reshape(*lead, h, w, e), -3, -2)
-        return (self.gain[...][:, None] * out).astype(q.dtype)
+        return jnp.moveaxis((asked @ s).reshape(*lead, h, w, e), -3, -2)
+
+    def read(self, q: Array, s: Array) -> Array:
+        """Read S [... g k e] with queries [... w h e]: [... w h e], in the queries' dtype."""
+        return self.scale(self.recall(q, s), q)
+
+    def scale(self, recalled: Array, q: Array) -> Array:
+        """Return what was recalled [... w h e] times the heads' gains, in the queries' dtype."""
+        return (self.gain[...][:, None] * recalled).astype(q.dtype)
 
 
 def write(s: Array, updates: DeltaUpdate) -> Array:

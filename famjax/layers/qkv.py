@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -17,7 +18,7 @@ from famjax.layers.linear import Linear
 from famjax.layers.lora import adapter_config
 from famjax.layers.norm import Norm
 from famjax.ops import rotary
-from famjax.ops.attention import attend, attend_dropping, attention_weights
+from famjax.ops.attention import attend, attend_blocks, attend_dropping, attention_weights
 
 
 class KVProjection(nnx.Module):
@@ -146,6 +147,18 @@ class QKV(nnx.Module):
         if drop is None:
             return attend(q, k, v, mask, self.cap)
         return attend_dropping(q, k, v, mask, self.cap, None, drop)
+
+    def attend_blocks(
+        self, q: Array, k: Array, v: Array, mask: Array, keys: Array | None = None
+    ) -> Array:
+        """Return `attend` of blocks [b n w h|g e], with masks [b n w s]: [b n w h e].
+
+        Args:
+          keys: [n], a key of each block for dropout; None for no dropout.
+        """
+        if keys is None:
+            return attend_blocks(q, k, v, mask, self.cap)
+        return jax.vmap(self.attend, in_axes=(1, 1, 1, 1, 0), out_axes=1)(q, k, v, mask, keys)
 
     def shift(self, x: Array, offset: Array | None) -> Array:
         """Shift the positions of each row of [b ... h e] by an offset [b]; None changes nothing."""

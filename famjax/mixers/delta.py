@@ -23,7 +23,7 @@ from famjax.config.schema import Config, ModelConfig
 from famjax.core.remat import tag_small
 from famjax.core.types import Array, Context, param_dtype
 from famjax.layers import delta_memory
-from famjax.layers.delta_memory import DeltaMemory, write
+from famjax.layers.delta_memory import DeltaMemory, Writes, write
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.mixers.mixer import BlockWeights, MemoryLosses, Mixer, mean_of_valid, mean_where
@@ -36,7 +36,6 @@ from famjax.mixers.window import (
     select_state,
     select_valid,
 )
-from famjax.ops.delta_rule import DeltaUpdate
 from famjax.parallel import sequence_parallel
 from famjax.parallel.sharding import sequence_shards, target_device
 
@@ -54,10 +53,10 @@ class DeltaState(NamedTuple):
 
 
 def computes_in_scan(blocks: int) -> bool:
-    """Return whether features are computed block by block, in the scan, or for a call at once.
+    """Return whether features are computed within the scan, rather than for the whole call at once.
 
-    They are several times as large as keys. On a CPU those of a block stay in its cache, and a
-    training step takes 0.7 to 0.85 times as long. Accelerators need the blocks in parallel; so do
+    They are several times as large as keys. On a CPU those of one block stay in the cache, and a
+    training step takes 0.7 to 0.8 times as long. Accelerators need the blocks in parallel; so do
     shards of a sequence, which scan twice.
 
     Args:
@@ -154,10 +153,10 @@ class DeltaAttention(Mixer):
         """Remove the rotary positions from the window's keys of whole blocks: [... w g e]."""
         return self.qkv.rotate(k, -jnp.arange(self.block_len))
 
-    def updates(self, k: Array, v: Array) -> DeltaUpdate:
-        """Return the memory's updates by whole blocks, from their keys and values [... w g e]."""
+    def writes(self, k: Array, v: Array) -> Writes:
+        """Return what whole blocks write, from their keys and values [... w g e]."""
         # calls, too, start from rotated keys: `step` has no others, and both must write the same
-        return self.delta_memory.updates(self.unrotate(k), v)
+        return self.delta_memory.writes(self.unrotate(k), v)
 
     def scan_memory(self, inputs: BlockInputs, s: Array, ctx: Context) -> tuple[Array, Array]:
         """Scan the blocks: each reads S, and then writes its tokens.
@@ -168,36 +167,36 @@ class DeltaAttention(Mixer):
         Returns:
           what the blocks read [b n w h e]; S after the last block.
         """
-        blocks = inputs.blocks
-        reset = blocks.reset
+        reset = inputs.blocks.reset
         if ctx.pass_state is not None:
             reset = reset & ~ctx.pass_state[:, :: self.block_len]
-        full = blocks.valid == self.block_len
+        full = inputs.blocks.valid == self.block_len
+        memory, q = self.delta_memory, inputs.unrotated_q
+        writes = self.writes(inputs.k, inputs.v)
         in_scan = computes_in_scan(full.shape[1])
-        k, v, q = inputs.k, inputs.v, inputs.unrotated_q
-        keys = (k, v, q) if in_scan else self.updates(k, v)
-        xs = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), (keys, reset, full))
+        blocks = (writes, q) if in_scan else memory.updates(writes)
+        xs = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), (blocks, reset, full))
+        # saved for the backward pass: S before each block, or without remat before each chunk
+        write_block = jax.checkpoint(write) if self.remat else write
 
-        def visit(s: Array, keys: Any) -> tuple[Array, Array]:
-            """Return S after a block, and what the block reads; S before it if that is later."""
-            if not in_scan:
-                return write(s, keys), s
-            k, v, q = keys
-            return write(s, self.updates(k, v)), self.delta_memory.read(q, s)
-
-        # saved for the backward pass: S before each block, or outside without remat each chunk
-        visit_block = jax.checkpoint(visit) if self.remat or in_scan else visit
+        # it uses no parameters: on a mesh of CPUs their gradients would be summed in every block
+        @jax.checkpoint
+        def read_and_write(s: Array, writes: Writes, q: Array) -> tuple[Array, Array]:
+            return write(s, memory.updates(writes)), memory.recall(q, s)
 
         def body(_: tuple[()], s: Array, x: Any) -> tuple[Array, Array]:
-            keys, reset, full = x
-            # the scan would otherwise run once more for the backward pass of a layer
-            s = tag_small(select_rows(reset, jnp.zeros_like(s), s))
-            new, read = visit_block(s, keys)
-            return select_rows(full, new, s), read
+            block, reset, full = x
+            s = select_rows(reset, jnp.zeros_like(s), s)
+            if not in_scan:
+                return select_rows(full, write_block(s, block), s), s
+            # saved, or else the backward pass of a layer would begin with another scan
+            s = tag_small(s)
+            new, recalled = read_and_write(s, *block)
+            return select_rows(full, new, s), recalled
 
-        s, reads = sequence_parallel.ring_scan(body, (), s, xs)
-        reads = jnp.moveaxis(reads, 0, 1)
-        return reads if in_scan else self.delta_memory.read(q, reads), s
+        s, ys = sequence_parallel.ring_scan(body, (), s, xs)
+        ys = jnp.moveaxis(ys, 0, 1)
+        return memory.scale(ys if in_scan else memory.recall(q, ys), q), s
 
     def step(
         self, x: Array, state: DeltaState, ctx: Context, mlp: FeedForward
@@ -225,7 +224,8 @@ class DeltaAttention(Mixer):
 
     def commit_block(self, s: Array, window: WindowState) -> Array:
         """Write the block that was just filled into S."""
-        return write(s, self.updates(window.k[:, -1], window.v[:, -1]))
+        writes = self.writes(window.k[:, -1], window.v[:, -1])
+        return write(s, self.delta_memory.updates(writes))
 
 
 class DeltaSpec(BswaSpec):

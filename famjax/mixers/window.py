@@ -287,10 +287,7 @@ class WindowAttention(Mixer):
         if self.sequential_blocks:
             out = self.attend_sequentially(inputs, state, ctx, extra, keys)
         else:
-            attend = self.qkv.attend
-            if keys is not None:  # one for each block
-                attend = jax.vmap(attend, in_axes=(1, 1, 1, 1, 0), out_axes=1)
-            out = attend(*self.attention_inputs(inputs, state, ctx, extra), keys)
+            out = self.qkv.attend_blocks(*self.attention_inputs(inputs, state, ctx, extra), keys)
         return out.reshape(b, n * w, h, e)
 
     def attend_sequentially(

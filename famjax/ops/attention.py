@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 
 import jax
@@ -12,9 +11,9 @@ from jaxtyping import Bool, Float
 
 from famjax.core.remat import tag_product
 from famjax.core.types import Array
+from famjax.parallel.sharding import runs_on_one_cpu
 
-# the weights of this size stay in the cache of a CPU core; evaluations with blocks of 192 are 1.6
-# times as fast as with the weights of all blocks at once (design.md)
+# weights of this size stay in the cache of a CPU core (docs/design.md)
 _CACHE_BYTES = 1 << 20
 
 
@@ -73,36 +72,8 @@ def attend(
     of the softmax needs sum_s weights * d_weights, which equals sum_e out * d_out, a sum over e
     instead of over all keys, as in FlashAttention. For gradients q, k and v must have equal leading
     axes. Forward-mode differentiation is not supported.
-
-    Without differentiation, a CPU computes as many batch elements at a time as its cache holds.
     """
-    parts = _count_parts(q, k) if bias is None else 1
-    if parts == 1:
-        return _attend_forward(q, k, v, mask, cap, bias)[0]
-    elements = math.prod(q.shape[:-3])
-    if mask is not None:
-        mask = jnp.broadcast_to(mask, (*q.shape[:-3], q.shape[-3], k.shape[-3]))
-    xs = jax.tree.map(lambda a: a.reshape(elements, *a.shape[q.ndim - 3 :]), (q, k, v, mask))
-    size = max(elements // parts, 1)
-
-    def attend_elements(x: tuple[Array, Array, Array, Array | None]) -> Array:
-        q, k, v, mask = x
-        return _attend_forward(q, k, v, mask, cap, None)[0]
-
-    return jax.lax.map(attend_elements, xs, batch_size=size).reshape(q.shape)
-
-
-def _count_parts(q: Array, k: Array) -> int:
-    """Return the number of parts with weights of `_CACHE_BYTES`; 1 to compute all at once.
-
-    That is done on accelerators; on several devices, over which leading axes may be sharded; and if
-    leading axes are broadcast.
-    """
-    if jax.device_count() > 1 or jax.devices()[0].platform != "cpu":
-        return 1
-    if q.shape[:-3] != k.shape[:-3]:
-        return 1
-    return max(4 * math.prod(q.shape[:-1]) * k.shape[-3] // _CACHE_BYTES, 1)
+    return _attend_forward(q, k, v, mask, cap, bias)[0]
 
 
 Residuals = tuple[Array, Array, Array, Array, Array, Array | None]
@@ -157,6 +128,53 @@ def _sum_to_shape(a: Array, like: Array) -> Array:
 
 
 attend.defvjp(_attend_forward, _attend_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def attend_blocks(
+    q: Float[Array, "b n t h e"],
+    k: Float[Array, "b n s g e"],
+    v: Float[Array, "b n s g e"],
+    mask: Bool[Array, "b n t s"],
+    cap: float = 0.0,
+) -> Float[Array, "b n t h e"]:
+    """Return `attend` of n blocks of b rows.
+
+    On a CPU the weights of all blocks leave the cache. There, unless it is differentiated, blocks
+    are computed one after another, as many at a time as have about `_CACHE_BYTES` of weights.
+    """
+    blocks = q.shape[0] * q.shape[1]
+    parts = _count_parts(q, k)
+    if parts == 1:
+        return attend(q, k, v, mask, cap)
+    xs = jax.tree.map(lambda a: a.reshape(blocks, *a.shape[2:]), (q, k, v, mask))
+    out = jax.lax.map(lambda x: attend(*x, cap), xs, batch_size=max(blocks // parts, 1))
+    return out.reshape(q.shape)
+
+
+def _count_parts(q: Array, k: Array) -> int:
+    """Return in how many parts the blocks [b n ...] are computed; 1 is all at once."""
+    b, n, t, h, _ = q.shape
+    # an exported program has a batch of any size, and runs on any device
+    if not isinstance(b, int) or not runs_on_one_cpu():
+        return 1
+    return min(max(4 * b * n * t * h * k.shape[2] // _CACHE_BYTES, 1), b * n)
+
+
+def _attend_blocks_forward(
+    q: Array, k: Array, v: Array, mask: Array, cap: float
+) -> tuple[Array, Residuals]:
+    return _attend_forward(q, k, v, mask, cap, None)
+
+
+def _attend_blocks_backward(
+    cap: float, residuals: Residuals, d_out: Array
+) -> tuple[Array, Array, Array, None]:
+    d_q, d_k, d_v, _, _ = _attend_backward(cap, residuals, d_out)
+    return d_q, d_k, d_v, None
+
+
+attend_blocks.defvjp(_attend_blocks_forward, _attend_blocks_backward)
 
 
 def attend_dropping(

@@ -369,6 +369,13 @@ def target_device() -> jax.Device:
     return jax.devices()[0] if mesh is None else mesh.devices.flat[0]
 
 
+def runs_on_one_cpu() -> bool:
+    """Return whether the traced function will run on a CPU, and its arrays are not sharded."""
+    mesh = _MESH.get()
+    devices = jax.device_count() if mesh is None else mesh.size
+    return devices == 1 and target_device().platform == "cpu"
+
+
 def shard_map_axes(
     f: Callable[..., Any], sizes: dict[str, int], axes: tuple[Axes, ...], out_axes: tuple[Axes, ...]
 ) -> Callable[..., Any] | None:

@@ -52,8 +52,9 @@ def test_a_delta_memory_is_compared_with_windows(capsys, monkeypatch, tmp_path):
     """At each block length; the floor is the ratio of FLOPs."""
     monkeypatch.setattr(delta, "BLOCKS", (4, 8))
     monkeypatch.setattr(delta, "MIXERS", ("delta",))
-    sizes = ["--batch", "2", "--length", "16", "--turns", "2"]
-    assert main(["bench", "delta", *config_of(TINY, tmp_path), *sizes, "--json"]) == 0
+    sizes = ["--batch", "2", "--length", "16", "--turns", "2", "--json"]
+    model = replace(TINY, layers=2)
+    assert main(["bench", "delta", *config_of(model, tmp_path), *sizes]) == 0
     printed = capsys.readouterr()
     costs = json.loads(printed.out)
     assert [(cost["mixer"], cost["block_len"]) for cost in costs] == [("delta", 4), ("delta", 8)]
@@ -62,6 +63,8 @@ def test_a_delta_memory_is_compared_with_windows(capsys, monkeypatch, tmp_path):
         assert cost["streaming"]["second"] > 0
         assert cost["floor"] > 1
     assert "Delta-rule memory / BSWA" in printed.err
+    assert main(["bench", "delta", *config_of(TINY, tmp_path), *sizes]) == 2
+    assert "model.layers=1: bench delta also measures" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from famjax.config.schema import MeshConfig
 from famjax.core.errors import UserError
 from famjax.eval.memory import measure_flatness, memory_report
-from famjax.eval.streaming import Streamer, rechunk
+from famjax.eval.streaming import Streamer, jit_functions, rechunk
+from famjax.ops import attention
 from famjax.ops.losses import token_losses
 from famjax.parallel.sharding import make_mesh, parameter_shardings
 
@@ -141,6 +142,24 @@ def test_full_attention_rejects_tokens_beyond_its_capacity() -> None:
     with pytest.raises(UserError, match=r"65 tokens do not fit its cache of 64"):
         stream.read(TOKENS[:, :1])
     assert stream.tokens == 64
+
+
+@pytest.mark.parametrize("mixer", ["bswa", "fam", "delta"])
+def test_blocks_in_parts_have_the_same_losses(mixer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests have many devices, where all blocks are computed at once."""
+    expected = Streamer(tiny.model(mixer), B, chunk=16).losses(TOKENS, TARGETS)[0]
+    computed = []
+
+    def count_parts(q: jax.Array, k: jax.Array) -> int:
+        computed.append(q.shape)
+        return 3
+
+    monkeypatch.setattr(attention, "_count_parts", count_parts)
+    jit_functions.cache_clear()
+    in_parts = Streamer(tiny.model(mixer), B, chunk=16).losses(TOKENS, TARGETS)[0]
+    jit_functions.cache_clear()
+    assert computed
+    np.testing.assert_allclose(in_parts, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_call_of_many_lanes_stays_in_the_cache() -> None:

@@ -21,6 +21,7 @@ from famjax.config.resolved import resolve_model
 from famjax.config.schema import ArchConfig, Config, ModelConfig
 from famjax.convert.open import open_model
 from famjax.core.errors import UserError
+from famjax.core.remat import remat_with_policy
 from famjax.core.types import Context
 from famjax.eval.state_file import load_state, save_state
 from famjax.eval.streaming import StreamState
@@ -241,7 +242,7 @@ def test_a_memory_returns_what_was_written_under_a_key() -> None:
     memory.key_smear.weight[...] = jnp.asarray([-100.0, 100.0])
     k, v = random_block(np.random.default_rng(0))
     s = memory.init_state(1)
-    update = memory.updates(k, v)
+    update = memory.updates(memory.writes(k, v))
     for _ in range(20):  # each write removes a part of what the others disturbed
         s = write(s, update)
     out = memory.read(k, s)
@@ -262,7 +263,7 @@ def test_the_chunks_of_a_block_are_written_in_order() -> None:
     memory.rate_weight[...] = jnp.asarray(rng.normal(size=(2, 32)), jnp.float32)
     memory.key_smear.weight[...] = jnp.full(2, -100.0)  # no blend
     k, v = random_block(rng, 48)
-    after = write(memory.init_state(1), memory.updates(k, v))
+    after = write(memory.init_state(1), memory.updates(memory.writes(k, v)))
     rates, keys = (np.asarray(x, np.float64) for x in (memory.rates(k, v), memory.features(k)))
     values = np.asarray(v, np.float64)
     for head in range(2):
@@ -280,7 +281,7 @@ def test_tokens_that_a_head_ignores_leave_its_memory_as_it_is() -> None:
     rng = np.random.default_rng(0)
     before = jnp.asarray(rng.normal(size=memory.init_state(1).shape), jnp.float32)
     k, v = random_block(rng)
-    after = write(before, memory.updates(k, v))
+    after = write(before, memory.updates(memory.writes(k, v)))
     assert (after[:, 0] != before[:, 0]).mean() > 0.5
     np.testing.assert_array_equal(after[:, 1], before[:, 1])
 
@@ -310,21 +311,50 @@ def test_in_bfloat16_a_call_reads_with_the_queries_of_step(rotated: float) -> No
         np.testing.assert_allclose(called[:, t : t + 1], stepped, rtol=0, atol=2e-4)
 
 
-def test_the_gradient_keeps_the_memory_before_each_block_not_each_chunk() -> None:
-    """With remat. Three blocks of four chunks; no other array has its last two dimensions."""
+@pytest.mark.parametrize("in_scan", [True, False])
+def test_the_gradient_keeps_the_memory_before_each_block_not_each_chunk(
+    in_scan: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With remat. Three blocks of four chunks, and the zeros of a reset."""
+    monkeypatch.setattr(delta, "computes_in_scan", lambda blocks: in_scan)
+    mixer, k, scan = scan_of_three_blocks()
+    before = mixer.init_state(1).s
+    _, backward = jax.vjp(scan, k, before)
+    assert before.size < saved_memories(backward, before) <= 4 * before.size
+
+
+@pytest.mark.parametrize(("in_scan", "kept"), [(True, 3), (False, 1)])
+def test_a_layer_keeps_the_memory_where_features_are_computed_within_the_scan(
+    in_scan: bool, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before each of three blocks; elsewhere only the argument, and the scan runs again."""
+    monkeypatch.setattr(delta, "computes_in_scan", lambda blocks: in_scan)
+    mixer, k, scan = scan_of_three_blocks()
+    before = mixer.init_state(1).s
+    _, backward = jax.vjp(remat_with_policy(scan, "layer", scanned=False), k, before)
+    assert saved_memories(backward, before) == kept * before.size
+
+
+def scan_of_three_blocks() -> tuple[DeltaAttention, jax.Array, Any]:
+    """Return a mixer with remat, keys of three blocks, and `scan_memory` of such keys and S."""
     config = resolve_model(ModelConfig(width=16, heads=2, block_len=64, remat="layer"))
     mixer = DeltaAttention(config, rngs=nnx.Rngs(0))
     state = mixer.init_state(1)
     inputs = mixer.window.project_blocks(jnp.ones((1, 3 * 64, 16)), state.window, Context())
-    before = state.s
 
     def scan(k: jax.Array, s: jax.Array) -> tuple[jax.Array, jax.Array]:
         return mixer.scan_memory(inputs._replace(k=k), s, Context())
 
-    _, backward = jax.vjp(scan, inputs.k, before)
-    floats = [a for a in jax.tree.leaves(backward) if a.dtype == before.dtype]
-    # the zeros of a reset too
-    assert sum(a.size for a in floats if a.shape[-2:] == (32, 8)) <= 4 * before.size
+    return mixer, inputs.k, scan
+
+
+def saved_memories(backward: Any, memory: jax.Array) -> int:
+    """Return the number of elements of saved arrays with the last two dimensions of a memory.
+
+    No other array has them.
+    """
+    arrays = [a for a in jax.tree.leaves(backward) if a.dtype == memory.dtype]
+    return sum(a.size for a in arrays if a.shape[-2:] == memory.shape[-2:])
 
 
 def test_features_within_the_scan_are_those_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from famjax.ops import attention
-from famjax.ops.attention import attend, attention_weights
+from famjax.ops.attention import attend, attend_blocks, attention_weights
 
 
 def plain(q, k, v, mask=None, cap=0.0):
@@ -46,24 +46,44 @@ def test_gradient_equals_plain_differentiation(heads, masked, cap, dtype, apart)
             assert jnp.abs(ours.astype(wide) - theirs).max() < apart * scale
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_parts_are_those_of_one_computation(masked, monkeypatch):
-    """Seven batch elements in parts of two; a part of the last size, too."""
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2)], ids=str)
+@pytest.mark.parametrize("cap", [0.0, 0.7])
+@pytest.mark.parametrize("parts", [1, 3])
+def test_blocks_in_parts_are_those_of_one_computation(heads, cap, parts, monkeypatch):
+    """Two rows of four blocks, in parts of two and a smaller last part; and the gradient."""
+    monkeypatch.setattr(attention, "_count_parts", lambda q, k: parts)
+    (h, g), b, n = heads, 2, 4
     rng = np.random.default_rng(0)
-    q, k, v = (jnp.asarray(rng.normal(size=(7, length, 2, 8)), jnp.float32) for length in (5, 6, 6))
-    mask = jnp.asarray(rng.random((7, 1, 6)) < 0.6).at[..., 0].set(True) if masked else None
-    monkeypatch.setattr(attention, "_count_parts", lambda q, k: 3)
-    lowered = jax.jit(attend).lower(q, k, v, mask).as_text()
-    assert "while" in lowered
-    np.testing.assert_allclose(attend(q, k, v, mask), plain(q, k, v, mask), rtol=1e-6, atol=1e-6)
+    shapes = ((b, n, 5, h, 8), (b, n, 6, g, 8), (b, n, 6, g, 8))
+    q, k, v = (jnp.asarray(rng.normal(size=shape), jnp.float32) for shape in shapes)
+    mask = jnp.asarray(rng.random((b, n, 5, 6)) < 0.6).at[..., 0].set(True)
+    program = jax.jit(lambda *qkv: attend_blocks(*qkv, mask, cap))  # traced for these parts
+    assert ("while" in program.lower(q, k, v).as_text()) == (parts > 1)
+    expected = attend(q, k, v, mask, cap)
+    np.testing.assert_allclose(program(q, k, v), expected, rtol=1e-5, atol=1e-6)
+
+    def gradient(attention):
+        return jax.grad(lambda *qkv: jnp.sin(attention(*qkv, mask, cap)).sum(), (0, 1, 2))(q, k, v)
+
+    for ours, theirs in zip(gradient(attend_blocks), gradient(attend), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
-def test_only_a_cpu_alone_computes_in_parts(monkeypatch):
-    """And only if the weights are larger than its cache: 4 x 2 x 256 x 512 floats, 4 MiB."""
-    q, k = jnp.zeros((4, 256, 2, 8)), jnp.zeros((4, 512, 2, 8))
+def test_only_a_cpu_alone_computes_blocks_in_parts(monkeypatch):
+    """And only if the weights exceed its cache: 2 x 2 blocks of 2 x 256 x 512, 4 MiB."""
+    q, k = jnp.zeros((2, 2, 256, 2, 8)), jnp.zeros((2, 2, 512, 2, 8))
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     assert attention._count_parts(q, k) == 4
-    assert attention._count_parts(q[:1], k[:1, :64]) == 1
-    assert attention._count_parts(q, k[:1]) == 1
+    assert attention._count_parts(q[:1, :1], k[:1, :1, :64]) == 1
+    assert attention._count_parts(q[:1, :1], jnp.zeros((1, 1, 4096, 2, 8))) == 1
     monkeypatch.setattr(jax, "device_count", lambda: 2)
     assert attention._count_parts(q, k) == 1
+
+
+def test_an_exported_program_of_any_batch_computes_blocks_at_once(monkeypatch):
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    (b,) = jax.export.symbolic_shape("b")
+    q, k = (jax.ShapeDtypeStruct((b, 2, t, 2, 8), jnp.float32) for t in (256, 512))
+    mask = jax.ShapeDtypeStruct((b, 2, 256, 512), jnp.bool_)
+    exported = jax.export.export(jax.jit(attend_blocks))(q, k, k, mask)
+    assert "while" not in exported.mlir_module()
