@@ -132,6 +132,7 @@ TAKES_MEMORY = [
 ]
 FAILS = [
     ("{{ 'a' * 17 * 2**20 }}", "takes more than 16 MiB of text"),
+    ("{{ 'é' * 9 * 2**20 }}", "takes more than 16 MiB of text"),
     ("{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", "maximum recursion depth"),
     ("{% for m in messages recursive %}{{ loop(messages) }}{% endfor %}", "maximum recursion"),
     ("{{ " + "(" * 5000 + ")" * 5000 + " }}", "recursion"),
