@@ -84,6 +84,4 @@ def test_an_exported_program_of_any_batch_computes_blocks_at_once(monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda: 1)
     (b,) = jax.export.symbolic_shape("b")
     q, k = (jax.ShapeDtypeStruct((b, 2, t, 2, 8), jnp.float32) for t in (256, 512))
-    mask = jax.ShapeDtypeStruct((b, 2, 256, 512), jnp.bool_)
-    exported = jax.export.export(jax.jit(attend_blocks))(q, k, k, mask)
-    assert "while" not in exported.mlir_module()
+    assert attention._count_parts(q, k) == 1
