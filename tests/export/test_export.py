@@ -6,6 +6,7 @@ import sys
 from dataclasses import replace
 
 import jax.export
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
@@ -23,6 +24,7 @@ from famjax.export import check, hf
 from famjax.export import export as exporting
 from famjax.export.source import ExportSource
 from famjax.export.tokenizer import write_tokenizer
+from famjax.ops.attention import attend_blocks
 from famjax.tokenizers.load import load_tokenizer
 from famjax.tokenizers.words import WordTokenizer
 
@@ -328,3 +330,13 @@ def test_a_diverged_run_is_rejected(tmp_path):
     run.model.embedding[...] = run.model.embedding[...] * np.nan
     with pytest.raises(UserError, match="the run's logits are not finite;"):
         export_model("bswa", tmp_path, run=run)
+
+
+def test_a_program_for_any_batch_attends_to_all_blocks_at_once(monkeypatch):
+    """Not in parts, as one CPU does for sizes that it knows (`attend_blocks`)."""
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    (b,) = jax.export.symbolic_shape("b")
+    q, k = (jax.ShapeDtypeStruct((b, 2, t, 2, 8), jnp.float32) for t in (256, 512))
+    mask = jax.ShapeDtypeStruct((b, 2, 256, 512), jnp.bool_)
+    exported = jax.export.export(jax.jit(attend_blocks))(q, k, k, mask)
+    assert "while" not in exported.mlir_module()

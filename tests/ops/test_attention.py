@@ -78,10 +78,3 @@ def test_only_a_cpu_alone_computes_blocks_in_parts(monkeypatch):
     assert attention._count_parts(q[:1, :1], jnp.zeros((1, 1, 4096, 2, 8))) == 1
     monkeypatch.setattr(jax, "device_count", lambda: 2)
     assert attention._count_parts(q, k) == 1
-
-
-def test_an_exported_program_of_any_batch_computes_blocks_at_once(monkeypatch):
-    monkeypatch.setattr(jax, "device_count", lambda: 1)
-    (b,) = jax.export.symbolic_shape("b")
-    q, k = (jax.ShapeDtypeStruct((b, 2, t, 2, 8), jnp.float32) for t in (256, 512))
-    assert attention._count_parts(q, k) == 1
