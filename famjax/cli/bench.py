@@ -102,11 +102,11 @@ class Arguments:
     rank: int = 64
     """Rank of the adapters, for lora."""
     json: bool = False
-    """Print one JSON object instead of tables."""
+    """Print JSON instead of tables."""
 
 
 def run(argv: list[str]) -> int:
-    """Run the bench that is asked for, and print its tables, or one JSON object."""
+    """Run the bench that is asked for, and print its tables, or JSON."""
     arguments = _fill_sizes(parse(Arguments, argv, "famjax bench"))
     runtime.setup()
     model = (

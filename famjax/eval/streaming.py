@@ -25,7 +25,7 @@ from famjax.parallel.sharding import target_device
 # in memory
 CHUNK = 1024
 # maximum tokens of all lanes per call on CPU, where the arrays of larger calls leave the cache: 20
-# lanes of `make demo-full` read 1.1 (fam) to 1.3 (delta) times as many tokens per second
+# lanes of `make demo-full` read 1.2 (delta) to 1.3 (fam) times as many tokens per second
 _CPU_TOKENS = 4096
 # maximum tokens that one call generates, to amortize dispatch and synchronization
 PIECE = 32

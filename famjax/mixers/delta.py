@@ -56,8 +56,8 @@ def computes_in_scan(blocks: int) -> bool:
     """Return whether features are computed within the scan, rather than for the whole call at once.
 
     They are several times as large as keys. On a CPU those of one block stay in the cache, and a
-    training step takes 0.7 to 0.8 times as long. Accelerators need the blocks in parallel; so do
-    shards of a sequence, which scan twice.
+    training step takes three quarters of the time (docs/design.md). Accelerators need the blocks in
+    parallel; so do shards of a sequence, which scan twice.
 
     Args:
       blocks: number of blocks of the call.
