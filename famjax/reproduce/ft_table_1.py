@@ -12,6 +12,8 @@ _AS_TRANSFORMER = ("model.stack=transformer", "model.feedback.shared_kv=false")
 # whole episodes from the first step: with a curriculum the Transformer would stay at short
 # episodes, since it does not solve them
 _WHOLE = ("data.toy.start_steps=0",)
+# the paper's data: 10,000 episodes joined into one stream, whose memory continues
+_JOINED = (*_WHOLE, "data.toy.episodes=10000", "data.toy.concatenate=true", "data.keep_whole=false")
 
 
 def _experiment(
@@ -60,6 +62,20 @@ def _experiment(
     )
 
 
+def _with_joined_episodes(experiment: Experiment) -> Experiment:
+    """Add both models trained on the paper's data, of tasks for which the paper describes it."""
+    joined = (
+        Variant(f"{_TRANSFORMER} joined", (*_AS_TRANSFORMER, *_JOINED), here_only=True),
+        Variant(f"{_FEEDBACK} joined", _JOINED, here_only=True),
+    )
+    return replace(
+        experiment,
+        variants=(*experiment.variants, *joined),
+        orderings=(*experiment.orderings, Ordering(joined[1].name, joined[0].name)),
+        note=f"{experiment.note} The rows 'joined' have the paper's 10,000 episodes in one stream.",
+    )
+
+
 _FRESH = "Each episode has a fresh memory, where the paper joins them into one stream."
 # the default is the paper's number of digits, which is beyond the span of these models
 _TESTED = (40,)
@@ -90,7 +106,7 @@ def _programs(variables: int, transformer: float, feedback: float, lstm: float) 
     recurrent = Variant(_LSTM, ("model.stack=lstm",), {"answers": lstm}, at_paper=at_paper)
     # with more variables "it has to store all their values in a single vector"
     order = (_LSTM, _TRANSFORMER) if lstm > transformer else (_TRANSFORMER, _LSTM)
-    return replace(
+    experiment = replace(
         experiment,
         variants=(
             *experiment.variants,
@@ -104,6 +120,7 @@ def _programs(variables: int, transformer: float, feedback: float, lstm: float) 
             Ordering(*order),
         ),
     )
+    return _with_joined_episodes(experiment)
 
 
 _COPY = _experiment(
@@ -143,17 +160,20 @@ FT_TABLE_1 = (
         _FRESH,
         4.0,
     ),
-    _experiment(
-        "random_walk",
-        "Random walk",
-        ({"answers": 0.68}, {"answers": 1.0}),
-        "random_walk_feedback",
-        (),
-        "100,000 episodes, ten times the paper's. Feedback's grow from 25 actions when they are "
-        "known; the Transformer's, which would stay short (docs/feedback.md), have 100 from the "
-        f"start. That the place stays the same is right in 75.3% of steps. {_FRESH}",
-        10.0,
-        transformer=_WHOLE,
+    _with_joined_episodes(
+        _experiment(
+            "random_walk",
+            "Random walk",
+            ({"answers": 0.68}, {"answers": 1.0}),
+            "random_walk_feedback",
+            (),
+            "100,000 episodes, ten times the paper's. Feedback's grow from 25 actions when they "
+            "are known; the Transformer's, which would stay short (docs/feedback.md), have 100 "
+            "from the start. That the place stays the same is right in 75.3% of steps. "
+            f"{_FRESH}",
+            10.0,
+            transformer=_WHOLE,
+        )
     ),
     _experiment(
         "blocked_walk",
