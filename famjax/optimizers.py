@@ -142,8 +142,8 @@ def _add_decayed_weights(rate: float) -> optax.GradientTransformation:
 def _per_layer(transformation: optax.GradientTransformation) -> optax.GradientTransformation:
     """Apply a transformation that uses statistics of whole arrays to each layer separately.
 
-    The stack keeps equal layers in one array [repeats ...]. Without the `vmap`, all layers together
-    would have one parameter scale, and Adafactor could factor over the layers.
+    Stacks and encoders keep equal layers in one array [repeats ...]. Without the `vmap`, all layers
+    together would have one parameter scale, and Adafactor could factor over the layers.
     """
 
     def init(params: Params) -> PyTree:
@@ -159,7 +159,7 @@ def _per_layer(transformation: optax.GradientTransformation) -> optax.GradientTr
 
     def labels(params: Params) -> Any:
         return jax.tree_util.tree_map_with_path(
-            lambda path, _: "layers" if "stack/layers/" in path_name(path) else "others", params
+            lambda path, _: "layers" if "/layers/" in path_name(path) else "others", params
         )
 
     return optax.partition({"layers": layers, "others": transformation}, labels)

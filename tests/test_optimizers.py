@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -133,7 +134,8 @@ def test_adafactor_against_numpy() -> None:
     compare(updates(config), expected)
 
 
-def test_adafactor_treats_layers_of_a_stack_separately() -> None:
+@pytest.mark.parametrize("path", [("stack",), ("encoder",), ("stack", "transformer")])
+def test_adafactor_treats_stacked_layers_separately(path: tuple[str, ...]) -> None:
     """Two layers of different scale are updated like separate parameters."""
     config = OptimizerConfig(name="adafactor", learning_rate=0.1, warmup_steps=0, clip_norm=0)
     optimizer = make_optimizer(config, 10)
@@ -144,8 +146,13 @@ def test_adafactor_treats_layers_of_a_stack_separately() -> None:
     def update(params: Any, grads: Any) -> Any:
         return optimizer.update(grads, optimizer.init(params), params)[0]
 
-    params, grads = ({"stack": {"layers": [{"w": jnp.asarray(a)}]}} for a in (layers, gradient))
-    together = update(params, grads)["stack"]["layers"][0]["w"]
+    def nest(stacked: np.ndarray) -> Any:
+        return functools.reduce(
+            lambda tree, name: {name: tree}, reversed(path), {"layers": [{"w": stacked}]}
+        )
+
+    params, grads = nest(jnp.asarray(layers)), nest(jnp.asarray(gradient))
+    (together,) = jax.tree.leaves(update(params, grads))
     for i in range(2):
         alone = update({"w": jnp.asarray(layers[i])}, {"w": jnp.asarray(gradient[i])})["w"]
         np.testing.assert_allclose(together[i], alone, rtol=1e-5)

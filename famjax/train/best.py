@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,23 @@ class Best(Hook):
 
     def load_state_dict(self, session: Session, saved: dict[str, Any]) -> None:
         # checkpoints from before 2026-11-25 have no such field
-        self._value = saved.get("best")
+        value, best = saved.get("best"), session.config.eval.best
+        if (
+            best
+            and value is not None
+            and _measures(saved["config"]["eval"]) != _measures(asdict(session.config.eval))
+        ):
+            session.progress.note(
+                f"eval: {best} is not measured as before, so the earlier best value, {value:.4f}, "
+                "no longer counts"
+            )
+            value = None
+        self._value = value
+
+
+def _measures(given: dict[str, Any]) -> dict[str, Any]:
+    """Return what the values of `eval.best` depend on, of a config's `eval`."""
+    return {key: value for key, value in given.items() if key != "every"}
 
 
 def keep(run: Path, checkpoint: Path) -> None:

@@ -65,6 +65,30 @@ def test_the_best_checkpoint_is_a_run(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("compiled_once")
+def test_a_best_value_of_another_measure_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every document of 250 tokens is answered, none of 300."""
+    after_log = best.Best.after_log
+
+    def measured(self: best.Best, session: Any, row: dict[str, float]) -> dict[str, float]:
+        score = 1.0 if session.config.eval.lengths == "250" else 0.0
+        return after_log(self, session, {**row, "passkey": score})
+
+    monkeypatch.setattr(best.Best, "after_log", measured)
+    keys = [*PASSKEY, "eval.lengths=250", "eval.examples=1", "train.log_every=4"]
+    config = small.config(tmp_path / "texts", "lanes", "passkey", *keys)
+    train(override(config, ["train.steps=4"]), tmp_path / "run", quiet=True)
+    # as often measured, or more often: the value counts, and no later one is better
+    train(config, tmp_path / "run", quiet=True)
+    assert open_run(tmp_path / "run" / "best").step == 4
+    capsys.readouterr()
+    train(override(config, ["train.steps=12", "eval.lengths=300"]), tmp_path / "run")
+    assert open_run(tmp_path / "run" / "best").step == 12
+    assert "passkey is not measured as before" in "".join(capsys.readouterr())
+
+
+@pytest.mark.usefixtures("compiled_once")
 def test_a_text_that_is_named_is_scored_in_bits(tmp_path: Path) -> None:
     (tmp_path / "own.txt").write_text("a text of its own, " * 40)
     keys = ["eval.every=4", f"eval.tasks=text:{tmp_path / 'own.txt'}", "eval.best=text"]
