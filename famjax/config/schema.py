@@ -120,8 +120,8 @@ class FeedbackConfig:
     # training only: number of fixed-point sweeps, each over all tokens in parallel, that
     # approximate the memory; 0 = always the exact, sequential loop
     sweeps: int = 0
-    # sweeps: if the last sweep changes the memory by more than this fraction, the exact loop is
-    # used
+    # sweeps: if the last sweep changes the memory of a row by more than this fraction, the exact
+    # loop is used
     tolerance: float = 0.1
 
 

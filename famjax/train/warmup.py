@@ -36,7 +36,7 @@ def with_row_length(config: _Config, length: int) -> _Config:
 def resize_memory(memory: State, rows: int) -> State:
     """[repeats b ...] -> [repeats rows ...]: keep the first lanes; new lanes are zero.
 
-    Zero is also the state of a lane after a reset.
+    The zeros are not read: the first token of a new lane begins a document, and so resets it.
     """
 
     def resize(a: Array) -> Array:

@@ -461,6 +461,13 @@ def test_beyond_the_tolerance_tokens_are_processed_sequentially(exact):
     close(run_sweeps(1, 0.0, state), expected, 1e-12)
 
 
+def test_a_row_that_has_not_converged_is_not_hidden_by_others():
+    new = np.random.default_rng(0).normal(size=(2, 8, 5, 4))
+    old = new.copy()
+    old[:, 3] *= 1.25
+    assert float(solve.relative_change(new, old)) == pytest.approx(0.25, rel=1e-5)
+
+
 def test_the_change_of_the_last_sweep_is_reported_in_training_only(exact):
     state, _ = exact
     changes = []
