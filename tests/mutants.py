@@ -417,8 +417,8 @@ MUTANTS = (
     Mutant(
         "objective: the loss ignores the weights of tokens",
         "train/objective.py",
-        '"loss": nats * weights,',
-        '"loss": nats,',
+        '"loss": nll * weights,',
+        '"loss": nll,',
         "tests/train/test_step.py",
     ),
     Mutant(
@@ -431,8 +431,8 @@ MUTANTS = (
     Mutant(
         "objective: bits per byte have label smoothing",
         "train/objective.py",
-        "return count(nats, likeliest, batch, token_bytes)._replace(loss=loss)",
-        "return count(smoothed, likeliest, batch, token_bytes)._replace(loss=loss)",
+        "return sum_metrics(nll, correct, batch, token_bytes)._replace(loss=loss)",
+        "return sum_metrics(smoothed, correct, batch, token_bytes)._replace(loss=loss)",
         "tests/train/test_step.py",
     ),
     Mutant(

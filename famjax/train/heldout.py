@@ -24,7 +24,7 @@ from famjax.tasks import TASKS
 from famjax.train import hosts
 from famjax.train.hooks import Hook
 from famjax.train.log import summarize
-from famjax.train.objective import count, zero_sums
+from famjax.train.objective import sum_metrics
 from famjax.train.program import TrainProgram
 from famjax.train.run import CHECKED
 from famjax.train.session import Session
@@ -82,7 +82,7 @@ class HeldOutLoss(Hook):
         """
         state, program = session.state, session.program
         block = session.config.model.block_len
-        memory, sums = self._start(state.params, state.frozen), zero_sums()
+        memory, sums = self._start(state.params, state.frozen), MetricSums.zeros()
         for batch in batches:
             if forget:
                 batch = {**batch, "reset": reset_blocks(batch, block)}
@@ -126,7 +126,7 @@ def make_evaluate(graph: Any, token_bytes: Array) -> Any:
         x, memory = model.stack(
             model.embed(batch["tokens"]), memory, Context(batch["reset"], batch["valid"])
         )
-        return memory, count(*model.losses(x, batch["targets"]), batch, token_bytes)
+        return memory, sum_metrics(*model.losses(x, batch["targets"]), batch, token_bytes)
 
     return evaluate
 

@@ -10,7 +10,6 @@ import numpy as np
 from famjax.core.types import Array
 from famjax.optimizers import make_schedule
 from famjax.train.hooks import Hook
-from famjax.train.objective import zero_sums
 from famjax.train.saving import check_finite
 from famjax.train.session import Session
 from famjax.train.state import MetricSums
@@ -65,7 +64,7 @@ class Log(Hook):
         if line := session.source.epoch_report():
             session.progress.note(line)
         check_finite(session)
-        zeros = jax.jit(zero_sums, out_shardings=session.program.shardings.totals)()
+        zeros = jax.jit(MetricSums.zeros, out_shardings=session.program.shardings.totals)()
         session.state = session.state._replace(totals=zeros)
 
     def state_dict(self, session: Session) -> dict[str, Any]:

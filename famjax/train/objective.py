@@ -103,10 +103,10 @@ class NextToken:
         ctx = ctx._replace(source=source_of(model, batch))
         if not has_memory_losses(self._config):
             x, memory = model.stack(embedded, memory, ctx)
-            return memory, count_losses(model, x, batch, self._token_bytes, train.label_smoothing)
+            return memory, sum_losses(model, x, batch, self._token_bytes, train.label_smoothing)
         assert isinstance(model.stack, ResidualStack)  # which has mixers with a memory
         x, memory, losses = model.stack.read_with_losses(embedded, memory, ctx)
-        sums = count_losses(model, x, batch, self._token_bytes, train.label_smoothing)
+        sums = sum_losses(model, x, batch, self._token_bytes, train.label_smoothing)
         weights = _loss_weights(train)
         extra = sum(weights[name] * loss for name, loss in minimized(train, losses).items())
         # the mean over the batch's tokens contains it once; bits per byte are without it
@@ -166,7 +166,7 @@ class Matching:
         share: Array,
     ) -> tuple[State, MetricSums]:
         _, errors = model.stack.match(model.embed(batch["tokens"]), ctx)
-        return memory, count_errors(errors, batch)
+        return memory, sum_errors(errors, batch)
 
 
 def make_objective(config: Config, token_bytes: Array) -> Objective:
@@ -178,11 +178,7 @@ def make_objective(config: Config, token_bytes: Array) -> Objective:
     return Matching() if config.train.match else NextToken(config, token_bytes)
 
 
-def zero_sums() -> MetricSums:
-    return MetricSums(*(jnp.zeros((), jnp.float32) for _ in MetricSums._fields))
-
-
-def count_losses(
+def sum_losses(
     model: LanguageModel, x: Array, batch: Batch[Array], token_bytes: Array, smoothing: float
 ) -> MetricSums:
     """Return the sums of one segment from the stack's output x [b t d].
@@ -192,32 +188,32 @@ def count_losses(
     """
     targets = batch["targets"]
     if not smoothing:
-        return count(*model.losses(x, targets), batch, token_bytes)
-    nats, likeliest, smoothed = model.smoothed_losses(x, targets, smoothing)
+        return sum_metrics(*model.losses(x, targets), batch, token_bytes)
+    nll, correct, smoothed = model.smoothed_losses(x, targets, smoothing)
     loss = (smoothed * batch["weights"]).sum(dtype=jnp.float32)
-    return count(nats, likeliest, batch, token_bytes)._replace(loss=loss)
+    return sum_metrics(nll, correct, batch, token_bytes)._replace(loss=loss)
 
 
-def count(nats: Array, likeliest: Array, batch: Batch[Array], token_bytes: Array) -> MetricSums:
+def sum_metrics(nll: Array, correct: Array, batch: Batch[Array], token_bytes: Array) -> MetricSums:
     """Return the sums of one segment from the two results [b t] of `LanguageModel.losses`."""
     targets, weights = batch["targets"], batch["weights"]
     full = weights >= 1
-    right = full & likeliest
+    right = full & correct
     counted = weights > 0
     total: dict[str, Any] = {
         "weight": weights,
-        "loss": nats * weights,
+        "loss": nll * weights,
         "answers": full,
         "right": right,
-        "nats": jnp.where(counted, nats, 0),
+        "nats": jnp.where(counted, nll, 0),
         "bytes": jnp.where(counted, token_bytes[targets], 0),
         "tokens": batch["valid"],
     }
     sums = {name: value.sum(dtype=jnp.float32) for name, value in total.items()}
-    return zero_sums()._replace(**sums)
+    return MetricSums.zeros()._replace(**sums)
 
 
-def count_errors(errors: Array, batch: Batch[Array]) -> MetricSums:
+def sum_errors(errors: Array, batch: Batch[Array]) -> MetricSums:
     """Return the sums for the matching errors [l b] of linear layers (`train.match`).
 
     Loss divided by weight is the mean over layers and rows. All tokens count, also those on which
@@ -225,4 +221,4 @@ def count_errors(errors: Array, batch: Batch[Array]) -> MetricSums:
     """
     tokens = batch["valid"].sum(-1, dtype=jnp.float32)
     loss = (errors.mean(0).astype(jnp.float32) * tokens).sum()
-    return zero_sums()._replace(weight=tokens.sum(), loss=loss, tokens=tokens.sum())
+    return MetricSums.zeros()._replace(weight=tokens.sum(), loss=loss, tokens=tokens.sum())

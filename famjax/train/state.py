@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+
 from famjax.core.types import Array, Params, PyTree, State
 
 
@@ -32,6 +34,10 @@ class MetricSums(NamedTuple):
     bytes: Array
     tokens: Array
     grad_norm: Array
+
+    @classmethod
+    def zeros(cls) -> MetricSums:
+        return cls(*(jnp.zeros((), jnp.float32) for _ in cls._fields))
 
 
 class TrainState(NamedTuple):

@@ -19,7 +19,7 @@ from famjax.core.types import Array, Batch, Context, Params, PyTree, State
 from famjax.models.language_model import LanguageModel
 from famjax.ops.rotary import longest_wavelength
 from famjax.parallel.sharding import path_name, with_logical_constraint
-from famjax.train.objective import LossWeights, Objective, make_objective, zero_sums
+from famjax.train.objective import LossWeights, Objective, make_objective
 from famjax.train.partition import partition_trainable, with_dropout_keys
 from famjax.train.state import MetricSums, TrainState
 
@@ -96,7 +96,7 @@ def init_train_state(
         opt_state=optimizer.init(params),
         memory=init_memory(config, model),
         key=jax.random.key_data(jax.random.key(config.seed)),
-        totals=zero_sums(),
+        totals=MetricSums.zeros(),
         bad=jnp.zeros((), jnp.int32),
         frozen=frozen,
     )
@@ -189,7 +189,7 @@ def make_gradients(config: Config, loss: Loss, weights: LossWeights) -> Gradient
             return jax.tree.map(jnp.add, total, (grads, sums)), memory
 
         batch, offset = jax.tree.map(lambda a: _parts(a, 0, parts), (batch, offset))
-        zeros = (jax.tree.map(jnp.zeros_like, state.params), zero_sums())
+        zeros = (jax.tree.map(jnp.zeros_like, state.params), MetricSums.zeros())
         memory = split_lanes(state.memory, parts) if lanes else _repeat(state.memory, parts)
         xs = Part(batch, offset, memory, jnp.arange(parts))
         (grads, sums), memory = jax.lax.scan(add_part, zeros, xs)

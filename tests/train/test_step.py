@@ -19,7 +19,7 @@ from famjax.mixers.fam import FamState
 from famjax.models.language_model import LanguageModel
 from famjax.ops.losses import token_losses
 from famjax.optimizers import make_optimizer
-from famjax.train.objective import count
+from famjax.train.objective import sum_metrics
 from famjax.train.run import abstract_model
 from famjax.train.state import TrainState
 from famjax.train.step import init_train_state, make_step, position_offset
@@ -353,7 +353,7 @@ def test_metric_sums_equal_numpy() -> None:
     valid = weights > 0
     given = {"targets": targets, "weights": weights, "valid": valid}
     scores = token_losses(jnp.asarray(logits), jnp.asarray(targets))
-    found = count(*scores, jax.tree.map(jnp.asarray, given), jnp.asarray(TOKEN_BYTES))
+    found = sum_metrics(*scores, jax.tree.map(jnp.asarray, given), jnp.asarray(TOKEN_BYTES))
 
     exact = logits.astype(np.float64)
     p = np.exp(exact) / np.exp(exact).sum(-1, keepdims=True)
