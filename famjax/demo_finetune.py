@@ -335,11 +335,7 @@ def convert_models(demo: FinetuneDemo, console: Console) -> None:
     for model in demo.models:
         target = demo.folder / model.converted
         if not target.exists():
-            overrides = (
-                f"model.block_len={demo.block}",
-                "model.scan_layers=false",
-                *model.settings,
-            )
+            overrides = (f"model.block_len={demo.block}", *model.settings)
             convert(source, target, model.to, overrides=overrides, report=console.print)
 
 

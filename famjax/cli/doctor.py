@@ -96,7 +96,8 @@ def examine() -> dict[str, Any]:
         report["devices"] = _devices()
         report["device_works"] = _check_device()
     except Exception as error:  # any failure here belongs in the report
-        report["device_works"] = f"no: {' '.join(str(error).split()) or type(error).__name__}"
+        said = runtime.describe_missing_device(error) or " ".join(str(error).split())
+        report["device_works"] = f"no: {said or type(error).__name__}"
     report["ok"] = None not in versions.values() and report["device_works"].startswith("yes")
     return report
 

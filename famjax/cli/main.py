@@ -27,7 +27,7 @@ from famjax.core.errors import (
     nearest,
 )
 from famjax.experiment.hints import find_hint
-from famjax.processes.runtime import use_huge_pages
+from famjax.processes.runtime import describe_missing_device, use_huge_pages
 
 VERBS = {
     "train": "train a model from a config, or continue a run",
@@ -126,7 +126,9 @@ def _catch_errors(call: Callable[[], int]) -> int:
         return _fail(f"a library cannot be imported: {error}; {install} in famjax's checkout")
     except MemoryError:
         return _fail("out of memory; use a smaller model or batch, or a machine with more memory")
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:
+        if line := describe_missing_device(error):
+            return _fail(line)
         # JAX's exception class is not imported, for a fast start
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise

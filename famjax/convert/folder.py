@@ -23,7 +23,7 @@ from famjax.convert.surgery import replace_attention
 from famjax.convert.teacher import SOURCE, Teacher, is_run, open_run_teacher, text_data
 from famjax.core.errors import UserError
 from famjax.experiment.checks import validate, validate_model
-from famjax.experiment.load import override, to_json
+from famjax.experiment.load import TRAINING_KEYS, override, to_json
 from famjax.experiment.unused_keys import check_unused_keys
 from famjax.mixers import mixer_constants, mixer_specs
 from famjax.models.language_model import LanguageModel
@@ -163,8 +163,15 @@ def run_config(
             raise UserError(
                 f"{assignment}: only model.* can be set here; give the rest to famjax train"
             )
-        if assignment.startswith("model.dropout."):
-            raise UserError(f"{assignment}: is for training only; give it to famjax train")
+        if assignment.startswith("model.lora."):
+            raise UserError(
+                f"{assignment}: adapters are added by famjax train: famjax train ... "
+                f"init={target} {assignment}"
+            )
+        if assignment.startswith(TRAINING_KEYS):
+            raise UserError(
+                f"{assignment}: is set in famjax train: famjax train ... init={target} {assignment}"
+            )
     config = override(Config(name=target.name or "converted", model=model), overrides)
     validate_model(config.model)
     check_unused_keys(config, (assignment.partition("=")[0] for assignment in overrides))

@@ -38,6 +38,18 @@ from famjax.experiment.hints import find_hint
 # "configs" on the import path may belong to another project.
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
+# Keys that say how a model is computed or trained. With `init` they are those of the new run's
+# config, all other keys of the model are those of the folder.
+TRAINING_KEYS = (
+    "model.dropout.",
+    "model.feedback.sweeps",
+    "model.feedback.tolerance",
+    "model.scan_layers",
+    "model.remat",
+    "model.dtype",
+    "model.lora.",
+)
+
 
 def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
     """Return a validated config.
@@ -74,8 +86,8 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
 def _apply_init(config: Config, overrides: Sequence[str]) -> Config:
     """Return the config with the model and the tokenizer of the folder `init`, if `init` is given.
 
-    Keys that say how the model is computed or trained (dropout, remat, dtype, LoRA, ...) are kept
-    from `config`. In a run's own config.json model and tokenizer are already those of the folder.
+    `TRAINING_KEYS` are kept from `config`. In a run's own config.json model and tokenizer are already
+    those of the folder.
     """
     inits = [value for key, value in _parse_overrides(overrides) if key == "init"]
     init = inits[-1] if inits else config.init
@@ -88,20 +100,10 @@ def _apply_init(config: Config, overrides: Sequence[str]) -> Config:
         raise UserError(
             f"init={init}: has no config.json; give the folder of a run or of a converted model"
         )
-    there, own = _load_json(folder / "config.json"), config.model
+    there = _load_json(folder / "config.json")
     _check_task_words(init, there, override(config, overrides))
-    feedback = replace(
-        there.model.feedback, sweeps=own.feedback.sweeps, tolerance=own.feedback.tolerance
-    )
-    model = replace(
-        there.model,
-        dropout=own.dropout,
-        feedback=feedback,
-        scan_layers=own.scan_layers,
-        remat=own.remat,
-        dtype=own.dtype,
-        lora=own.lora,
-    )
+    own = {key: value for key, value in values(config).items() if key.startswith(TRAINING_KEYS)}
+    model = replace_values(replace(config, model=there.model), own).model
     names = ("tokenizer", "tokenizer.model", "words.txt")
     copy = next((str(folder / name) for name in names if (folder / name).exists()), None)
     if copy is None and there.data.tokenizer not in ("bytes", "task"):

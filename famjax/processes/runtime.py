@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 from pathlib import Path
+
+from famjax.core.optional import install_command, missing_modules
 
 _STARTED = "FAMJAX_STARTED"
 _HUGE = "glibc.malloc.hugetlb=1"
@@ -18,6 +21,10 @@ _KEEP = (
     )
     + ":glibc.malloc.tcache_count=0"
 )
+
+
+# platform in JAX_PLATFORMS -> module that JAX needs for it
+_PLUGINS = {"cuda": "jax_cuda13_plugin", "gpu": "jax_cuda13_plugin", "tpu": "libtpu"}
 
 
 def cache_folder() -> str:
@@ -112,3 +119,24 @@ def setup() -> None:
     jax.config.update("jax_compilation_cache_dir", folder)
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def describe_missing_device(error: BaseException) -> str:
+    """Return one line about an error of JAX that finds no device to use; "" for other errors."""
+    frame = error.__traceback__
+    while frame and frame.tb_next:
+        frame = frame.tb_next
+    is_of_jax = frame and Path(frame.tb_frame.f_code.co_filename).name == "xla_bridge.py"
+    said = " ".join(str(error).split())
+    if not (is_of_jax or "nable to initialize backend" in said):
+        return ""
+    wanted = os.environ.get("JAX_PLATFORMS", "")
+    # without JAX's own advice
+    said = re.sub(r"^Unable to initialize backend '\w+': | \((set JAX_PLAT|you may need).*", "", said)
+    modules = [_PLUGINS[name] for name in wanted.split(",") if name in _PLUGINS]
+    install = [install_command(missing)] if (missing := missing_modules(modules)) else []
+    advice = ", ".join([*install, "see famjax doctor"])
+    said = said[:300].rstrip(".") or "JAX finds none"
+    if not wanted:
+        return f"no device can be used ({said}); {advice}, or set JAX_PLATFORMS=cpu"
+    return f"JAX_PLATFORMS={wanted}: no such device here ({said}); {advice}, or unset JAX_PLATFORMS"

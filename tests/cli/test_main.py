@@ -125,6 +125,32 @@ def test_bugs_keep_their_traceback(monkeypatch: pytest.MonkeyPatch, error: Excep
         main(["bench"])
 
 
+def test_a_missing_accelerator_is_a_one_line_error(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    monkeypatch.setattr("famjax.core.optional.importlib.util.find_spec", lambda name: None)
+    try:  # what JAX raises if no GPU is visible
+        exec(compile("assert False", "jax/_src/xla_bridge.py", "exec"))
+    except AssertionError as error:
+        fake_verb(monkeypatch, error)
+    assert main(["bench"]) == 2
+    assert error_line(capsys) == (
+        "JAX_PLATFORMS=cuda: no such device here (JAX finds none); pip install -e '.[cuda]', see "
+        "famjax doctor, or unset JAX_PLATFORMS"
+    )
+
+
+def test_jax_itself_finds_no_such_device() -> None:
+    done = python(
+        "from famjax.cli.main import main; raise SystemExit(main(['bench', 'linear']))",
+        env=os.environ | {"JAX_PLATFORMS": "nowhere"},
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("famjax: JAX_PLATFORMS=nowhere: no such device here (Backend ")
+    assert done.stderr.count("\n") == 1
+
+
 VERB_THAT_PRINTS = """
 import sys
 from types import ModuleType

@@ -265,9 +265,19 @@ def test_the_self_check_is_skipped_without_memory():
             ["data.batch=3"],
             "data.batch=3: only model.* can be set here; give the rest to famjax train",
         ),
+        *(
+            ([given], f"{given}: is set in famjax train: famjax train ... init=")
+            for given in (
+                "model.dropout.residual=0.1",
+                "model.dtype=bfloat16",
+                "model.remat=block",
+                "model.scan_layers=false",
+                "model.feedback.sweeps=2",
+            )
+        ),
         (
-            ["model.dropout.residual=0.1"],
-            "model.dropout.residual=0.1: is for training only; give it to famjax train",
+            ["model.lora.rank=8"],
+            "model.lora.rank=8: adapters are added by famjax train: famjax train ... init=",
         ),
         (["model.arch.qk_norm=true"], "model.arch.qk_norm=True: the given weights"),
         (["--tokenizer", "nowhere"], "data.tokenizer=nowhere: No such file"),
