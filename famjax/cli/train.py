@@ -10,7 +10,7 @@ from famjax.cli import train_help
 from famjax.config.schema import Config, MeshConfig
 from famjax.core.errors import UserError
 from famjax.experiment.hints import find_hint
-from famjax.experiment.load import available_configs, load_config
+from famjax.experiment.load import available_configs, check_starts_from_weights, load_config
 from famjax.processes import collective, runtime
 from famjax.processes.failure_monitor import all_or_nothing
 
@@ -66,7 +66,9 @@ def _parse(argv: list[str]) -> tuple[Config, str | None, list[str | None]]:
             "train needs a config first: famjax train text_fam ... (known: "
             f"{', '.join(available_configs())})"
         )
-    return load_config(rest[0], rest[1:]), run_dir, where
+    config = load_config(rest[0], rest[1:])
+    check_starts_from_weights(rest[0], config)
+    return config, run_dir, where
 
 
 def take_options(argv: list[str], names: Sequence[str]) -> tuple[list[str | None], list[str]]:

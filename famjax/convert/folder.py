@@ -19,7 +19,7 @@ from famjax.config.schema import Config, ModelConfig
 from famjax.convert.families import find_family
 from famjax.convert.load import describe_ignored_keys, load_weights, parse_model, read_config
 from famjax.convert.selfcheck import compare_with_transformers, describe, skip_reason
-from famjax.convert.surgery import replace_attention
+from famjax.convert.surgery import describe_window, replace_attention
 from famjax.convert.teacher import SOURCE, Teacher, is_run, open_run_teacher, text_data
 from famjax.core.errors import UserError
 from famjax.experiment.checks import validate, validate_model
@@ -73,6 +73,9 @@ def convert(
     config = run_config(teacher, student, target, overrides)
     model = teacher.student(config.model)
     report(_parameter_summary(teacher, config.model, model))
+    given = {assignment.partition("=")[0] for assignment in overrides}
+    for line in describe_window(teacher.model, config.model, given):
+        report(line)
     report(teacher.compare(model, config.model))
     with atomic_folder(target) as folder:
         save_tokenizer(teacher.tokenizer, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 
 from famjax.config.derived import layer_mixers
@@ -9,6 +10,9 @@ from famjax.config.schema import ModelConfig
 from famjax.convert.families.common import shortest_pattern
 from famjax.core.errors import UserError, nearest
 from famjax.mixers import MIXERS
+
+# mixers that carry nothing beyond the tokens that they attend to
+_WITHOUT_MEMORY = {"full", "swa", "bswa", "bswa_sg"}
 
 
 def convert_names() -> dict[str, str]:
@@ -62,6 +66,47 @@ def replace_attention(
     for i in chosen:
         names[i] = known[to]
     return replace(model, mixer=shortest_pattern(names), **settings)
+
+
+def describe_window(old: ModelConfig, new: ModelConfig, given: Collection[str]) -> Iterator[str]:
+    """Yield a line for each mixer of `new` that sees other tokens than the layers of `old` did.
+
+    Args:
+      given: config keys that were given; for sizes that were not, the line says how to set them.
+    """
+    before, after = layer_mixers(old), layer_mixers(new)
+    if len(before) != len(after):
+        return
+    for name in dict.fromkeys(after):
+        seen = _tokens_seen(new, name)
+        there = {
+            _tokens_seen(old, n): None for n, now in zip(before, after, strict=True) if now == name
+        }
+        if list(there) == [seen] or name in ("full", "linear"):
+            continue
+        keys = {"model.window": 512}
+        sizes = f"a window of {new.window:,}"
+        if name != "swa":
+            m = new.memory_segments
+            keys = {"model.block_len": 512, "model.memory_segments": 1}
+            sizes = f"blocks of {new.block_len:,}, {m} memory segment{'s' * (m != 1)}"
+        line = f"{name}: {sizes}: a token sees {seen} tokens directly (before: "
+        line += f"{' or '.join(there)})"
+        if next(iter(keys)) not in given:
+            line += f"; {' '.join(f'{k}={v}' for k, v in keys.items())} would change it"
+        yield line
+    if old.mixer == new.mixer and set(after) <= _WITHOUT_MEMORY and not new.encoder.layers:
+        yield "attention unchanged; --to delta or --to fam adds a memory"
+
+
+def _tokens_seen(model: ModelConfig, mixer: str) -> str:
+    """Return how many tokens a token attends to, itself included and without a memory."""
+    m, w = model.memory_segments, model.block_len
+    if mixer == "full":
+        return f"all of {model.capacity:,}"
+    if mixer == "linear":
+        return "all"
+    return f"{model.window:,}" if mixer == "swa" else f"{m * w + 1:,} to {(m + 1) * w:,}"
 
 
 def _drop_kept(chosen: list[int], every: int, count: int) -> list[int]:

@@ -30,7 +30,7 @@ from famjax.config.keys import (
 )
 from famjax.config.schema import AXES, Config, ModelConfig
 from famjax.core.errors import UserError, nearest, nearest_path
-from famjax.core.json_files import parse_json, read_whole, shorten
+from famjax.core.json_files import parse_json, read_json, read_whole, shorten
 from famjax.core.paths import expanded
 from famjax.experiment.hints import find_hint
 
@@ -38,6 +38,8 @@ from famjax.experiment.hints import find_hint
 # "configs" on the import path may belong to another project.
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
 
+# what to do with a Hugging Face folder; without --to it has full attention, and no memory
+_CONVERT = "convert it: famjax convert {} DEST --to delta model.block_len=512"
 # Keys that say how a model is computed or trained. With `init` they are those of the new run's
 # config, all other keys of the model are those of the folder.
 TRAINING_KEYS = (
@@ -86,8 +88,8 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
 def _apply_init(config: Config, overrides: Sequence[str]) -> Config:
     """Return the config with the model and the tokenizer of the folder `init`, if `init` is given.
 
-    `TRAINING_KEYS` are kept from `config`. In a run's own config.json model and tokenizer are already
-    those of the folder.
+    `TRAINING_KEYS` are kept from `config`. In a run's own config.json model and tokenizer are
+    already those of the folder.
     """
     inits = [value for key, value in _parse_overrides(overrides) if key == "init"]
     init = inits[-1] if inits else config.init
@@ -174,7 +176,7 @@ def read_config(name_or_path: str) -> Config:
     if name_or_path in available_configs() or name_or_path in _bases():
         return _load_python(CONFIGS / f"{name_or_path}.py")
     if path.is_dir():
-        raise UserError(f"{path} is a folder; give {path / 'config.json'} or a name in configs/")
+        raise UserError(_describe_folder(path))
     if path.suffix not in (".py", ".json") and not path.is_file():
         known = available_configs()
         raise UserError(
@@ -185,6 +187,39 @@ def read_config(name_or_path: str) -> Config:
         return _load_json(path) if path.suffix == ".json" else _load_python(path)
     except OSError as error:
         raise UserError(f"{path}: {error.strerror or error}; give a file that exists") from error
+
+
+def _describe_folder(folder: Path) -> str:
+    """Return the error message for a folder in place of a config."""
+    path = folder / "config.json"
+    try:
+        there = read_json(path, "")
+    except (OSError, UserError):
+        return f"{folder} is a folder; give a name in configs/, or a .py or config.json file"
+    if isinstance(there, dict) and "model_type" in there:
+        return f"{folder} is a Hugging Face model, not a config; {_CONVERT.format(folder)}"
+    again = "" if is_untrained(path) else f"; to train as it was: famjax train {path}"
+    return f"{folder} is a run, not a config; {_start_from(folder)}{again}"
+
+
+def _start_from(folder: Path) -> str:
+    return f"to start from its weights: famjax train finetune init={folder}"
+
+
+def is_untrained(path: Path) -> bool:
+    """Return whether a config.json is that of a converted model, a run at step 0."""
+    steps = [entry.name for entry in (path.parent / "checkpoints").glob("*")]
+    return path.name == "config.json" and steps == ["000000000"]
+
+
+def check_starts_from_weights(name_or_path: str, config: Config) -> None:
+    """Raise a `UserError` if training would ignore the weights beside the config that is given."""
+    path = Path(name_or_path)
+    if not config.init and is_untrained(path):
+        raise UserError(
+            f"{path}: is of a converted model, whose weights would not be used; "
+            f"{_start_from(path.parent)}"
+        )
 
 
 def _load_json(path: Path) -> Config:
@@ -326,9 +361,7 @@ def from_json(text: str, report: Callable[[str], None] | None = None) -> Config:
     except ValueError as error:
         raise UserError(f"not a config: {error}; give a config.json as famjax wrote it") from error
     if isinstance(tree, dict) and "architectures" in tree:
-        raise UserError(
-            "is a Hugging Face model's config.json; convert it with famjax convert HF_FOLDER DEST"
-        )
+        raise UserError(f"is a Hugging Face model's config.json; {_CONVERT.format('HF_FOLDER')}")
     missing: list[str] = []
     config = _build(Config, tree, "", missing)
     if missing:

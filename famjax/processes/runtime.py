@@ -132,7 +132,9 @@ def describe_missing_device(error: BaseException) -> str:
         return ""
     wanted = os.environ.get("JAX_PLATFORMS", "")
     # without JAX's own advice
-    said = re.sub(r"^Unable to initialize backend '\w+': | \((set JAX_PLAT|you may need).*", "", said)
+    said = re.sub(
+        r"^Unable to initialize backend '\w+': | \((set JAX_PLAT|you may need).*", "", said
+    )
     modules = [_PLUGINS[name] for name in wanted.split(",") if name in _PLUGINS]
     install = [install_command(missing)] if (missing := missing_modules(modules)) else []
     advice = ", ".join([*install, "see famjax doctor"])

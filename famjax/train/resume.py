@@ -64,11 +64,14 @@ def _first_state(session: Session) -> TrainState:
     """Return the state before the first step: random, or with the weights in `config.init`."""
     program, progress = session.program, session.progress
     if not session.config.init:
+        progress.say("initial weights: random")
         with progress.compiling("the first state", 0):
             return program.start()
-    weights, session.base = initial_weights(
+    weights, session.base, step = initial_weights(
         session.config, session.folder, progress.note, program.mesh
     )
+    if session.latest is None:
+        progress.say(f"initial weights: from {session.config.init}, step {step:,}")
     shardings = sharding.parameter_shardings(program.mesh, weights)
     with warnings.catch_warnings(), progress.compiling("the first state", 0):
         # weights that change their dtype (lora.base) cannot reuse their donated buffers

@@ -195,7 +195,7 @@ def open_run(
     frozen: Frozen = ()
     base = ""
     if has_frozen_params(config):
-        weights, base = initial_weights(config, folder, report, mesh)
+        weights, base, _ = initial_weights(config, folder, report, mesh)
         check_base(extra.get("base", ""), base, config.init, folder)
         frozen = freeze(model, weights, only)
     module = nnx.merge(graph, tree["params"], *frozen)
@@ -223,7 +223,7 @@ def initial_weights(
     folder: Path,
     report: Callable[[str], None] | None = None,
     mesh: Mesh | None = None,
-) -> tuple[Any, str]:
+) -> tuple[Any, str, int]:
     """Return the parameters of the model in `config.init`, in the layout of `config.model`.
 
     Adapters of the model in `config.init` are merged; the result has no adapters.
@@ -232,7 +232,7 @@ def initial_weights(
       folder: folder of the run that starts from these parameters.
 
     Returns:
-      The parameters, and the fingerprint of the model in `config.init`.
+      The parameters, the fingerprint of the model in `config.init`, and the step of its checkpoint.
 
     Raises:
       UserError: there is no usable model, or its sizes differ from those of `config.model`.
@@ -245,7 +245,7 @@ def initial_weights(
     run = open_run(config.init, report=report, mesh=mesh)
     name = run.fingerprint()
     params, model = merge_adapters(nnx.state(run.model, nnx.Param), run.config.model)
-    return remap_params(params, model, config.model), name
+    return remap_params(params, model, config.model), name, run.step
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2), donate_argnums=1)

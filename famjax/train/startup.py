@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import jax
 
 from famjax.config.schema import Config
+from famjax.optimizers import make_schedule
 from famjax.processes import collective
 from famjax.train.state import TrainState
 
@@ -28,6 +29,13 @@ def startup_lines(config: Config, shapes: TrainState) -> Iterator[str]:
         f"{train.steps:,} steps of {tokens:,} tokens, {data.batch:,} rows x {data.length:,}"
         f"{parts}; {tokens * train.steps:,} tokens in all"
     )
+    optimizer = config.optimizer
+    if optimizer.warmup_steps > train.steps:
+        rate = float(make_schedule(optimizer, train.steps)(train.steps - 1))
+        yield (
+            f"warm-up ({optimizer.warmup_steps:,} steps) is longer than the run: the rate reaches "
+            f"{rate:.2g} of {optimizer.learning_rate:.2g}"
+        )
 
 
 def describe_parameters(shapes: TrainState) -> str:

@@ -268,6 +268,29 @@ def test_train_mistakes_are_one_line_errors(
     assert train_calls == []
 
 
+def test_a_model_in_place_of_a_config_is_an_error(
+    tmp_path: Path,
+    train_calls: list[tuple[Config, Path]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(to_json(load_config("text_fam")))
+    (tmp_path / "checkpoints" / "000000000").mkdir(parents=True)
+    cure = f"to start from its weights: famjax train finetune init={tmp_path}"
+    assert main(["train", str(tmp_path)]) == 2
+    assert error_line(capsys) == f"{tmp_path} is a run, not a config; {cure}"
+    assert main(["train", str(path)]) == 2
+    assert error_line(capsys).startswith(f"{path}: is of a converted model, whose weights would")
+    assert train_calls == []
+
+    # the config of a run that was trained may train another run
+    (tmp_path / "checkpoints" / "000000005").mkdir()
+    assert main(["train", str(tmp_path)]) == 2
+    assert error_line(capsys).endswith(f"{cure}; to train as it was: famjax train {path}")
+    assert main(["train", str(path)]) == 0
+    assert len(train_calls) == 1
+
+
 def help_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
     assert main(["train", *argv]) == 0
     return capsys.readouterr().out

@@ -20,7 +20,7 @@ from famjax.cli.main import main
 from famjax.config.derived import layer_mixers
 from famjax.config.schema import ArchConfig, ModelConfig
 from famjax.convert import selfcheck
-from famjax.convert.surgery import parse_layers, replace_attention
+from famjax.convert.surgery import describe_window, parse_layers, replace_attention
 from famjax.core import optional
 from famjax.core.errors import UserError
 from famjax.experiment.load import load_config
@@ -85,6 +85,7 @@ def test_a_converted_model_is_a_run_and_can_be_trained(llama, tmp_path, capsys):
     assert main(["convert", str(llama), str(target), "--to", "fam", *sizes]) == 0
     said = capsys.readouterr()
     assert "Hugging Face's to" in said.err
+    assert "a token sees 17 to 24 tokens directly (before: all of 64)\n" in said.err
     assert f"famjax train finetune init={target}" in said.out
     run = open_run(target)
     assert run.config.model.mixer == "fam"
@@ -120,6 +121,41 @@ def test_a_long_window_gives_the_logits_of_the_source(llama, tmp_path):
     _, whole = load_pretrained(llama)
     expected = logits(whole)
     assert np.abs(logits(open_run(target).model) - expected).max() < 1e-5 * np.ptp(expected)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "given", "said"),
+    [
+        (
+            {"mixer": "full", "capacity": 131072},
+            {"mixer": "delta"},
+            [],
+            "delta: blocks of 128, 1 memory segment: a token sees 129 to 256 tokens directly "
+            "(before: all of 131,072); model.block_len=512 model.memory_segments=1 would change it",
+        ),
+        (
+            {"mixer": "swa,full", "window": 9, "capacity": 64},
+            {"mixer": "fam", "block_len": 8, "memory_segments": 0},
+            ["model.block_len"],
+            "fam: blocks of 8, 0 memory segments: a token sees 1 to 8 tokens directly (before: 9 "
+            "or all of 64)",
+        ),
+        (
+            {"mixer": "full"},
+            {"mixer": "full,swa"},
+            [],
+            "swa: a window of 128: a token sees 128 tokens directly (before: all of 4,096); "
+            "model.window=512 would change it",
+        ),
+        ({"mixer": "swa"}, {}, [], "attention unchanged; --to delta or --to fam adds a memory"),
+        ({"mixer": "delta"}, {"mixer": "fam"}, [], ""),
+        ({"mixer": "delta"}, {}, [], ""),
+        ({"mixer": "full"}, {"mixer": "linear"}, [], ""),
+    ],
+)
+def test_conversion_says_what_a_token_sees(old, new, given, said):
+    before = ModelConfig(vocab_size=9, **old)
+    assert "\n".join(describe_window(before, replace(before, **new), given)) == said
 
 
 def test_a_failed_conversion_leaves_no_files(llama, copy, tmp_path, capsys):

@@ -246,6 +246,10 @@ def test_unknown_config_names_the_nearest_and_all() -> None:
 def test_missing_folders_and_binary_paths_are_rejected(tmp_path: Path) -> None:
     assert "nowhere.json" in error_of(load_config, str(tmp_path / "nowhere.json"))
     assert "config.json" in error_of(load_config, str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "architectures": []}')
+    convert = "famjax convert {} DEST --to delta model.block_len=512"
+    assert convert.format(tmp_path) in error_of(load_config, str(tmp_path))
+    assert convert.format("HF_FOLDER") in error_of(load_config, "text_fam", [f"init={tmp_path}"])
     (tmp_path / "x.json").write_bytes(b"\xff\xfe\x00")
     assert "not a text file" in error_of(load_config, str(tmp_path / "x.json"))
     (tmp_path / "x.py").write_bytes(b"\x00\xff")

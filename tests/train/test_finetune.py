@@ -36,16 +36,22 @@ def loss(run: Run, batch: dict[str, np.ndarray]) -> float:
     return float(mean(params, batch))
 
 
-def test_finetuning_starts_from_the_newest_checkpoint(tmp_path: Path) -> None:
+def test_finetuning_starts_from_the_newest_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """All weights are finetuned from the newest checkpoint: the first loss equals the run's."""
     run, tuned = tmp_path / "run", tmp_path / "tuned"
     given = ["model.mixer=bswa", "train.steps=6", "train.log_every=1", "optimizer.warmup_steps=0"]
     small = config(tmp_path / "texts", "lanes", "text", *given)
-    loop.train(small, run, quiet=True)
+    loop.train(small, run)
+    said = capsys.readouterr().err
+    assert "\ninitial weights: random\n" in said
+    assert "warm-up" not in said
     rate = small.optimizer.learning_rate / 10
     more = [f"init={run}", f"optimizer.learning_rate={rate}", "train.steps=2"]
     tuning = load_config(str(run / "config.json"), [*more, "optimizer.schedule=constant"])
-    loop.train(tuning, tuned, quiet=True)
+    loop.train(tuning, tuned)
+    assert f"\ninitial weights: from {run}, step 6\n" in capsys.readouterr().err
 
     before = open_run(run)
     source = make_source(tuning, before.tokenizer)
@@ -56,7 +62,8 @@ def test_finetuning_starts_from_the_newest_checkpoint(tmp_path: Path) -> None:
     assert first["loss"] < rows(run)[0]["loss"] - 0.1
     assert [row["learning_rate"] for row in rows(tuned)] == pytest.approx([rate] * 2)
     # continue for more steps at the same rate
-    loop.train(override(tuning, ["train.steps=4"]), tuned, quiet=True)
+    loop.train(override(tuning, ["train.steps=4"]), tuned)
+    assert "initial weights" not in capsys.readouterr().err
     assert [row["learning_rate"] for row in rows(tuned)] == pytest.approx([rate] * 4)
     ends = [nnx.state(run.model, nnx.Param) for run in (before, open_run(tuned))]
     moved = jax.tree.map(lambda a, b: float(np.abs(np.asarray(a) - np.asarray(b)).max()), *ends)

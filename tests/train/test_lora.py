@@ -138,7 +138,7 @@ def test_adapters_trained_with_dropout_can_be_merged(base, tmp_path):
     run = train(config_with_adapters(base, *more), tmp_path / "dropped", quiet=True)
     ours, theirs = logits(run.merge_adapters().model), logits(run.model)
     assert np.abs(ours - theirs).max() < 1e-5 * np.ptp(theirs)
-    params, _ = initial_weights(
+    params, *_ = initial_weights(
         config_with_adapters(tmp_path / "dropped", *more), tmp_path / "next"
     )
     initial, trained = (np.asarray(a["embedding"][...]) for a in (params, nnx.state(run.model)))

@@ -109,7 +109,7 @@ def test_the_next_stage_starts_with_the_feature_maps(work_dir: Path, matched_run
     opened = weights(open_run(work_dir / "matched"))
     assert all((opened[name] == array).all() for name, array in weights(matched_run).items())
     config = load_config("text_fam", [f"init={work_dir / 'matched'}", "data.length=32"])
-    begun, _ = initial_weights(config, work_dir / "none")
+    begun, *_ = initial_weights(config, work_dir / "none")
     leaves = jax.tree_util.tree_leaves_with_path(begun)
     assert {path_name(path) for path, _ in leaves} == opened.keys()
     assert all((opened[path_name(path)] == np.asarray(leaf)).all() for path, leaf in leaves)

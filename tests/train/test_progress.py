@@ -5,11 +5,14 @@ from __future__ import annotations
 import io
 import re
 import time
+from types import SimpleNamespace
 
 import pytest
 
+from famjax.config.schema import Config, OptimizerConfig, TrainConfig
 from famjax.train import progress
 from famjax.train.progress import Progress
+from famjax.train.startup import startup_lines
 
 
 class Terminal(io.StringIO):
@@ -155,3 +158,12 @@ def test_the_live_line_is_updated_on_a_terminal(monkeypatch):
 def test_long_durations_are_formatted():
     assert progress._duration(3 * 3600 + 61) == "3:01:01"
     assert [progress._short(x) for x in (12, 1.5e3, 2e6, 3e9)] == ["12", "1.5k", "2.0M", "3.0G"]
+
+
+@pytest.mark.parametrize(("steps", "reaches"), [(2, "6e-07"), (4999, "0.003"), (5000, "")])
+def test_a_warm_up_longer_than_the_run_is_reported(steps, reaches):
+    optimizer = OptimizerConfig(learning_rate=3e-3, warmup_steps=5000, schedule="cosine")
+    config = Config(optimizer=optimizer, train=TrainConfig(steps=steps))
+    said = "\n".join(startup_lines(config, SimpleNamespace(params={}, frozen=())))
+    line = f"warm-up (5,000 steps) is longer than the run: the rate reaches {reaches} of 0.003"
+    assert said.endswith(line) if reaches else "warm-up" not in said
