@@ -167,6 +167,11 @@ def _check_mixers(config: Config) -> Iterator[str]:
             f"model.layers={m.layers} is not a multiple of the {len(pattern)} mixers of "
             f"model.mixer={m.mixer!r}; take {multiples(m.layers, len(pattern))}"
         )
+    if "fam" in pattern and m.fam_position == "last" and m.fam_len > m.block_len:
+        yield (
+            f"model.fam_len={m.fam_len} is longer than model.block_len={m.block_len}; a memory has "
+            f"the positions of its block's last tokens, take at most {m.block_len}"
+        )
     for spec in mixer_specs(m):
         yield from spec.check(config)
     if config.train.only != "all":

@@ -201,7 +201,7 @@ def test_the_source_may_be_a_run(lora, work_dir):
 
 def test_training_from_a_folder_converts_in_the_same_way(llama, work_dir, text):
     main(["convert", str(llama), str(work_dir / "teacher"), "--tokenizer", "bytes"])
-    mixer = ["model.mixer=linear,bswa,full,fam", "model.block_len=8", "model.linear.features=6"]
+    mixer = ["model.mixer=linear,bswa,full,fam", "model.block_len=16", "model.linear.features=6"]
     config = load_config("text_fam", [f"init={work_dir / 'teacher'}", *text, *mixer])
     params, *_ = initial_weights(config, work_dir / "none")
     student = LanguageModel(config.model, rngs=nnx.Rngs(1))

@@ -467,6 +467,11 @@ def test_sizes_must_be_positive(key: str) -> None:
             "1 / timescale, and is closed below 0.01); must be less than 100",
         ),
         (
+            ["model.fam_len=129"],
+            "model.fam_len=129 is longer than model.block_len=64; a memory has the positions of its "
+            "block's last tokens, take at most 64",
+        ),
+        (
             ["model.fam_update=gated", "model.fam_max_timescale=1.2"],
             "model.fam_max_timescale=1.2: is less than model.fam_min_timescale=1.5; set it to at "
             "least that",

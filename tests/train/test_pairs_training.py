@@ -74,7 +74,7 @@ DECODERS = [
         for keys in (
             "model.stack=feedback model.feedback.span=16",
             "model.stack=transformer model.feedback.span=16",
-            "model.mixer=fam model.block_len=4 model.fam_update=gated",
+            "model.mixer=fam model.block_len=4 model.fam_len=4 model.fam_update=gated",
             "model.mixer=delta model.block_len=4",
             "model.mixer=linear model.encoder.cross=linear",
         )
@@ -159,7 +159,7 @@ def test_a_model_learns_to_write_words_backwards_and_is_evaluated(tmp_path: Path
     [
         "model.encoder.cross=linear model.encoder.features=8",
         "model.stack=feedback model.mixer=fam model.feedback.span=16",
-        pytest.param("model.mixer=fam model.block_len=4", marks=pytest.mark.slow),
+        pytest.param("model.mixer=fam model.block_len=4 model.fam_len=4", marks=pytest.mark.slow),
         pytest.param("model.mixer=linear", marks=pytest.mark.slow),
     ],
 )
@@ -357,7 +357,8 @@ def assert_searches_equal(run: Run, model: Any, beams: int, length_penalty: floa
 @pytest.mark.usefixtures("compiled_once", "remote_code")
 def test_transformers_generates_what_the_run_writes(tmp_path: Path) -> None:
     """An exported encoder-decoder, loaded with the code in its folder by its README."""
-    run = learned(tmp_path, "model.mixer=fam", "model.block_len=4", "model.encoder.shared=false")
+    blocks = ("model.block_len=4", "model.fam_len=4", "model.encoder.shared=false")
+    run = learned(tmp_path, "model.mixer=fam", *blocks)
     said = export(tmp_path / "run", tmp_path / "hf", "hf")
     assert sum(line.startswith("compared with") for line in said) == 3
     # famjax reads it back
