@@ -26,6 +26,7 @@ from famjax.core.errors import (
     UserError,
     nearest,
 )
+from famjax.core.paths import url_message
 from famjax.experiment.hints import find_hint
 from famjax.processes.runtime import describe_missing_device, use_huge_pages
 
@@ -55,6 +56,9 @@ _MULTIPROCESS_VARIABLES = (
     "TPU_WORKER_HOSTNAMES",
     "MEGASCALE_NUM_SLICES",
 )
+
+# options whose value is a text, not a path
+_TEXTS = ("--prompt", "--stop")
 
 # maximum number of characters of an error line
 _MAX_LINE = 1800
@@ -187,12 +191,22 @@ def _dispatch(argv: list[str]) -> int:
         from famjax.processes.collective import check_single_process
 
         check_single_process(verb)
+    _check_local_paths(rest)
     try:
         return importlib.import_module(f"famjax.cli.{verb}").run(rest)
     except SystemExit as stop:  # tyro raises it after --help
         if stop.code not in (None, 0):
             raise
         return 0
+
+
+def _check_local_paths(argv: list[str]) -> None:
+    """Raise a `UserError` for a URL in place of a path, before anything is read or written."""
+    for before, token in pairwise(["", *argv]):
+        # texts may have URLs in them
+        is_text = before in _TEXTS or token.partition("=")[0] in _TEXTS
+        if not is_text and (message := url_message(token)):
+            raise UserError(message)
 
 
 def _help() -> str:

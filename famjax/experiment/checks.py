@@ -23,6 +23,7 @@ from famjax.config.resolved import resolve_model
 from famjax.config.schema import AXES, Config, DataConfig, ModelConfig
 from famjax.core.errors import UserError, divisors, multiples, nearest
 from famjax.core.json_files import shorten
+from famjax.core.paths import url_message
 from famjax.experiment.encoder_checks import check_encoder, check_encoder_task
 from famjax.experiment.eval_checks import check_eval
 from famjax.experiment.ranges import check_ranges
@@ -51,6 +52,7 @@ def validate(config: Config) -> None:
         (
             *_MODEL_CHECKS,
             check_encoder_task,
+            _check_paths,
             _check_data,
             _check_train,
             _check_optimizer,
@@ -328,6 +330,15 @@ def _check_feedback(config: Config) -> Iterator[str]:
             f"model.feedback.span={c.span} is longer than data.length={d.length}, all that a token "
             f"of a row can see with data.layout={d.layout}; take at most {d.length}{lanes}"
         )
+
+
+def _check_paths(config: Config) -> Iterator[str]:
+    d = config.data
+    paths = {"init": config.init, "eval.tasks": config.eval.tasks}
+    paths |= {f"data.{k}": getattr(d, k) for k in ("files", "source", "target", "tokenizer")}
+    for key, value in paths.items():
+        if message := url_message(value):
+            yield f"{key}={message}"
 
 
 def _check_data(config: Config) -> Iterator[str]:

@@ -12,6 +12,7 @@ from dataclasses import fields
 from famjax.config.keys import values
 from famjax.config.schema import Config, DropoutConfig
 from famjax.core.json_files import shorten
+from famjax.core.paths import url_message
 from famjax.core.units import byte_size
 from famjax.experiment.size import batch_bytes, weight_bytes
 
@@ -171,6 +172,8 @@ def check_ranges(config: Config) -> Iterator[str]:
             yield f"{key}={current[key]}: must be at least 0 and less than 1"
     if config.seed >= 2**32:
         yield f"seed={shorten(config.seed)}: must be less than {2**32}"
+    if message := url_message(config.name):
+        yield f"name={message}"
     if not config.name or config.name in (".", "..") or set(config.name) & set("/\\\0"):
         yield f"name={config.name!r}: names the run's folder; give a name without slashes"
 

@@ -8,6 +8,8 @@ import jax
 from flax import nnx
 
 from famjax.config.schema import Config
+from famjax.core.errors import UserError
+from famjax.core.paths import url_message
 from famjax.data.sources import Source
 from famjax.train import hosts
 from famjax.train.best import Best
@@ -57,6 +59,8 @@ def train_with_source(
     Args:
       program_maker: replaces `famjax.train.program.make_program`.
     """
+    if message := url_message(str(run_dir)):
+        raise UserError(message)
     with open_session(config, Path(run_dir), quiet, program_maker or make_program) as session:
         fit(session)
     state = session.state
