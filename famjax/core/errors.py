@@ -13,6 +13,9 @@ import os
 import signal
 from collections.abc import Iterable
 
+# similarity from which one name is suggested for another; half of the letters are alike by chance
+_CUTOFF = 0.65
+
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 EXIT_PEER_LOST = 75  # sysexits' "try again later"
@@ -38,7 +41,7 @@ class StopRequested(Exception):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return "; did you mean X?" for the known name closest to `name`, or "" if none is close."""
-    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(name, list(known), n=1, cutoff=_CUTOFF)
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
@@ -55,7 +58,11 @@ def nearest_path(path: str) -> str:
         return f"; there is no folder {folder}"
     except OSError:
         return ""
-    matches = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    # compared without the ending, which most names in a folder share
+    stem, _ = os.path.splitext(name)
+    near = set(difflib.get_close_matches(stem, [os.path.splitext(n)[0] for n in names], 3, _CUTOFF))
+    found = [n for n in names if os.path.splitext(n)[0] in near]
+    matches = difflib.get_close_matches(name, found, n=1, cutoff=0)
     return f"; did you mean {os.path.join(folder, matches[0])!r}?" if matches else ""
 
 

@@ -26,6 +26,7 @@ from famjax.core.json_files import shorten
 from famjax.core.paths import url_message
 from famjax.experiment.encoder_checks import check_encoder, check_encoder_task
 from famjax.experiment.eval_checks import check_eval
+from famjax.experiment.hints import translate_projections
 from famjax.experiment.ranges import check_ranges
 from famjax.mixers import MIXERS, mixer_specs
 from famjax.optimizers import OPTIMIZERS
@@ -112,9 +113,11 @@ def _check_adapters(model: ModelConfig) -> Iterator[str]:
     maps = [name for name in ADAPTABLE_MAPS if gated or name != "mlp.gate"]
     for pattern in model.lora.on.split(","):
         if not fnmatch.filter(maps, pattern):
+            ours = translate_projections(model.lora.on)
+            hint = f"; write model.lora.on={ours}" if ours else nearest(pattern, maps)
             yield (
-                f"model.lora.on={model.lora.on}: {pattern!r} names no map"
-                f"{nearest(pattern, maps)} (known: {', '.join(maps)})"
+                f"model.lora.on={model.lora.on}: {pattern!r} names no projection{hint} "
+                f"(known: {', '.join(maps)})"
             )
 
 

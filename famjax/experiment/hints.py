@@ -1,14 +1,18 @@
 """Hints for option names of other trainers: the name of the equivalent in famjax.
 
-Names are compared in lower case, without leading dashes, with _ for -. If a dotted name is unknown,
-its last part is looked up: `trainer.max_epochs=3` is looked up as `max_epochs`.
+Names are compared in lower case, without leading dashes, with _ for -. A dotted name that ends a
+key, such as `lora.rank`, is that key. If another dotted name is unknown, its last part is looked
+up: `trainer.max_epochs=3` is looked up as `max_epochs`.
 """
 
 from __future__ import annotations
 
+import re
+
 from famjax.config.keys import keys
 
-# a config key, an option of the verb ("--batch"), or a sentence
+# a config key, an option of the verb ("--batch"), or a sentence, in which {n} stands for the value
+# if that is a number, and for N if it is none, and {every} for the value or 100
 Hint = str
 
 _RESUME = "run the same command again to resume the run in its folder; there is no option for it"
@@ -26,8 +30,8 @@ _DEVICES = (
 )
 _PRECISION = "write model.dtype=bfloat16 (or float32, the default); there is no float16"
 _EVAL = (
-    "write eval.every=100 for the loss of held-out text while training; famjax eval RUN evaluates "
-    "tasks, also while training runs"
+    "write eval.every={every} for the loss of held-out text while training; famjax eval RUN "
+    "evaluates tasks, also while training runs"
 )
 _LOGGING = (
     "metrics are in RUN/metrics.jsonl and RUN/tensorboard every train.log_every steps; nothing is "
@@ -37,6 +41,9 @@ _MODEL = "the config sets the shape (famjax train --help), init=FOLDER the initi
 _HOLDOUT = "write data.holdout=N: one document in N is kept for famjax eval; 0 keeps none"
 _ROWS = "data.batch is the global batch size; train.accumulate=N splits it into N microbatches"
 _LAUNCH = "start one process per host: --coordinator HOST:PORT --process-id I --process-count N"
+_LORA = "write init=FOLDER model.lora.rank={n}"
+_FULL_WEIGHTS = "weights are not quantized; model.lora.base=bfloat16 keeps frozen ones in 16 bits"
+_FSDP = "write mesh.fsdp={n}, or mesh.fsdp=-1 for all devices"
 _RUN = "the run's folder comes first, without an option: famjax {verb} RUN"
 
 TRAIN: dict[str, Hint] = {
@@ -68,10 +75,19 @@ TRAIN: dict[str, Hint] = {
     "n_heads": "model.heads",
     "num_heads": "model.heads",
     "num_attention_heads": "model.heads",
-    "lora": "write init=FOLDER model.lora.rank=N",
-    "use_lora": "write init=FOLDER model.lora.rank=N",
-    "peft": "write init=FOLDER model.lora.rank=N",
+    "lora": _LORA,
+    "use_lora": _LORA,
+    "peft": _LORA,
+    "dora": f"there are plain adapters only: {_LORA}",
+    "use_dora": f"there are plain adapters only: {_LORA}",
+    "target_modules": "model.lora.on",
+    "lora_target_modules": "model.lora.on",
+    "lora_target": "model.lora.on",
+    **dict.fromkeys(("qlora", "load_in_4bit", "load_in_8bit", "bits"), _FULL_WEIGHTS),
+    **dict.fromkeys(("quantization", "quantization_config", "quantize"), _FULL_WEIGHTS),
     "lora_r": "model.lora.rank",
+    "lora.r": "model.lora.rank",
+    "model.lora.r": "model.lora.rank",
     "lora_rank": "model.lora.rank",
     "lora_alpha": "model.lora.alpha",
     "gradient_checkpointing": "write model.remat=layer (or attention, block)",
@@ -213,7 +229,9 @@ TRAIN: dict[str, Hint] = {
     "tpu": _DEVICES,
     "nproc_per_node": _DEVICES,
     "strategy": "mesh.data, mesh.fsdp, mesh.tensor and mesh.sequence divide the work, or mesh=auto",
-    "fsdp": "write mesh.fsdp=N, or mesh.fsdp=-1 for all devices",
+    "fsdp": _FSDP,
+    "deepspeed": _FSDP,
+    "zero_stage": _FSDP,
     "tensor_parallel": "mesh.tensor",
     "tp": "mesh.tensor",
     "nodes": _LAUNCH,
@@ -264,6 +282,13 @@ TRAIN: dict[str, Hint] = {
     "v": "metrics of each step are in RUN/metrics.jsonl; famjax plan shows what is compiled",
     "verbose": "metrics of each step are in RUN/metrics.jsonl; famjax plan shows what is compiled",
     "debug": "metrics of each step are in RUN/metrics.jsonl; famjax plan shows what is compiled",
+}
+
+# transformers' names of projections
+_PROJECTIONS = {
+    **{f"{name}_proj": f"attention.{name}" for name in ("q", "k", "v")},
+    "o_proj": "attention.out",
+    **{f"{name}_proj": f"mlp.{name}" for name in ("gate", "up", "down")},
 }
 
 # hints for the verbs that read a run
@@ -366,13 +391,30 @@ def find_hint(name: str, value: str = "", verb: str = "train") -> str:
     """
     known = HINTS.get(verb, {})
     plain = name.lstrip("-+").lower().replace("-", "_")
-    hint = known.get(plain) or known.get(plain.rpartition(".")[2])
+    ends = [key for key in keys() if "." in plain and key.endswith(f".{plain}")]
+    last = plain.rpartition(".")[2]
+    hint = known.get(plain)
+    if hint is None and verb == "train":
+        hint = next(iter(ends), None)
+    if hint is None and len(last) > 1:  # letters are options, not parts of a name
+        hint = known.get(last)
     if hint is None:
         return ""
     if verb == "train" and hint in keys():
+        value = (hint == "model.lora.on" and translate_projections(value)) or value
         return f"; write {hint}={value or '...'}"
     if hint.startswith("--"):
         return f"; write {hint}" if " " in hint else f"; write {hint} {value or '...'}"
     if not verb:
         return f"; did you mean famjax {hint}?"
-    return f"; {hint.format(verb=verb)}"
+    is_number = value.isascii() and value.isdigit()
+    n, every = (value, value) if is_number else ("N", "100")
+    return f"; {hint.format(verb=verb, n=n, every=every)}"
+
+
+def translate_projections(text: str) -> str:
+    """Return "attention.q,mlp.up" for "q_proj,up_proj", or "" if it names no such projection."""
+    names = re.findall(r"[\w.*-]+", text)
+    if not any(name in _PROJECTIONS for name in names):
+        return ""
+    return ",".join(_PROJECTIONS.get(name, name) for name in names)

@@ -119,6 +119,9 @@ def test_similar_names_are_suggested_for_a_missing_file(famjax: Famjax) -> None:
     line = famjax.error_of(f"data.files={famjax.folder / 'bok.txt'}")
     assert "did you mean '" in line
     assert "book.txt'?" in line
+    # equal endings are no similarity
+    line = famjax.error_of(f"data.files={famjax.folder / 'nothere.txt'}")
+    assert "did you mean" not in line
 
 
 @pytest.mark.parametrize("content", ["x", "shor", "é"])

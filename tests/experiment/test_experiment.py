@@ -468,8 +468,8 @@ def test_sizes_must_be_positive(key: str) -> None:
         ),
         (
             ["model.fam_len=129"],
-            "model.fam_len=129 is longer than model.block_len=64; a memory has the positions of its "
-            "block's last tokens, take at most 64",
+            "model.fam_len=129 is longer than model.block_len=64; a memory has the positions of "
+            "its block's last tokens, take at most 64",
         ),
         (
             ["model.fam_update=gated", "model.fam_max_timescale=1.2"],

@@ -79,6 +79,18 @@ WAYS = {
     "--fp16": "there is no float16",
     "--bf16": "write model.dtype=bfloat16",
     "--random-seed 3": "write seed=3",
+    "lora.rank=16": "; write model.lora.rank=16\n",
+    "lora.r=16": "; write model.lora.rank=16\n",
+    "lora=16": "; write init=FOLDER model.lora.rank=16\n",
+    "use_dora=true": "; there are plain adapters only: write init=FOLDER model.lora.rank=N\n",
+    "target_modules=q_proj": "; write model.lora.on=attention.q\n",
+    "peft.target_modules=['o_proj','up_proj']": "; write model.lora.on=attention.out,mlp.up\n",
+    "load_in_4bit=true": "; weights are not quantized; model.lora.base=bfloat16 keeps",
+    "deepspeed=x": "; write mesh.fsdp=N, or mesh.fsdp=-1 for all devices\n",
+    "fsdp=8": "; write mesh.fsdp=8, or mesh.fsdp=-1 for all devices\n",
+    "eval_steps=10": "; write eval.every=10 for the loss of held-out text",
+    "eval_strategy=epoch": "; write eval.every=100 for the loss of held-out text",
+    "hovercraft=1": "unknown key 'hovercraft'\n",
     "--wandb": "nothing is sent anywhere",
 }
 

@@ -312,10 +312,13 @@ def test_adapters_need_weights(tmp_path):
     [
         (["init=/nowhere/run"], "init=/nowhere/run: there is no such folder"),
         (["init=/"], "init=/: has no config.json; give the folder of a run"),
-        (["model.lora.rank=2", "model.lora.on=attention.x"], "'attention.x' names no map; did you"),
+        (
+            ["model.lora.rank=2", "model.lora.on=attention.x"],
+            "'attention.x' names no projection;",
+        ),
         (
             ["model.lora.rank=2", "model.lora.on=mlp.gate", "model.mlp=gelu"],
-            "'mlp.gate' names no map",
+            "'mlp.gate' names no projection",
         ),
         (["model.lora.dropout=1"], "model.lora.dropout=1.0: must be at least 0 and less than 1"),
     ],
