@@ -162,7 +162,7 @@ def load_weights(
             f"then famjax train CONFIG init=FOLDER model.stack={config.stack} "
             "model.feedback.positions=rotary model.block_len=1"
         )
-    check_model_fits(config)
+    check_model_fits(config, mesh.size if mesh else 1)
     graph, shapes = abstract_inference_model(config)
     with SafetensorsFolder(folder) as checkpoint:
         loader = ParameterLoader(config, native, tensors, checkpoint, mesh)

@@ -214,12 +214,15 @@ class Streamer:
         if batch <= 0:
             raise UserError(f"batch={batch}: must be at least 1")
         what = f"reading {batch:,} documents in a batch, {self.chunk:,} tokens at a time,"
-        check_bytes_fit(what, batch * self._lane_bytes)
+        check_bytes_fit(what, batch * self._lane_bytes, self._count_devices())
         self.batch = batch
         self.tokens = 0
         self._logits: Array | None = None
         self._in_flight: deque[Array] = deque()
         self._memory = jax.tree.map(self._commit, self._functions.start(self._params, batch))
+
+    def _count_devices(self) -> int:
+        return len(jax.tree.leaves(self._params)[0].sharding.device_set)
 
     def _commit(self, array: Array) -> Array:
         """Commit an array of the initial state to the parameters' device, if they are on one.
@@ -227,7 +230,7 @@ class Streamer:
         Arrays that do not depend on a parameter are not committed by themselves.
         """
         device = jax.tree.leaves(self._params)[0].sharding
-        if array.committed or len(device.device_set) > 1:
+        if array.committed or self._count_devices() > 1:
             return array
         return jax.device_put(array, device)
 
@@ -378,7 +381,8 @@ class Streamer:
         hypotheses = self.batch * settings.beams
         what = f"searching with {hypotheses:,} hypotheses of up to {longest:,} tokens"
         # 8 bytes per token: the tokens of the finished hypotheses, and of the unfinished ones
-        check_bytes_fit(what, hypotheses * (self._lane_bytes + 8 * longest))
+        needed = hypotheses * (self._lane_bytes + 8 * longest)
+        check_bytes_fit(what, needed, self._count_devices())
         return self._functions.search(
             self._params, self._memory, self.logits, settings, stops, prompt
         )

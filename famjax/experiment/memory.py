@@ -50,17 +50,19 @@ def check_training_fits(config: Config, available: DeviceMemory | None = None) -
     )
 
 
-def check_model_fits(model: ModelConfig) -> None:
-    """Raise a `UserError` if a model's parameters cannot fit the devices."""
-    config = Config(model=model)
+def check_model_fits(model: ModelConfig, devices: int | None = None) -> None:
+    """Raise a `UserError` if a model's parameters cannot fit so many devices (default: all)."""
     _check_fits(
-        config, lambda config: weight_bytes(config.model), "the model's parameters", device_memory()
+        Config(model=model),
+        lambda config: weight_bytes(config.model),
+        "the model's parameters",
+        device_memory(devices),
     )
 
 
-def check_bytes_fit(what: str, needed: int) -> None:
-    """Raise a `UserError` if the `needed` bytes of `what` cannot fit the devices."""
-    available = device_memory()
+def check_bytes_fit(what: str, needed: int, devices: int | None = None) -> None:
+    """Raise a `UserError` if the `needed` bytes of `what` cannot fit so many devices."""
+    available = device_memory(devices)
     if needed > available.bytes:
         raise UserError(
             f"{what} would take at least {byte_size(needed)}, and {available.name} "
@@ -123,8 +125,12 @@ def _replace_value(config: Any, path: tuple[str, ...], name: str, value: Any) ->
 # available memory --------------------------------------------------------------------------------
 
 
-def device_memory() -> DeviceMemory:
-    """Return the memory of the accelerators, or of the machine if the devices are CPUs."""
+def device_memory(used: int | None = None) -> DeviceMemory:
+    """Return the memory of the accelerators, or of the machine if the devices are CPUs.
+
+    Args:
+      used: how many of the accelerators are used; None means all.
+    """
     import jax
 
     device = jax.local_devices()[0]
@@ -132,9 +138,13 @@ def device_memory() -> DeviceMemory:
         limit = (device.memory_stats() or {}).get("bytes_limit")
         if not limit:  # not reported: every check passes
             return DeviceMemory(2**63, f"the {device.device_kind} devices have")
-        number = jax.device_count()
-        have = "device has" if number == 1 else "devices have together"
-        return DeviceMemory(number * limit, f"{number} {device.device_kind} {have}")
+        number = used or jax.device_count()
+        name = f"{number} {device.device_kind} devices have together"
+        if number == 1:
+            others = jax.device_count() - 1
+            alone = f" is used, not the {others} other{'s' * (others > 1)}, and" if others else ""
+            name = f"1 {device.device_kind} device{alone} has"
+        return DeviceMemory(number * limit, name)
     number = collective.process_count()
     if number > 1:
         return DeviceMemory(

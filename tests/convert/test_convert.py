@@ -396,6 +396,17 @@ def test_an_existing_folder_is_not_changed(llama, tmp_path):
     assert (tmp_path / "out").stat().st_mode == mode
 
 
+def test_a_model_must_fit_one_device(llama, tmp_path, monkeypatch):
+    used = []
+    for module in ("convert.load", "train.run"):
+        monkeypatch.setattr(
+            f"famjax.{module}.check_model_fits", lambda model, devices: used.append(devices)
+        )
+    assert main(["convert", str(llama), str(tmp_path / "out")]) == 0
+    open_run(tmp_path / "out")
+    assert used == [1, 1]
+
+
 def test_patterns_are_shortened():
     assert replace_attention(GEMMA, "fam").mixer == "swa,swa,fam"
     assert replace_attention(MISTRAL, "fam", "::2").mixer == "fam,swa"

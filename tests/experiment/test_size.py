@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -155,6 +156,27 @@ def test_a_model_that_fits_is_accepted(monkeypatch):
     with pytest.raises(UserError, match="2 rows would take at least"):
         memory.check_bytes_fit("2 rows", needed)
     memory.check_training_fits(config, memory.DeviceMemory(10**12, "another machine has"))
+
+
+def test_verbs_that_use_one_device_have_its_memory_only(monkeypatch):
+    model = replace(SHAPE, vocab_size=258)
+    needed = size.weight_bytes(model)
+    device = SimpleNamespace(
+        platform="tpu", device_kind="TPU v5", memory_stats=lambda: {"bytes_limit": needed - 1}
+    )
+    monkeypatch.setattr(jax, "local_devices", lambda: [device])
+    monkeypatch.setattr(jax, "device_count", lambda: 8)
+    memory.check_model_fits(model)
+    memory.check_model_fits(model, 2)
+    memory.check_bytes_fit("2 rows", needed)
+    said = "and 1 TPU v5 device is used, not the 7 others, and has "
+    with pytest.raises(UserError, match=said):
+        memory.check_model_fits(model, 1)
+    with pytest.raises(UserError, match=said):
+        memory.check_bytes_fit("2 rows", needed, 1)
+    monkeypatch.setattr(jax, "device_count", lambda: 1)
+    with pytest.raises(UserError, match="and 1 TPU v5 device has "):
+        memory.check_model_fits(model)
 
 
 def test_trained_parameters_need_gradients_and_moments():
