@@ -211,7 +211,7 @@ def _request(
 
 # options that only some tasks take
 _OPTIONS = (
-    *("lengths", "questions", "facts", "ablate", "window", "score", "words"),
+    *("lengths", "examples", "questions", "facts", "ablate", "window", "score", "words"),
     *("shots", "chat", "skip_broken", "beam", "length_penalty", "no_repeat_ngram"),
     *("tune", "max_tokens", "tokenized"),
 )
@@ -229,6 +229,8 @@ def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
                 "no lengths to choose; remove it, or add passkey to --tasks"
             )
         given = _as_flag(option, value)
+        if option == "examples":
+            raise UserError(f"{given}: texts are read whole; name fewer files, and remove it")
         if option in ("beam", "length_penalty", "no_repeat_ngram", "tune", "max_tokens"):
             raise UserError(f"{given}: is for translate and summarize; remove it")
         if option == "tokenized":

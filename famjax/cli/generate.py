@@ -153,6 +153,11 @@ def _check_decoding(a: Arguments) -> None:
             "--beam searches for the likeliest text; --temperature, --top-k and --top-p sample "
             "one; give either"
         )
+    if a.temperature == 0 and (a.top_k != 0 or a.top_p != 1):
+        raise UserError(
+            "--top-k and --top-p sample, and --temperature 0 takes the likeliest token; give "
+            "--temperature 1"
+        )
     if a.beam is None and (a.length_penalty != 1 or a.no_repeat_ngram != 0):
         raise UserError("--length-penalty and --no-repeat-ngram need beam search; give --beam N")
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from famjax.core.errors import UserError
 from famjax.core.types import Batch
+from famjax.data.find_files import list_files
 from famjax.data.lanes import Reader, empty_row, stack_rows, write_span
 from famjax.data.one_pass import DocumentPass, EndOfDocuments, one_pass, reset_blocks
 from famjax.data.sources import Key, Source, TextSource
@@ -35,6 +36,12 @@ _BUCKETS = 64 - _FIRST_BUCKET
 
 # with more documents than this, a report does not list them: there may be millions
 _MANY_DOCUMENTS = 1000
+
+
+def check_files(request: Request) -> None:
+    """Raise a `UserError` if the request names a file that does not exist."""
+    if request.files:
+        list_files(request.files, "--tasks")
 
 
 def evaluate(run: Run, request: Request) -> dict[str, Any]:

@@ -51,7 +51,10 @@ def validate(config: Config) -> None:
     _raise_first(
         config,
         (
-            *_MODEL_CHECKS,
+            *_FIRST_CHECKS,
+            # before other checks of the row length, whose fixes might not be whole blocks
+            _check_blocks,
+            *_OTHER_MODEL_CHECKS,
             check_encoder_task,
             _check_paths,
             _check_data,
@@ -68,7 +71,7 @@ def validate(config: Config) -> None:
 def validate_model(model: ModelConfig) -> None:
     """Raise a `UserError` for the first value of a model that cannot work with any data."""
     config = Config(model=model, data=DataConfig(length=1))
-    _raise_first(config, _MODEL_CHECKS)
+    _raise_first(config, (*_FIRST_CHECKS, *_OTHER_MODEL_CHECKS))
 
 
 def _raise_first(config: Config, checks: Sequence[Callable[[Config], Iterator[str]]]) -> None:
@@ -419,13 +422,17 @@ def _check_text_rows(config: Config) -> Iterator[str]:
         )
 
 
+def _check_blocks(config: Config) -> Iterator[str]:
+    length, block = config.data.length, config.model.block_len
+    if length % block:
+        yield (
+            f"data.length={length} is not a multiple of model.block_len={block}; "
+            f"take {multiples(length, block)}"
+        )
+
+
 def _check_train(config: Config) -> Iterator[str]:
     m, d, t = config.model, config.data, config.train
-    if d.length % m.block_len:
-        yield (
-            f"data.length={d.length} is not a multiple of model.block_len={m.block_len}; "
-            f"take {multiples(d.length, m.block_len)}"
-        )
     if d.length % (t.bptt_segments * m.block_len):
         yield (
             f"train.bptt_segments={t.bptt_segments} does not divide the {d.length // m.block_len} "
@@ -524,10 +531,8 @@ def _check_unrolled(config: Config) -> Iterator[str]:
         )
 
 
-_MODEL_CHECKS = (
-    check_types,
-    check_ranges,
-    _check_stack,
+_FIRST_CHECKS = (check_types, check_ranges, _check_stack)
+_OTHER_MODEL_CHECKS = (
     _check_model,
     _check_adaptive,
     _check_mixers,

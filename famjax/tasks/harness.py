@@ -11,7 +11,7 @@ class HarnessTask(EvaluationTask):
     """Its `files` are names of the harness's tasks, or YAML files with tasks."""
 
     group = "lm_eval"
-    options = ("shots", "chat")
+    options = ("examples", "shots", "chat")
     evaluation = "famjax.eval.harness:evaluate"
     request_check = "famjax.eval.harness:check_names"
     headline = "value"

@@ -354,7 +354,7 @@ class PasskeySource(Source):
 class PasskeyTask(Task):
     keys = ("data.passkey.*",)
     group = "passkey"
-    options = ("lengths", "ablate")
+    options = ("lengths", "examples", "ablate")
     evaluation = "famjax.eval.passkey:evaluate"
     headline = "key_accuracy"
 

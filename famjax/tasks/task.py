@@ -85,8 +85,8 @@ class Task(abc.ABC):
         task.
       has_own_words: whether `data.tokenizer=task` makes a vocabulary of the task's own words.
       group: section of the task's results in the report of `famjax eval`; tasks may share one.
-      options: options of `famjax eval` that the task takes: any of lengths, questions, facts,
-        ablate, window, score, words, shots, chat, skip_broken, beam, length_penalty,
+      options: options of `famjax eval` that the task takes: any of lengths, examples, questions,
+        facts, ablate, window, score, words, shots, chat, skip_broken, beam, length_penalty,
         no_repeat_ngram, tune, max_tokens and tokenized.
       files: what may follow the task's name and a colon in `--tasks`, as an example for errors; ""
         is nothing.
@@ -108,7 +108,7 @@ class Task(abc.ABC):
     switches: tuple[str, ...] = ()
     has_own_words: bool = False
     group: str
-    options: tuple[str, ...] = ("lengths",)
+    options: tuple[str, ...] = ("lengths", "examples")
     files: str = ""
     needs_files = False
     has_parts = False

@@ -19,6 +19,7 @@ class TextTask(Task):
     options = ("window", "score", "words", "ablate")
     files = "FILES, or text:holdout"
     evaluation = "famjax.eval.text:evaluate"
+    request_check = "famjax.eval.text:check_files"
     headline = "bits_per_byte"
     lower_is_better = True
 

@@ -14,8 +14,8 @@ from famjax.data.sources import Source, Split
 from famjax.tasks.task import EvaluationTask, Task
 from famjax.tokenizers.tokenizer import Tokenizer
 
-# options of `famjax eval` for the search
-_SEARCH = ("beam", "length_penalty", "no_repeat_ngram", "tune", "max_tokens")
+# options of `famjax eval` for the pairs and the search
+_SEARCH = ("examples", "beam", "length_penalty", "no_repeat_ngram", "tune", "max_tokens")
 
 
 class TranslateTask(Task):

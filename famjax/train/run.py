@@ -25,7 +25,12 @@ from famjax.experiment.memory import check_model_fits, check_training_fits
 from famjax.mixers import mixer_constants
 from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
 from famjax.models.language_model import LanguageModel
-from famjax.models.remap_params import abstract_inference_model, merge_adapters, remap_params
+from famjax.models.remap_params import (
+    abstract_inference_model,
+    check_compatible,
+    merge_adapters,
+    remap_params,
+)
 from famjax.models.seq2seq import make_model
 from famjax.parallel import sharding
 from famjax.pipeline import make_tokenizer
@@ -246,6 +251,13 @@ def initial_weights(
     name = run.fingerprint()
     params, model = merge_adapters(nnx.state(run.model, nnx.Param), run.config.model)
     return remap_params(params, model, config.model), name, run.step
+
+
+def check_initial_model(config: Config) -> None:
+    """Raise a `UserError` if the model in `config.init` has other sizes, before it is loaded."""
+    there = read_config(Path(config.init))
+    if there is not None:
+        check_compatible(there.model, config.model)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2), donate_argnums=1)

@@ -20,8 +20,9 @@ from famjax.train.metrics import METRICS
 from famjax.train.partition import has_frozen_params
 from famjax.train.progress import Progress
 from famjax.train.resolve import save_resolved
-from famjax.train.run import CHECKPOINTS, prepare_run
+from famjax.train.run import CHECKPOINTS, check_initial_model, prepare_run
 from famjax.train.session import ProgramMaker, Session
+from famjax.train.task_scores import check_tasks
 
 
 @contextmanager
@@ -37,12 +38,15 @@ def open_session(
     hosts.check_same_config(config)
     # in all processes at once, since each waits for the devices of the others
     jax.devices()
+    check_tasks(config)
     with lock.hold_for_all(folder) as is_new, _removing_failed_start(folder, is_new):
         path = folder / CHECKPOINTS
         is_resumed = broadcast_from_first("begun", lambda: Checkpoints(path).latest() is not None)
         config, tokenizer = first_process_first(
             "prepare", lambda: prepare_run(folder, config, is_resumed)
         )
+        if config.init and not is_resumed:
+            check_initial_model(config)
         hosts.check_shared_folder(folder)
         checkpoints = first_process_first("open", lambda: Checkpoints(path, config.train.keep))
         set_last_step(checkpoints.latest)

@@ -6,11 +6,13 @@ training lanes is not touched.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from flax import nnx
 
+from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.processes.collective import process_count
 from famjax.tasks import TASKS
@@ -32,8 +34,6 @@ class TaskScores(Hook):
     def before_first_step(self, session: Session) -> None:
         if not session.config.eval.tasks:
             return
-        if process_count() > 1:
-            raise UserError("eval.tasks: is for one process; evaluate with famjax eval")
         with session.clock.stopped():
             measure(session, examples=1)  # now, so that an error is raised before any step
 
@@ -42,6 +42,18 @@ class TaskScores(Hook):
             return {}
         with session.clock.stopped():
             return measure(session, session.config.eval.examples)
+
+
+def check_tasks(config: Config) -> None:
+    """Raise a `UserError` for a mistake in `eval.tasks` that needs no model to be found."""
+    if config.eval.tasks and process_count() > 1:
+        raise UserError("eval.tasks: is for one process; evaluate with famjax eval")
+    for name, files in parse_tasks(config.eval.tasks):
+        run = SimpleNamespace(config=config)
+        try:
+            TASKS[name].check_request(run, Request(name, files or None))
+        except UserError as error:
+            raise UserError(str(error).replace("--tasks", "eval.tasks", 1)) from None
 
 
 def measure(session: Session, examples: int) -> dict[str, float]:

@@ -466,6 +466,11 @@ def test_sizes_must_be_positive(key: str) -> None:
             "model.fam_max_timescale=100: such a gate would never open (a gate opens by "
             "1 / timescale, and is closed below 0.01); must be less than 100",
         ),
+        # not to set model.capacity=1000, which is not a multiple either
+        (
+            ["model.mixer=full", "model.capacity=9", "data.length=1000"],
+            "data.length=1000 is not a multiple of model.block_len=64; take 960 or 1024",
+        ),
         (
             ["model.fam_len=129"],
             "model.fam_len=129 is longer than model.block_len=64; a memory has the positions of "

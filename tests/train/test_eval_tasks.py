@@ -100,6 +100,17 @@ def test_a_text_that_is_named_is_scored_in_bits(tmp_path: Path) -> None:
     assert "heldout_bits_per_byte" in row
 
 
+def test_a_missing_text_is_reported_before_anything_is_compiled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = ["eval.every=4", "eval.tasks=text:/no/such"]
+    config = small.config(tmp_path / "texts", "lanes", "text", *keys)
+    with pytest.raises(UserError, match=r"^eval\.tasks: no such file or folder: /no/such"):
+        train(config, tmp_path / "run")
+    assert capsys.readouterr().err == ""
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

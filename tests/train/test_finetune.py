@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 from small import compiled_once, config, rows  # noqa: F401
 
+from famjax.core.errors import UserError
 from famjax.core.types import Context
 from famjax.experiment.load import load_config, override
 from famjax.ops.losses import token_losses
@@ -61,6 +62,11 @@ def test_finetuning_starts_from_the_newest_checkpoint(
     batches.release()
     assert first["loss"] < rows(run)[0]["loss"] - 0.1
     assert [row["learning_rate"] for row in rows(tuned)] == pytest.approx([rate] * 2)
+    # a model of other sizes is refused before anything is loaded
+    with pytest.raises(UserError, match=r"model\.layers=2: the given weights have 1; keep it"):
+        loop.train(override(tuning, ["model.layers=2"]), tmp_path / "other")
+    assert capsys.readouterr().err == ""
+    assert not (tmp_path / "other").exists()
     # continue for more steps at the same rate
     loop.train(override(tuning, ["train.steps=4"]), tuned)
     assert "initial weights" not in capsys.readouterr().err

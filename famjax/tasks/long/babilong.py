@@ -27,7 +27,7 @@ class BabiLong(LongTask):
     source = "BABILong, arXiv 2406.10149"
     answer_tokens = 20
     switches = ("data.files", "data.long.facts")
-    options = ("lengths", "questions", "facts", "ablate")
+    options = ("lengths", "examples", "questions", "facts", "ablate")
     facts_hint = "--facts FILE or data.long.facts=FILE: a task of bAbI, such as qa1_..._test.txt"
 
     @property

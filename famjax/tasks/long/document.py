@@ -240,7 +240,7 @@ class LongTask(Task):
 
     keys = ("data.long.*",)
     group = "long"
-    options: tuple[str, ...] = ("lengths", "questions", "ablate")
+    options: tuple[str, ...] = ("lengths", "examples", "questions", "ablate")
     files = "FILES"
     evaluation = "famjax.eval.long:evaluate"
     headline = "score"

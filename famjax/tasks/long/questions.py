@@ -45,7 +45,7 @@ class DocumentQuestions(LongTask):
     source = "RULER, arXiv 2404.06654"
     answer_tokens = 32
     switches = ("data.long.facts",)
-    options = ("lengths", "questions", "facts", "ablate")
+    options = ("lengths", "examples", "questions", "facts", "ablate")
 
     def __init__(self, name: str, file: str, parse: Callable[[Any], list[Content]]):
         self.name, self._file, self._parse = name, file, parse

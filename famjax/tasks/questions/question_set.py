@@ -33,7 +33,7 @@ class QuestionSet(EvaluationTask):
     stop: str = "\n"
 
     group = "questions"
-    options = ("questions", "ablate", "window", "skip_broken")
+    options = ("examples", "questions", "ablate", "window", "skip_broken")
     files = "FILES.jsonl"
     needs_files = True
     evaluation = "famjax.eval.questions:evaluate"
