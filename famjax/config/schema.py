@@ -376,8 +376,9 @@ class DataConfig:
     # translate: pairs of a source and a target
     task: str = "text"
     # text: files, folders or globs, separated by commas; empty: Python's standard library. A .jsonl
-    # file has a document on each line, {"text": ...}, {"inputs": ..., "targets": ...}, {"prompt":
-    # ..., "response": ...} or {"messages": [{"role": ..., "content": ...}, ...]}
+    # or .ndjson file has a document on each line, {"text": ...}, {"inputs": ..., "targets": ...},
+    # {"prompt": ..., "response": ...} or {"messages": [{"role": ..., "content": ...}, ...]}. A
+    # .json file is rejected, or is plain text in a folder of other texts
     files: str = ""
     # text: name of a seqio task or mixture (needs the extra seqio)
     seqio: str = ""

@@ -27,6 +27,8 @@ from famjax.data.files import (
     SPACE,
     decode_text,
     decode_utf8,
+    is_compressed,
+    is_jsonl,
     iter_pieces,
     open_text,
     read_text_pieces,
@@ -267,9 +269,9 @@ class TextSource(Source):
     @property
     def text_bytes(self) -> int | None:
         """Number of bytes of all documents; None if they would have to be read to know."""
-        suffixes = (".gz", ".xz", ".jsonl")
         whole = len(self) == self._starts[-1] and self._begin == 0 and self._end is None
-        return self._bytes if whole and not any(p.endswith(suffixes) for p in self._paths) else None
+        unknown = any(is_compressed(path) or is_jsonl(path) for path in self._paths)
+        return self._bytes if whole and not unknown else None
 
     def report(self) -> str:
         """Return a line for the user: size, what is held out, and which files were skipped."""
