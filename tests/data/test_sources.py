@@ -21,6 +21,7 @@ from famjax.core.errors import UserError
 from famjax.data.files import read_text_pieces
 from famjax.data.hashes import fingerprint_contents
 from famjax.data.json_lines import parse_record
+from famjax.data.parts import TextParts
 from famjax.data.sources import TextSource, iter_tokens
 from famjax.tokenizers.load import load_tokenizer
 
@@ -433,6 +434,46 @@ def test_lanes_read_few_documents_in_different_orders(tmp_path, split):
     assert {text(source, source.key(7, 8, k))[:2] for k in range(1, 20)} >= {"0 ", "1 ", "2 "}
     single = make(tmp_path / "0.txt", holdout=4, split=split)
     assert len({text(single, single.key(lane, 8, 0)) for lane in range(8)}) == 8
+
+
+def count_tokens(source):
+    keys = [source.key(0, 1, k) for k in range(source.document_count())]
+    return [len(tokens(source, key)) for key in keys]
+
+
+def test_tokens_of_an_epoch_are_estimated(folder, tmp_path):
+    source = make(folder, holdout=5)
+    assert source.epoch_tokens() == sum(count_tokens(source))
+    assert source.epoch_tokens(16) == 16 * len(source)
+    lines = tmp_path / "a.jsonl.gz"
+    with gzip.open(lines, "wt") as file:
+        file.writelines(json.dumps({"text": f"line {i}", "id": i}) + "\n" for i in range(20))
+    assert make(lines).epoch_tokens() == sum(count_tokens(make(lines)))
+    with gzip.open(tmp_path / "a.txt.gz", "wt") as file:
+        file.write("of unknown size")
+    assert make(tmp_path / "a.txt.gz").epoch_tokens() is None
+    assert make(folder).epoch_tokens() is None
+
+
+@pytest.mark.parametrize("split", ["train", "holdout"])
+def test_the_estimate_reads_the_beginning_of_a_long_text(tmp_path, split, monkeypatch):
+    (tmp_path / "a.txt").write_text("word " * 100_000)
+    source = make(tmp_path / "a.txt", holdout=4, split=split)
+    encoded, encode = [], source._tokenizer.encode
+    monkeypatch.setattr(
+        source._tokenizer, "encode", lambda text: encoded.append(text) or encode(text)
+    )
+    estimate = source.epoch_tokens()
+    assert sum(map(len, encoded)) < 140_000
+    monkeypatch.undo()
+    assert estimate == pytest.approx(count_tokens(source)[0], rel=1e-3)
+
+
+def test_the_estimate_counts_parts(tmp_path):
+    (tmp_path / "a.txt").write_text("word " * 1000)
+    (tmp_path / "b.txt").write_text("word " * 100)
+    source = TextParts(str(tmp_path), TOKENIZER, 0, 0, part_bytes=500)
+    assert source.epoch_tokens() == sum(count_tokens(source)) == 5500 + 2 * 11
 
 
 def test_holdout_is_disjoint_stable_and_never_empty(folder):
