@@ -193,7 +193,7 @@ class TextSource(Source):
     """
 
     # number of parts into which each document is cut
-    _counts: np.ndarray | int = 1
+    _counts: np.ndarray = np.array(1)
 
     def __init__(
         self,
