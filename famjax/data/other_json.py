@@ -51,7 +51,7 @@ def check_not_all_json(files: str, paths: Sequence[str]) -> None:
 
 def _json_error_message(path: str) -> str:
     head, (stem, compression) = read_head(path), _split_name(path)
-    plain = f"rename it to .txt{compression} to train on it as plain text"
+    plain = f"to .txt{compression} to train on it as plain text"
     if _has_lines(head):
         return f"{path}: has JSON lines; rename it to .jsonl{compression}, or {plain}"
     program = "'.[]'" if head.lstrip().startswith(b"[") else "."
@@ -60,7 +60,7 @@ def _json_error_message(path: str) -> str:
     if compression:
         reader = {".gz": "gzip", ".xz": "xz"}[compression]
         command = f"{reader} -dc {source} | jq -c {program} > {target}"
-    return f"{path}: JSON is read as .jsonl, one object on each line; {command}, or {plain}"
+    return f"{path}: JSON is read as .jsonl, one object on each line; run {command}, or rename it {plain}"
 
 
 def _split_name(path: str) -> tuple[str, str]:

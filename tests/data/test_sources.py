@@ -280,7 +280,7 @@ def test_json_that_is_named_comes_with_a_conversion(tmp_path, suffix, indent):
         file.write(json.dumps(RECORDS, indent=indent).encode())
     with pytest.raises(UserError, match=r"JSON is read as \.jsonl, one object on") as error:
         make(path)
-    command = re.search("line; (.*), or rename it to .txt", str(error.value))[1]
+    command = re.search("line; run (.*), or rename it to .txt", str(error.value))[1]
     if not shutil.which("jq"):
         pytest.skip("jq is not installed")
     subprocess.run(command, shell=True, check=True)
@@ -290,10 +290,12 @@ def test_json_that_is_named_comes_with_a_conversion(tmp_path, suffix, indent):
 def test_lines_in_a_json_file_are_renamed(tmp_path):
     lines = "".join(json.dumps(record) + "\n" for record in RECORDS)
     (tmp_path / "a.json").write_text(lines)
-    with pytest.raises(UserError, match=r"a\.json: has JSON lines; rename it to \.jsonl, or"):
+    with pytest.raises(
+        UserError, match=r"a\.json: has JSON lines; rename it to \.jsonl, or to \.txt"
+    ):
         make(tmp_path / "a.json")
     (tmp_path / "a.json").write_text('{\n"text": "one"\n}\n{"text": "two"}\n')
-    with pytest.raises(UserError, match=r"one object on each line; jq -c \. .*a\.json > "):
+    with pytest.raises(UserError, match=r"one object on each line; run jq -c \. .*a\.json > "):
         make(tmp_path / "a.json")
 
 
