@@ -60,7 +60,8 @@ def _json_error_message(path: str) -> str:
     if compression:
         reader = {".gz": "gzip", ".xz": "xz"}[compression]
         command = f"{reader} -dc {source} | jq -c {program} > {target}"
-    return f"{path}: JSON is read as .jsonl, one object on each line; run {command}, or rename it {plain}"
+    wrong = f"{path}: JSON is read as .jsonl, one object on each line"
+    return f"{wrong}; run {command}, or rename it {plain}"
 
 
 def _split_name(path: str) -> tuple[str, str]:
