@@ -65,8 +65,9 @@ def test_added_keys_exist(tmp_path: Path) -> None:
             words = [word for word in words if not word.startswith(("init=", "data.files="))]
             run = words.index("--run") if "--run" in words else len(words)
             # as converted
-            block = ["model.block_len=64"] if words[0] == "finetune" else []
-            config = load_config(words[0], [*words[1:run], *block])
+            init = ["model.mixer=delta", "model.block_len=64"]
+            model = init if words[0] == "finetune_documents" else []
+            config = load_config(words[0], [*words[1:run], *model])
             assert config.train.steps <= 4
 
 

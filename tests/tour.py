@@ -32,11 +32,11 @@ STEPS = "train.steps=4"
 # by the first words of a command: arguments that make it small
 SMALLER: dict[str, tuple[str, ...]] = {
     "famjax train text_fam": (*MODEL, STEPS),
-    "famjax train finetune": (
-        *("model.lora.rank=2", "data.batch=2", "data.length=256", "data.repeat_len=16"),
-        "train.steps=2",
+    "famjax train finetune_documents": (
+        *("model.lora.rank=2", "data.batch=2", "data.length=256", "train.steps=2"),
     ),
     "famjax eval runs/first": (),
+    "famjax eval runs/mine": (),
     "famjax eval runs/demo/FAM --tasks passkey": ("--lengths", "256,512", "--examples", "2"),
     "famjax generate": ("--max-tokens", "8"),
     "famjax generate runs/first --read": (),
@@ -51,7 +51,7 @@ SHORTER = {
 # the README's virtual environment is the one that runs this script
 PASSED_OVER = (". .venv/bin/activate",)
 
-# what readers have already: texts, conversations, a pretrained model, the demo's run
+# what readers have already: texts, a pretrained model, the demo's run
 FULL = ("model.mixer=full", "model.arch.embed_scale=1", "model.capacity=256", "data.layout=packed")
 BEFORE: tuple[tuple[str, ...], ...] = (
     (
@@ -181,8 +181,7 @@ class Tour:
     def prepare(self) -> None:
         """Create the files that the section assumes."""
         shutil.copy(ROOT / "README.md", self.folder)
-        for name in ("books", "talks"):
-            shutil.copytree(ROOT / "data" / name, self.folder / name)
+        shutil.copytree(ROOT / "data" / "books", self.folder / "books")
         for command in BEFORE:
             self.run(command)
 

@@ -41,7 +41,8 @@ class Arguments:
     feature_size: int | None = None
     """Size of a feature map for --to t2r (model.linear.features)."""
     tokenizer: str = ""
-    """Tokenizer instead of the folder's: bytes, a tokenizer.json or a SentencePiece model."""
+    """Tokenizer instead of the folder's, with the same ids: a tokenizer.json, a SentencePiece model
+    or bytes."""
 
 
 def run(argv: list[str]) -> int:

@@ -376,8 +376,9 @@ class DataConfig:
     # translate: pairs of a source and a target
     task: str = "text"
     # text: files, folders or globs, separated by commas; empty: Python's standard library. A .jsonl
-    # file has a document on each line, {"text": ...}, {"inputs": ..., "targets": ...}, {"prompt":
-    # ..., "response": ...} or {"messages": [{"role": ..., "content": ...}, ...]}
+    # or .ndjson file has a document on each line, {"text": ...}, {"inputs": ..., "targets": ...},
+    # {"prompt": ..., "response": ...} or {"messages": [{"role": ..., "content": ...}, ...]}. A
+    # .json file is rejected, or is plain text in a folder of other texts
     files: str = ""
     # text: name of a seqio task or mixture (needs the extra seqio)
     seqio: str = ""
@@ -395,7 +396,8 @@ class DataConfig:
     # feature of the seqio or TFDS examples that holds the text; for seqio's tokens, "targets"
     feature: str = "text"
     # "bytes"; "task" (the words of a toy task); the path of a SentencePiece model, of a
-    # tokenizer.json or of a list of words (.txt); or a folder with one of these files
+    # tokenizer.json or of a list of words (.txt); or a folder with one of these files. With init
+    # the default is the tokenizer of that folder, and another one must have the same ids
     tokenizer: str = "bytes"
     # how documents fill the rows of a batch. lanes: each row continues its document across steps
     # (contiguous batching), and the memory is carried; packed: rows are independent; pairs: a row

@@ -20,7 +20,14 @@ from famjax.convert.families import find_family
 from famjax.convert.load import describe_ignored_keys, load_weights, parse_model, read_config
 from famjax.convert.selfcheck import compare_with_transformers, describe, skip_reason
 from famjax.convert.surgery import describe_window, replace_attention
-from famjax.convert.teacher import SOURCE, Teacher, is_run, open_run_teacher, text_data
+from famjax.convert.teacher import (
+    SOURCE,
+    Teacher,
+    check_given_tokenizer,
+    is_run,
+    open_run_teacher,
+    text_data,
+)
 from famjax.core.errors import UserError
 from famjax.experiment.checks import validate, validate_model
 from famjax.experiment.load import TRAINING_KEYS, override, to_json
@@ -29,6 +36,7 @@ from famjax.mixers import mixer_constants, mixer_specs
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import canonical_name, check_compatible, is_feature_map
 from famjax.tokenizers.load import WORDS, load_tokenizer, save_tokenizer
+from famjax.tokenizers.tokenizer import Tokenizer
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.run import CHECKPOINTS, CONFIG, with_vocab_size
 
@@ -94,8 +102,10 @@ def open_hugging_face(source: Path, tokenizer: str = "") -> Teacher:
             "famjax convert --tokenizer PATH (or bytes)"
         )
     # an exported run with a word list includes it; its tokenizer.json is for other libraries
-    own = source / WORDS
-    native, tokenizer = parse_model(hf, source), tokenizer or str(own if own.is_file() else source)
+    own = str(source / WORDS if (source / WORDS).is_file() else source)
+    if tokenizer:
+        check_given_tokenizer(tokenizer, _load_if_readable(own), source)
+    native, tokenizer = parse_model(hf, source), tokenizer or own
     tensors = find_family(hf).tensors(resolve_model(native))
     return Teacher(
         hf["model_type"],
@@ -107,6 +117,14 @@ def open_hugging_face(source: Path, tokenizer: str = "") -> Teacher:
         (source / "config.json").read_bytes(),
         describe_ignored_keys(hf),
     )
+
+
+def _load_if_readable(spec: str) -> Tokenizer | None:
+    try:
+        return load_tokenizer(spec)
+    except UserError:
+        # missing, or of a kind that famjax rejects: reasons to give another one
+        return None
 
 
 def _parameter_summary(teacher: Teacher, config: ModelConfig, model: LanguageModel) -> str:

@@ -13,6 +13,8 @@ from famjax.core.errors import UserError
 from famjax.core.json_files import read_json
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import abstract_inference_model, remap_params
+from famjax.tokenizers.load import load_tokenizer
+from famjax.tokenizers.tokenizer import Tokenizer, check_same_ids
 from famjax.train.run import CONFIG, open_run
 
 # Hugging Face's config.json, kept for a later export
@@ -62,6 +64,7 @@ def open_run_teacher(source: Path, tokenizer: str) -> Teacher:
       tokenizer: tokenizer that replaces the run's own; "" keeps that one.
     """
     opened = open_run(source)
+    check_given_tokenizer(tokenizer, opened.tokenizer, source)
     run, data = opened.merge_adapters(), opened.config.data
     if tokenizer or data.tokenizer != "task":
         student_data = text_data(run.config.model, tokenizer or run.tokenizer.name)
@@ -84,6 +87,17 @@ def open_run_teacher(source: Path, tokenizer: str) -> Teacher:
         lambda model, to: "every weight of the run that the new layers have is kept",
         _hf_config(source, opened.config.init),
     )
+
+
+def check_given_tokenizer(spec: str, own: Tokenizer | None, source: Path) -> None:
+    """Raise a `UserError` if --tokenizer has other ids than the source's own tokenizer.
+
+    Args:
+      spec: value of --tokenizer, "" if it was not given.
+      own: the tokenizer in `source`, if it has any.
+    """
+    if spec and own is not None:
+        check_same_ids(load_tokenizer(spec), own, f"--tokenizer {spec}", str(source))
 
 
 def text_data(model: ModelConfig, tokenizer: str) -> DataConfig:

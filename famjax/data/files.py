@@ -33,6 +33,11 @@ _SEEK_BYTES = 1 << 20
 _SILENT_SECONDS = 5.0
 # Linux's virtual file systems: files there are generated on read and may be endless
 _KERNEL = ("/proc/", "/sys/")
+_COMPRESSED = (".gz", ".xz")
+# endings of files with a document on each line
+_JSON_LINES = (".jsonl", ".ndjson")
+# endings of formats that are not text, in which data sets are often kept
+_BINARY_FORMATS = (".parquet", ".arrow", ".zst", ".bin")
 # ASCII white space never occurs inside a multi-byte character
 SPACE = re.compile(rb"[ \t\n\r]")
 
@@ -44,8 +49,8 @@ class TextFile:
     Attributes:
       path: path as it was found; part of the keys of the file's documents.
       name: path relative to the folder that was searched, which is the same on every machine.
-      rows: byte offsets of the documents in a .jsonl file, [n] int64; None for other files.
-      plain: temporary file with the decompressed lines of a compressed .jsonl file, else None.
+      rows: byte offsets of the documents in a file of JSON lines, [n] int64; else None.
+      plain: temporary file with the decompressed lines of a compressed one, else None.
     """
 
     path: str
@@ -196,21 +201,46 @@ def decode_utf8(data: bytes, path: str, offset: int) -> str:
 
 
 def _binary_error_message(path: str, offset: int) -> str:
+    if path.lower().endswith(_BINARY_FORMATS):
+        return f"{path}: {Path(path).suffix} is not text; write it as .jsonl or .txt"
     return f"{path}: binary, byte {offset} is zero; give UTF-8 text, or .gz or .xz of it"
 
 
 def utf8_error_message(path: str, offset: int) -> str:
+    if path.lower().endswith(_BINARY_FORMATS):
+        return _binary_error_message(path, offset)
     return f"{path}: not UTF-8 at byte {offset}; convert it (iconv -t utf-8) or leave it out"
 
 
 def is_jsonl(path: str) -> bool:
-    return path.removesuffix(".gz").removesuffix(".xz").endswith(".jsonl")
+    """Return whether a file has JSON lines, by its name."""
+    return _without_compression(path).endswith(_JSON_LINES)
+
+
+def is_json(path: str) -> bool:
+    """Return whether a file is one JSON value, by its name."""
+    return _without_compression(path).endswith(".json")
+
+
+def is_compressed(path: str) -> bool:
+    return path.endswith(_COMPRESSED)
+
+
+def _without_compression(path: str) -> str:
+    """Return a path in lower case, without the ending of a compression."""
+    return (os.path.splitext(path)[0] if is_compressed(path) else path).lower()
 
 
 def is_system_path(path: str) -> bool:
     """Return whether a path is the root folder or in a virtual file system of the kernel."""
     real = os.path.realpath(path)
     return real == os.sep or real.startswith(_KERNEL) or f"{real}{os.sep}" in _KERNEL
+
+
+def read_head(path: str) -> bytes:
+    """Return the first 8 KiB of a text file, decompressed."""
+    with open_text(path) as stream, wrap_read_errors(path):
+        return stream.read(_PROBE_BYTES)
 
 
 def probe_text(path: str, explicit: bool) -> str | None:
@@ -232,9 +262,7 @@ def probe_text(path: str, explicit: bool) -> str | None:
             return "no regular file"  # a dangling link
     if os.path.realpath(path).startswith(_KERNEL):
         return "no regular file"
-    with open_text(path) as stream, wrap_read_errors(path):
-        head = stream.read(_PROBE_BYTES)
-    if not head:
+    if not (head := read_head(path)):
         return "empty"
     if (at := head.find(0)) >= 0:
         if explicit:

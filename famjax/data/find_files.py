@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 
 from famjax.core.errors import UserError, nearest_path
 from famjax.data.files import TextFile, is_system_path, probe_text, read_error_message
+from famjax.data.other_json import check_not_all_json, check_not_json
 from famjax.data.scan import CheckedFiles, Scanner
 from famjax.tokenizers.chat import ChatTemplate
 
@@ -51,11 +52,17 @@ def find_files(
             if reason := probe_text(path, explicit):
                 skipped[reason] += 1
             else:
+                if explicit:
+                    check_not_json(path)
                 by_path.setdefault(os.path.realpath(path), TextFile(path, name))
     if not by_path:
         raise UserError(f"data.files={files}: no text found{describe_skipped(skipped)}")
+    check_not_all_json(files, [file.path for file in by_path.values()])
     scan = Scanner(template, checked or CheckedFiles(None, template))
-    return [scan.index_documents(file) for file in by_path.values()], skipped
+    found = [scan.index_documents(file) for file in by_path.values()]
+    if any(map(len, found)) and not scan.found_text:
+        raise UserError(f"data.files={files}: all documents are empty; give one with text in it")
+    return found, skipped
 
 
 def list_files(files: str, option: str, repeated: bool = False) -> list[str]:

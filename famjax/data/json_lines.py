@@ -1,7 +1,8 @@
-"""The lines of a .jsonl file: each is parsed and checked, and is a document.
+"""The lines of a .jsonl or .ndjson file: each is parsed and checked, and is a document.
 
 A line is {"text": ...}, {"inputs": ..., "targets": ...}, {"prompt": ..., "response": ...} or
-{"messages": [{"role": ..., "content": ...}, ...]}.
+{"messages": [{"role": ..., "content": ...}, ...]}. A content may be a list of parts
+{"type": "text", "text": ...}, which are joined.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import NoneType
 from typing import Any, BinaryIO, NamedTuple
 
 from famjax.core.errors import UserError
-from famjax.core.json_files import MAX_BYTES, parse_json
+from famjax.core.json_files import MAX_BYTES, parse_json, shorten
 from famjax.data.files import TextFile, open_text, wrap_read_errors
+from famjax.data.other_json import conversion
 from famjax.tokenizers.chat import ChatTemplate
 
 _SCAN_BYTES = 1 << 20
@@ -24,6 +27,16 @@ _EXPECTED_FORMS = (
     'no "text", and no "inputs" with "targets", "prompt" with "response", or "messages", with a '
     "string in it"
 )
+# JSON's names of values
+_KINDS = {
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    list: "a list",
+    dict: "an object",
+    NoneType: "null",
+    str: "a string",
+}
 
 
 class Line(NamedTuple):
@@ -112,8 +125,8 @@ def parse_record(
         )
     record = parse_json(line)
     if not isinstance(record, dict):
-        raise UserError(f"a {type(record).__name__} instead of an object; {_EXPECTED_FORMS}")
-    if record.get("text") is not None:
+        raise UserError(f"{_KINDS[type(record)]} instead of an object; {_EXPECTED_FORMS}")
+    if record.get("text") is not None or record.keys() == {"text"}:
         return [(_get_string(record, "text"), 1.0)], []
     if "targets" in record:
         return [(_get_string(record, "inputs"), 0.0), (_get_string(record, "targets"), 1.0)], []
@@ -127,10 +140,14 @@ def parse_record(
 
 
 def _get_string(record: dict[str, Any], key: str) -> bytes:
-    value = record.get(key)
+    if key not in record:
+        keys = ", ".join(map(repr, list(record)[:5]))
+        if command := conversion(record):
+            raise UserError(f"it has {keys}, a form that is not read; {command}")
+        raise UserError(_EXPECTED_FORMS + (f"; it has {keys}" if record else ""))
+    value = record[key]
     if type(value) is not str:
-        keys = f"; it has {', '.join(map(repr, list(record)[:5]))}" if record else ""
-        raise UserError(_EXPECTED_FORMS + keys)
+        raise UserError(f'"{key}" is {_KINDS[type(value)]}, not a string; write it as a string')
     return value.encode("utf-8")
 
 
@@ -144,6 +161,8 @@ def _check_messages(messages: Any, template: ChatTemplate | None) -> list[dict[s
         raise UserError('"messages" is not a list with messages in it')
     for i, message in enumerate(messages):
         keys = ("role", "content")
+        if isinstance(message, dict) and isinstance(message.get("content"), list):
+            message["content"] = _join_text_parts(message["content"], i)
         if not (isinstance(message, dict) and all(type(message.get(k)) is str for k in keys)):
             raise UserError(f'message {i + 1} needs "role" and "content", both strings')
         for key in keys:
@@ -151,6 +170,18 @@ def _check_messages(messages: Any, template: ChatTemplate | None) -> list[dict[s
     if not any(message["role"] == "assistant" for message in messages):
         raise UserError('no message has the role "assistant": there is nothing to learn')
     return messages
+
+
+def _join_text_parts(parts: list[Any], i: int) -> str:
+    """Return the text of a message whose content is a list of {"type": "text", "text": ...}."""
+    for part in parts:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind != "text" or type(part.get("text")) is not str:
+            raise UserError(
+                f"the content of message {i + 1} has a part of type {shorten(repr(kind))}; only "
+                'strings and parts {"type": "text", "text": ...} are read: leave out such messages'
+            )
+    return "".join(part["text"] for part in parts)
 
 
 def _line_number(path: str, offset: int) -> int:

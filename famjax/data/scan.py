@@ -20,7 +20,14 @@ import numpy as np
 import famjax
 from famjax.core.errors import UserError
 from famjax.core.json_files import read_json
-from famjax.data.files import ReadProgress, TextFile, is_jsonl, open_text, wrap_read_errors
+from famjax.data.files import (
+    ReadProgress,
+    TextFile,
+    is_compressed,
+    is_jsonl,
+    open_text,
+    wrap_read_errors,
+)
 from famjax.data.json_lines import iter_lines, parse_record, wrap_line_errors
 from famjax.tokenizers.chat import ChatTemplate
 
@@ -29,7 +36,7 @@ _REPORT_BYTES = 1 << 20
 # maximum number of distinct role sequences on which the opening scan tries the chat template
 _MAX_TRIED = 256
 # version of the checks of a line: a record made with another version is ignored
-_CHECKS_VERSION = 2
+_CHECKS_VERSION = 3
 
 
 class CheckedFiles:
@@ -92,19 +99,25 @@ class Scanner:
     Args:
       template: chat template, tried on the first conversation with each sequence of roles.
       checked: record of files whose lines need no check.
+
+    Attributes:
+      found_text: whether a document has any text. Files that were not read now count as text.
     """
 
     def __init__(self, template: ChatTemplate | None, checked: CheckedFiles):
         self._template, self._checked = template, checked
+        self.found_text = False
         self._tried: set[Any] = set()
         self._progress = ReadProgress()
 
     def index_documents(self, file: TextFile) -> TextFile:
-        """Return the file with the offsets of its documents: the non-blank lines of a .jsonl."""
+        """Return the file; if of JSON lines, with the offsets of its documents: non-blank lines."""
         if not is_jsonl(file.path):
+            self.found_text = True
             return file
-        compressed = not file.path.endswith(".jsonl")
+        compressed = is_compressed(file.path)
         known = self._checked.has(file.path)
+        self.found_text |= known
         # Lines are read in random order, which compressed files do not support.
         spool = _Spool(file.path) if compressed else None
         rows = array("q")
@@ -127,7 +140,8 @@ class Scanner:
         return replace(file, rows=np.array(rows, np.int64), plain=spool and spool.file)
 
     def _check(self, line: bytes) -> None:
-        _, messages = parse_record(line, self._template)
+        parts, messages = parse_record(line, self._template)
+        self.found_text |= bool(messages) or any(text for text, _ in parts)
         if not messages:
             return
         assert self._template is not None

@@ -27,6 +27,8 @@ from famjax.data.files import (
     SPACE,
     decode_text,
     decode_utf8,
+    is_compressed,
+    is_jsonl,
     iter_pieces,
     open_text,
     read_text_pieces,
@@ -43,6 +45,8 @@ from famjax.tokenizers.tokenizer import Tokenizer
 # JSON values that stay equal in a round trip through JSON
 Key = list[Any]
 Split = Literal["train", "holdout"]
+# maximum number of documents from which `TextSource.epoch_tokens` estimates
+_SAMPLE = 64
 
 
 class Piece(NamedTuple):
@@ -188,6 +192,9 @@ class TextSource(Source):
       holds_out: whether the split "holdout" has any text.
     """
 
+    # number of parts into which each document is cut
+    _counts: np.ndarray = np.array(1)
+
     def __init__(
         self,
         files: str,
@@ -205,13 +212,15 @@ class TextSource(Source):
         text_files, self._skipped = find_files(files, tokenizer.chat_template, self._checked)
         self._files = {file.path: file for file in text_files}
         sizes = [os.path.getsize(file.path) for file in text_files]
-        self._spec, self._bytes = files, sum(sizes)
+        self._spec, self._sizes, self._bytes = files, sizes, sum(sizes)
         self._digest = fingerprint_files(text_files, sizes)
         # number of the first document of each file, and at the end the number of all documents
         self._starts = np.cumsum([0, *(len(file) for file in text_files)])
         self._paths = [file.path for file in text_files]
         self._begin = 0
         self._end: int | None = None
+        # share of its only document that the split has
+        self._share = 1.0
         documents = int(self._starts[-1])
         if documents == 0:
             raise UserError(
@@ -250,6 +259,7 @@ class TextSource(Source):
             raise UserError(f"{key[0]}: too short to hold out a part of it; give more text")
         else:
             self._begin = cut
+        self._share = cut / max(size, 1) if split == "train" else 1 - cut / max(size, 1)
         self.holds_out = cut < size
         self._holdout_note = f"its last {(size - cut) / size:.1%} held out" if size else "empty"
 
@@ -267,9 +277,57 @@ class TextSource(Source):
     @property
     def text_bytes(self) -> int | None:
         """Number of bytes of all documents; None if they would have to be read to know."""
-        suffixes = (".gz", ".xz", ".jsonl")
         whole = len(self) == self._starts[-1] and self._begin == 0 and self._end is None
-        return self._bytes if whole and not any(p.endswith(suffixes) for p in self._paths) else None
+        unknown = any(is_compressed(path) or is_jsonl(path) for path in self._paths)
+        return self._bytes if whole and not unknown else None
+
+    def epoch_tokens(self, multiple: int = 1) -> int | None:
+        """Return an estimate of the tokens in an epoch, which encodes about 64 KiB of text.
+
+        Args:
+          multiple: documents are padded to a multiple of so many tokens.
+
+        Returns:
+          The number of tokens; None if the size of a compressed text is not known.
+        """
+        if (sizes := self._document_sizes()) is None:
+            return None
+        tokens = sizes * self._tokens_per_byte(sizes) / self._counts + 2  # bos and eos
+        if multiple > 1:
+            tokens = np.ceil(tokens / multiple) * multiple
+        return round(float((tokens * self._counts).sum()))
+
+    def _document_sizes(self) -> np.ndarray | None:
+        """Return the bytes of the split's documents in their files, [documents], if known."""
+        sizes: list[np.ndarray] = []
+        for path, size in zip(self._paths, self._sizes, strict=True):
+            file = self._files[path]
+            if file.rows is None and is_compressed(path):
+                return None
+            if file.rows is None:
+                sizes.append(np.array([size * self._share]))
+            else:
+                end = os.path.getsize(file.plain.name) if file.plain else size
+                sizes.append(np.diff(file.rows, append=end) * self._share)
+        return np.concatenate(sizes)[self._documents]
+
+    def _tokens_per_byte(self, sizes: np.ndarray) -> float:
+        """Return the tokens of random documents, for each of their bytes in the files."""
+        tokens, total, encode = 0, 0.0, self._tokenizer.encode
+        for k in range(min(len(sizes), _SAMPLE)):
+            i = permuted_index(k, len(sizes), self._seed)
+            read = 0
+            for text, _, rendered in self._iter_text(self._make_key(int(self._documents[i])), 0):
+                tokens += len(self._tokenizer.encode_rendered(text) if rendered else encode(text))
+                read += len(text.encode("utf-8"))
+                if read >= PIECE_BYTES:
+                    total += read
+                    break
+            else:
+                total += float(sizes[i])
+            if total >= PIECE_BYTES:
+                break
+        return tokens / max(total, 1)
 
     def report(self) -> str:
         """Return a line for the user: size, what is held out, and which files were skipped."""

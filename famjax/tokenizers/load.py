@@ -14,6 +14,8 @@ from famjax.tokenizers.words import read_words
 
 # files that define a tokenizer in a folder; _SIBLING_FILES are what Hugging Face keeps beside them
 SENTENCEPIECE, HUGGING_FACE, WORDS = "tokenizer.model", "tokenizer.json", "words.txt"
+# names of tokenizers that have no file: bytes, and the words of a toy task
+WITHOUT_FILE = ("bytes", "task")
 # folder for Hugging Face's files in a run folder
 HUGGING_FACE_FOLDER = "tokenizer"
 _SIBLING_FILES = (

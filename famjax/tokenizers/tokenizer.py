@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from famjax.core.errors import UserError
+from famjax.core.json_files import shorten
 from famjax.tokenizers.chat import ChatTemplate
 
 
@@ -90,6 +91,33 @@ class Tokenizer(abc.ABC):
     def decode(self, ids: Iterable[int]) -> str:
         """Return the text of `ids`; bytes that are not UTF-8 become U+FFFD."""
         return b"".join(self.token_to_bytes(int(token)) for token in ids).decode("utf-8", "replace")
+
+
+def check_same_ids(new: Tokenizer, old: Tokenizer, given: str, model: str) -> None:
+    """Raise a `UserError` if an id is another text in `new` than in `old`, a model's tokenizer.
+
+    Control tokens and unused ids may differ: no text becomes one, and a tokenizer with a chat
+    template may give them names.
+
+    Args:
+      given: the option that named `new`, with its value.
+      model: the model of `old`.
+    """
+    for i in range(min(new.vocab_size, old.vocab_size)):
+        ours, theirs = new.token_to_bytes(i), old.token_to_bytes(i)
+        if ours != theirs and new.token_bytes[i] and old.token_bytes[i]:
+            raise UserError(
+                f"{given}: id {i} is {_show(ours)}, but {_show(theirs)} in the tokenizer of "
+                f"{model}, with which the weights were trained; leave it out, or give a tokenizer "
+                "with the same ids"
+            )
+
+
+def _show(piece: bytes) -> str:
+    try:
+        return shorten(repr(piece.decode("utf-8")))
+    except UnicodeDecodeError:
+        return shorten(repr(piece))
 
 
 class ByteTokenizer(Tokenizer):

@@ -38,11 +38,12 @@ from famjax.processes.collective import broadcast_from_first, process_index
 from famjax.stacks.feedback import Feedback
 from famjax.tokenizers.load import (
     HUGGING_FACE_FOLDER,
+    WITHOUT_FILE,
     load_saved_tokenizer,
     save_tokenizer,
     save_words,
 )
-from famjax.tokenizers.tokenizer import Tokenizer
+from famjax.tokenizers.tokenizer import Tokenizer, check_same_ids
 from famjax.tokenizers.words import WordTokenizer
 from famjax.train.checkpoint import Checkpoints, wrap_extra_errors
 from famjax.train.lock import LOCK
@@ -328,10 +329,14 @@ def prepare_run(folder: Path, config: Config, has_checkpoint: bool) -> tuple[Con
     before = read_config(folder)  # raises if `folder` is not a folder
     if not has_checkpoint:
         before = None
-    tokenizer = run_tokenizer(folder, config) if before else make_tokenizer(config.data)
-    config = with_vocab_size(config, tokenizer)
     if before is not None:
-        check_resumable(before, config, folder)
+        # compared first: with another data.tokenizer the run's copy may not be found
+        check_resumable(before, _with_same_vocab_size(config, before), folder)
+        tokenizer = run_tokenizer(folder, config)
+    else:
+        tokenizer = make_tokenizer(config.data)
+        _check_same_ids(config, tokenizer)
+    config = with_vocab_size(config, tokenizer)
     check_training_fits(config)
     if process_index():  # process 0 writes for all
         return config, tokenizer
@@ -343,6 +348,22 @@ def prepare_run(folder: Path, config: Config, has_checkpoint: bool) -> tuple[Con
             "permissions, or give --run another folder"
         ) from None
     return config, tokenizer
+
+
+def _with_same_vocab_size(config: Config, before: Config) -> Config:
+    """Return the config with the vocabulary size of `before` if it has none yet."""
+    size = config.model.vocab_size or before.model.vocab_size
+    return replace(config, model=replace(config.model, vocab_size=size))
+
+
+def _check_same_ids(config: Config, tokenizer: Tokenizer) -> None:
+    """Raise a `UserError` if the tokenizer's ids are other texts than in the model in `init`."""
+    folder = Path(config.init)
+    there = read_config(folder) if config.init else None
+    # a missing model is reported when its weights are read; the usual tokenizer is the folder's own
+    if there is not None and Path(config.data.tokenizer).parent != folder:
+        given = f"data.tokenizer={tokenizer.name}"
+        check_same_ids(tokenizer, run_tokenizer(folder, there), given, f"init={folder}")
 
 
 def check_not_edited(
@@ -412,8 +433,10 @@ def _saved_config(checkpoints: Checkpoints, step: int | None) -> tuple[int | Non
 
 def check_resumable(before: Config, config: Config, where: Path) -> None:
     """Raise a `UserError` if the run in `where` cannot resume with `config`."""
-    # with `init` the tokenizer comes from that folder, and the run has a copy of it
-    free = (*_RESUMABLE, "data.tokenizer") if config.init else _RESUMABLE
+    free = _RESUMABLE
+    if config.init and not {before.data.tokenizer, config.data.tokenizer} & set(WITHOUT_FILE):
+        # the tokenizer comes from that folder, which may have been moved; the run has a copy
+        free = (*free, "data.tokenizer")
     if not config.train.bptt_double_every:
         # BPTT warm-up assigns documents permanently to the initial lanes
         free = (*free, "data.batch")

@@ -11,7 +11,7 @@ import jax
 from famjax.config.resolved import ResolvedConfig
 from famjax.config.schema import Config, MeshConfig
 from famjax.core.types import Array
-from famjax.data.sources import Source
+from famjax.data.sources import Source, TextSource
 from famjax.experiment.mesh_checks import check_rows, duplicated_work
 from famjax.parallel import sharding
 from famjax.parallel.mesh import describe, is_auto
@@ -25,7 +25,7 @@ from famjax.train.program import TrainProgram, make_program, mesh_demand
 from famjax.train.progress import Progress
 from famjax.train.resolve import resolve
 from famjax.train.run import CHECKED
-from famjax.train.startup import startup_lines
+from famjax.train.startup import describe_epochs, startup_lines
 from famjax.train.state import TrainState
 from famjax.train.warmup import row_length_at, with_row_length
 
@@ -147,8 +147,20 @@ class Session:
             self.progress.say(line)
         if line := self.source.report():
             self.progress.note(line)
+        if line := self._epochs():
+            self.progress.note(line)
         for line in self._mesh_notes(shapes):
             self.progress.note(line)
+
+    def _epochs(self) -> str:
+        """Return how often a new run reads its text; "" if unknown."""
+        if self.latest is not None or not isinstance(self.source, TextSource):
+            return ""
+        config, data = self.config, self.config.data
+        # in lanes, documents begin on blocks
+        epoch = self.source.epoch_tokens(config.model.block_len if data.layout == "lanes" else 1)
+        tokens = config.train.steps * data.batch * (data.length - data.repeat_len)
+        return describe_epochs(tokens / epoch) if epoch else ""
 
     def _mesh_notes(self, shapes: TrainState) -> Iterator[str]:
         if is_auto(self.given_config.mesh):

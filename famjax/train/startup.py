@@ -38,6 +38,15 @@ def startup_lines(config: Config, shapes: TrainState) -> Iterator[str]:
         )
 
 
+def describe_epochs(epochs: float) -> str:
+    """Return a line about how many times a run reads its text, to two digits."""
+    if epochs < 0.995:
+        share = "less than 1%" if epochs < 0.01 else f"about {epochs:.0%}"
+        return f"reads {share} of the text"
+    times = float(f"{epochs:.2g}")
+    return f"reads the text about {times:,.{int(times < 10)}f} times"
+
+
 def describe_parameters(shapes: TrainState) -> str:
     """Return a description of the number of parameters, in total and trained."""
     trained, frozen = (

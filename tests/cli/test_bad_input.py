@@ -371,7 +371,7 @@ def test_ctrl_c_before_the_first_step(famjax: Famjax, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         patch.setattr(loop, "start_or_resume", interrupt)
         assert famjax(famjax.texts) == 130
-    assert famjax.err.endswith("held out\nfamjax: stopped by Ctrl-C\n")
+    assert famjax.err.endswith("% of the text\nfamjax: stopped by Ctrl-C\n")
     assert famjax(famjax.texts) == 0
 
 

@@ -362,6 +362,21 @@ def test_layers_with_another_rope_base_are_rejected():
             check_compatible(gemma, new)
 
 
+def test_a_tokenizer_with_other_ids_is_rejected(llama, copy, tmp_path, capsys):
+    said = "but '!' in the tokenizer of "
+    assert said in error_line(capsys, llama, tmp_path / "out", "--tokenizer", "bytes")
+    (copy / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    given = ["--tokenizer", str(copy)]
+    assert main(["convert", str(llama), str(tmp_path / "run"), *given]) == 0
+    assert open_run(tmp_path / "run").tokenizer.chat_template
+    line = error_line(capsys, tmp_path / "run", tmp_path / "out", "--tokenizer", "bytes")
+    assert line.startswith("--tokenizer bytes: id 0 is '\\x00', but '!' in the tokenizer of ")
+    assert not (tmp_path / "out").exists()
+    # famjax cannot read the folder's own
+    (copy / "tokenizer.json").write_text("{}")
+    assert main(["convert", str(copy), str(tmp_path / "out"), "--tokenizer", "bytes"]) == 0
+
+
 def test_a_folder_without_a_tokenizer_is_reported(copy, tmp_path, capsys):
     (copy / "tokenizer.json").unlink()
     assert "has no tokenizer.json and no tokenizer.model" in error_line(

@@ -7,6 +7,9 @@ import itertools
 import json
 import lzma
 import os
+import re
+import shutil
+import subprocess
 import tracemalloc
 
 import numpy as np
@@ -18,6 +21,7 @@ from famjax.core.errors import UserError
 from famjax.data.files import read_text_pieces
 from famjax.data.hashes import fingerprint_contents
 from famjax.data.json_lines import parse_record
+from famjax.data.parts import TextParts
 from famjax.data.sources import TextSource, iter_tokens
 from famjax.tokenizers.load import load_tokenizer
 
@@ -183,13 +187,14 @@ def test_inputs_keep_their_weight_where_a_document_is_cut(tmp_path, small_pieces
         ('{"prompt": "x"}', 'line 1002: no "text"'),
         ('{"messages": []}', 'line 1002: "messages" needs a tokenizer with a chat template'),
         (b'{"text": "na\xefve"}', "line 1002: not UTF-8 at byte 12 of the line"),
-        ('{"text": 5}', 'line 1002: no "text"'),
+        ('{"text": 5}', 'line 1002: "text" is a number, not a string; write it as a string'),
+        ('{"text": null}', 'line 1002: "text" is null, not a string'),
         ("[1]", "line 1002: a list instead of an object"),
-        ('"text"', "line 1002: a str instead of an object"),
-        ("null", "line 1002: a NoneType instead of an object"),
+        ('"text"', "line 1002: a string instead of an object"),
+        ("null", "line 1002: null instead of an object"),
         ('{"inputs": "x"}', 'line 1002: no "text", and no "inputs" with "targets"'),
         ('{"targets": "x"}', 'line 1002: no "text"'),
-        ('{"inputs": 5, "targets": "x"}', 'line 1002: no "text"'),
+        ('{"inputs": 5, "targets": "x"}', 'line 1002: "inputs" is a number, not a string'),
         ('{"text": "\\ud800"}', "line 1002: not JSON with valid text"),
     ],
 )
@@ -204,6 +209,116 @@ def test_a_bad_line_of_jsonl_is_named_before_anything_is_read(tmp_path, line, me
         make(path)
     assert str(error.value).startswith(f"{path}, line 1002: ")
     assert "\n" not in str(error.value)
+
+
+TURNS = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "yo"}]
+
+
+@pytest.mark.parametrize(
+    ("record", "converted"),
+    [
+        ({"instruction": "a", "output": "b"}, {"prompt": "a", "response": "b"}),
+        ({"instruction": "a", "input": "", "output": "b"}, {"prompt": "a", "response": "b"}),
+        ({"instruction": "a", "input": "c", "output": "b"}, {"prompt": "a\n\nc", "response": "b"}),
+        ({"prompt": "a", "completion": "b"}, {"prompt": "a", "response": "b"}),
+        (
+            {"conversations": [{"from": "system", "value": "be kind"}, *TURNS]},
+            {
+                "messages": [
+                    {"role": "system", "content": "be kind"},
+                    {"role": "user", "content": "hi"},
+                    {"role": "assistant", "content": "yo"},
+                ]
+            },
+        ),
+        (
+            {"conversations": [{"role": "assistant", "content": "yo"}]},
+            {"messages": [{"role": "assistant", "content": "yo"}]},
+        ),
+    ],
+)
+def test_records_of_other_programs_come_with_a_conversion(tmp_path, record, converted):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(record))
+    with pytest.raises(UserError, match="a form that is not read; convert the file with") as error:
+        make(path)
+    assert f"it has {', '.join(map(repr, record))}, a form" in str(error.value)
+    program = re.search(r"jq -c '(.*)' OLD.jsonl > NEW.jsonl$", str(error.value))[1]
+    if not shutil.which("jq"):
+        pytest.skip("jq is not installed")
+    command = ["jq", "-c", program, str(path)]
+    assert json.loads(subprocess.run(command, check=True, capture_output=True).stdout) == converted
+
+
+@pytest.mark.parametrize("content", ['{"text": ""}\n{"text": ""}\n', '{"inputs":"","targets":""}'])
+def test_documents_that_are_all_empty_are_rejected(tmp_path, content):
+    (tmp_path / "a.jsonl").write_text(content)
+    with pytest.raises(UserError, match=r"a\.jsonl: all documents are empty; give one with text"):
+        make(tmp_path / "a.jsonl")
+    (tmp_path / "b.txt").write_text("x")
+    assert "" in epoch(make(tmp_path))[0]
+
+
+@pytest.mark.parametrize("name", ["a.ndjson", "a.ndjson.gz", "A.JSONL"])
+def test_other_names_of_json_lines(tmp_path, name):
+    opener = gzip.open if name.endswith(".gz") else open
+    with opener(tmp_path / name, "wt") as file:
+        file.write('{"text": "one"}\n{"text": "two"}\n')
+    source = make(tmp_path / name)
+    assert sorted(epoch(source)[0]) == ["one", "two"]
+    assert source.text_bytes is None
+
+
+RECORDS = [{"id": 1, "text": "one"}, {"id": 2, "text": "two"}]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_json_that_is_named_comes_with_a_conversion(tmp_path, suffix, indent):
+    path = tmp_path / f"my file.json{suffix}"
+    with OPENERS[suffix](path, "wb") as file:
+        file.write(json.dumps(RECORDS, indent=indent).encode())
+    with pytest.raises(UserError, match=r"JSON is read as \.jsonl, one object on") as error:
+        make(path)
+    command = re.search("line; run (.*), or rename it to .txt", str(error.value))[1]
+    if not shutil.which("jq"):
+        pytest.skip("jq is not installed")
+    subprocess.run(command, shell=True, check=True)
+    assert sorted(epoch(make(tmp_path / "my file.jsonl"))[0]) == ["one", "two"]
+
+
+def test_lines_in_a_json_file_are_renamed(tmp_path):
+    lines = "".join(json.dumps(record) + "\n" for record in RECORDS)
+    (tmp_path / "a.json").write_text(lines)
+    with pytest.raises(
+        UserError, match=r"a\.json: has JSON lines; rename it to \.jsonl, or to \.txt"
+    ):
+        make(tmp_path / "a.json")
+    (tmp_path / "a.json").write_text('{\n"text": "one"\n}\n{"text": "two"}\n')
+    with pytest.raises(UserError, match=r"one object on each line; run jq -c \. .*a\.json > "):
+        make(tmp_path / "a.json")
+
+
+def test_json_is_a_text_beside_other_files(tmp_path):
+    (tmp_path / "a.json").write_text(json.dumps(RECORDS))
+    for files in (tmp_path, f"{tmp_path}/*.json"):
+        with pytest.raises(UserError, match=r"data\.files=.*a\.json: JSON is read as \.jsonl"):
+            make(files)
+    (tmp_path / "settings.json").write_text('{"width": 4}')
+    assert len(epoch(make(tmp_path))[0]) == 2
+    (tmp_path / "settings.json").unlink()
+    (tmp_path / "a.py").write_text("pass")
+    assert sorted(epoch(make(tmp_path))[0]) == [json.dumps(RECORDS), "pass"]
+
+
+@pytest.mark.parametrize("content", [b"PAR1\0ab", b"PAR1\xefab"])
+def test_formats_that_are_not_text(tmp_path, content):
+    (tmp_path / "a.parquet").write_bytes(content)
+    said = r"a\.parquet: \.parquet is not text; write it as \.jsonl or \.txt$"
+    with pytest.raises(UserError, match=said):
+        make(tmp_path / "a.parquet")
+    (tmp_path / "b.txt").write_text("x")
+    assert "skipped 1 " in make(tmp_path).report()
 
 
 def test_the_reader_accepts_scanned_lines_and_names_a_changed_one(tmp_path):
@@ -321,6 +436,46 @@ def test_lanes_read_few_documents_in_different_orders(tmp_path, split):
     assert {text(source, source.key(7, 8, k))[:2] for k in range(1, 20)} >= {"0 ", "1 ", "2 "}
     single = make(tmp_path / "0.txt", holdout=4, split=split)
     assert len({text(single, single.key(lane, 8, 0)) for lane in range(8)}) == 8
+
+
+def count_tokens(source):
+    keys = [source.key(0, 1, k) for k in range(source.document_count())]
+    return [len(tokens(source, key)) for key in keys]
+
+
+def test_tokens_of_an_epoch_are_estimated(folder, tmp_path):
+    source = make(folder, holdout=5)
+    assert source.epoch_tokens() == sum(count_tokens(source))
+    assert source.epoch_tokens(16) == 16 * len(source)
+    lines = tmp_path / "a.jsonl.gz"
+    with gzip.open(lines, "wt") as file:
+        file.writelines(json.dumps({"text": f"line {i}", "id": i}) + "\n" for i in range(20))
+    assert make(lines).epoch_tokens() == sum(count_tokens(make(lines)))
+    with gzip.open(tmp_path / "a.txt.gz", "wt") as file:
+        file.write("of unknown size")
+    assert make(tmp_path / "a.txt.gz").epoch_tokens() is None
+    assert make(folder).epoch_tokens() is None
+
+
+@pytest.mark.parametrize("split", ["train", "holdout"])
+def test_the_estimate_reads_the_beginning_of_a_long_text(tmp_path, split, monkeypatch):
+    (tmp_path / "a.txt").write_text("word " * 100_000)
+    source = make(tmp_path / "a.txt", holdout=4, split=split)
+    encoded, encode = [], source._tokenizer.encode
+    monkeypatch.setattr(
+        source._tokenizer, "encode", lambda text: encoded.append(text) or encode(text)
+    )
+    estimate = source.epoch_tokens()
+    assert sum(map(len, encoded)) < 140_000
+    monkeypatch.undo()
+    assert estimate == pytest.approx(count_tokens(source)[0], rel=1e-3)
+
+
+def test_the_estimate_counts_parts(tmp_path):
+    (tmp_path / "a.txt").write_text("word " * 1000)
+    (tmp_path / "b.txt").write_text("word " * 100)
+    source = TextParts(str(tmp_path), TOKENIZER, 0, 0, part_bytes=500)
+    assert source.epoch_tokens() == sum(count_tokens(source)) == 5500 + 2 * 11
 
 
 def test_holdout_is_disjoint_stable_and_never_empty(folder):

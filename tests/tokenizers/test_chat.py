@@ -242,6 +242,20 @@ def test_assistant_messages_have_weight_one(chatml, tmp_path, monkeypatch):
     ]
 
 
+def test_text_parts_of_a_message_are_joined(chatml, tmp_path):
+    tokenizer = load_chatml(chatml)
+    parts = [{"type": "text", "text": text} for text in ("what is", " two?")]
+    answer = {"role": "assistant", "content": "four"}
+    found, expected = (
+        document(lines(tmp_path, {"messages": [said, answer]}), tokenizer)
+        for said in (
+            {"role": "user", "content": parts},
+            {"role": "user", "content": "what is two?"},
+        )
+    )
+    np.testing.assert_equal(found, expected)
+
+
 def test_eos_at_the_end_of_an_answer_is_not_repeated(llama, tmp_path):
     tokenizer = load_tokenizer(str(llama))
     tokens, weights = document(lines(tmp_path, {"messages": TALK[1:]}), tokenizer)
@@ -321,12 +335,18 @@ NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system'
         (CHATML, {"messages": [5]}, 'message 1 needs "role" and "content"'),
         (CHATML, {"messages": [*TALK, {"role": "user"}]}, 'message 6 needs "role"'),
         (CHATML, {"messages": [{"role": "user", "content": None}]}, 'message 1 needs "role" and'),
+        (
+            CHATML,
+            {"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]},
+            "the content of message 1 has a part of type 'image'; only strings and parts",
+        ),
+        (CHATML, {"messages": [{"role": "user", "content": ["x"]}]}, "has a part of type None"),
         (CHATML, {"messages": TALK[:2]}, 'no message has the role "assistant"'),
         (CHATML, {"messages": [{"role": "bot", "content": "x"}, *TALK]}, "unknown role bot"),
         (CHATML, {"prompt": "x"}, 'line 2: no "text", and no "inputs" with "targets", "prompt"'),
         (CHATML, {"response": "x"}, 'line 2: no "text"'),
-        (CHATML, {"prompt": 5, "response": "x"}, 'line 2: no "text"'),
-        (None, {"prompt": "x", "response": ["y"]}, 'line 2: no "text"'),
+        (CHATML, {"prompt": 5, "response": "x"}, 'line 2: "prompt" is a number, not a string'),
+        (None, {"prompt": "x", "response": ["y"]}, 'line 2: "response" is a list, not a string'),
         (NO_SYSTEM, {"messages": TALK}, "rejects the messages: no system"),
         (FORGETFUL, {"messages": TALK}, "does not write message 3 after the text of those"),
         (CHATML, {"messages": [{"role": "assistant", "content": "\ud800"}]}, "not JSON with valid"),

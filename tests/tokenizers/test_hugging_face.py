@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import shutil
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from tiny_tokenizers import byte_level, edit, sentencepiece_like, write
 from famjax.core.errors import UserError
 from famjax.data.train_tokenizer import train_sentencepiece
 from famjax.tokenizers.load import load_saved_tokenizer, load_tokenizer, save_tokenizer
-from famjax.tokenizers.tokenizer import StreamDecoder
+from famjax.tokenizers.tokenizer import StreamDecoder, check_same_ids
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 KINDS = {
@@ -307,6 +308,85 @@ def test_a_previous_copy_is_replaced(folders, model, tmp_path):
         assert found.fingerprint == load_tokenizer(str(spec)).fingerprint
         assert (found.chat_template is None) == (load_tokenizer(str(spec)).chat_template is None)
     assert not (tmp_path / "tokenizer" / "chat_template.jinja").exists()  # gemma's
+
+
+def check_ids(new, old):
+    check_same_ids(load_tokenizer(str(new)), load_tokenizer(str(old)), f"--tokenizer {new}", "m")
+
+
+def test_a_tokenizer_with_the_ids_of_another_is_accepted(folders, folder):
+    check_ids(folder, folders["gemma"])
+    data = json.loads((folder / "tokenizer.json").read_text())
+    size = load_tokenizer(str(folder)).vocab_size
+    added = [special(size, "<|im_start|>"), special(size + 1, "<|im_end|>")]
+    edit(folder, added_tokens=[*data["added_tokens"], *added])
+    write(folder, "chat_template.jinja", "{{ messages[0].content }}")
+    check_ids(folder, folders["gemma"])
+    check_ids(folders["gemma"], folder)
+    # a control token may get another name
+    text = (folder / "tokenizer.json").read_text().replace("<|im_start|>", "<|turn|>")
+    write(folder, "tokenizer.json", text)
+    check_ids(folder, folders["gemma"])
+
+
+def test_a_tokenizer_with_other_ids_is_rejected(folders, folder):
+    data = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary, first = data["model"]["vocab"], "e"
+    swapped = {first: vocabulary["<0x41>"], "<0x41>": vocabulary[first]}
+    edit(folder, model={**data["model"], "vocab": {**vocabulary, **swapped}})
+    said = (
+        f"^--tokenizer {folder}: id {vocabulary['<0x41>']} is 'e', but 'A' in the tokenizer of m, "
+    )
+    with pytest.raises(UserError, match=said):
+        check_ids(folder, folders["gemma"])
+    with pytest.raises(UserError, match=r"id 3 is '\\x03', but '\\x00' in the"):
+        check_ids("bytes", folders["gemma"])
+    swapped = {"<0x80>": vocabulary["<0x83>"], "<0x83>": vocabulary["<0x80>"]}
+    edit(folder, model={**data["model"], "vocab": {**vocabulary, **swapped}})
+    with pytest.raises(UserError, match=r"id 131 is b'\\x80', but b'\\x83' in the"):
+        check_ids(folders["gemma"], folder)
+
+
+def test_a_run_keeps_the_ids_of_its_init(folders, folder, tmp_path):
+    from famjax.config.schema import Config, DataConfig
+    from famjax.train.run import prepare_run
+
+    def prepare(name, spec, init="", has_checkpoint=False):
+        config = Config(init=str(init), data=DataConfig(tokenizer=str(spec)))
+        return prepare_run(tmp_path / name, config, has_checkpoint)
+
+    prepare("there", folders["gemma"])
+    there = tmp_path / "there"
+    write(folder, "chat_template.jinja", "{{ messages[0].content }}")
+    _, tokenizer = prepare("here", folder, there)
+    assert tokenizer.chat_template.digest == load_tokenizer(str(folder)).chat_template.digest
+    for spec in ("bytes", folders["byte-level"]):
+        with pytest.raises(
+            UserError, match=rf"^data\.tokenizer={spec}: id .* of init={there}, with"
+        ):
+            prepare("other", spec, there)
+    assert not (tmp_path / "other").exists()
+    # the path may change: the run has a copy
+    assert prepare("here", there / "tokenizer", there, has_checkpoint=True)[1].chat_template
+
+
+@pytest.mark.parametrize("is_finetuned", [False, True])
+def test_a_run_with_bytes_has_no_copy_to_lose(folders, tmp_path, is_finetuned):
+    from famjax.config.schema import Config, DataConfig
+    from famjax.train.run import prepare_run
+
+    bytes_run, other = (
+        Config(init="there" * is_finetuned, data=DataConfig(tokenizer=str(spec)))
+        for spec in ("bytes", folders["gemma"])
+    )
+    for first, second in ((bytes_run, other), (other, bytes_run)):
+        prepare_run(tmp_path / "run", first, has_checkpoint=False)
+        said = (
+            f"run holds a run with another config (data.tokenizer: "
+            f"{first.data.tokenizer!r} -> {second.data.tokenizer!r}); give --run another"
+        )
+        with pytest.raises(UserError, match=re.escape(said)):
+            prepare_run(tmp_path / "run", second, has_checkpoint=True)
 
 
 def test_old_runs_and_sentencepiece_folders_load(model, tmp_path):

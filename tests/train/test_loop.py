@@ -27,6 +27,7 @@ from famjax.train.metrics import read_metrics
 from famjax.train.program import TrainProgram
 from famjax.train.resolve import resolve
 from famjax.train.session import Session
+from famjax.train.startup import describe_epochs
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
@@ -214,6 +215,39 @@ def test_the_progress_line_shows_time_by_part(
         rf"data {number}% step {number}%, 0:00 left"
     )
     assert re.fullmatch(line, last)
+
+
+@pytest.mark.parametrize("layout", ["lanes", "packed"])
+def test_a_new_run_says_how_often_it_reads_the_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: str
+) -> None:
+    small = config(tmp_path / "texts", layout, "text", "data.holdout=0", "train.steps=4")
+    small = override(small, ["data.repeat_len=0"])
+    train(small, tmp_path / "run")
+    sizes = [18 * (5 + 9 * i) + 2 for i in range(6)]
+    if layout == "lanes":
+        sizes = [-(-size // 8) * 8 for size in sizes]
+    said = capsys.readouterr().err.splitlines()
+    assert said[2].startswith("6 documents, 3.0 kB")
+    assert said[3] == f"reads about {4 * 2 * 64 / sum(sizes):.0%} of the text"
+    train(override(small, ["train.steps=5"]), tmp_path / "run")
+    assert "of the text" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("epochs", "line"),
+    [
+        (1e-5, "reads less than 1% of the text"),
+        (0.994, "reads about 99% of the text"),
+        (0.996, "reads the text about 1.0 times"),
+        (6.14, "reads the text about 6.1 times"),
+        (9.99, "reads the text about 10 times"),
+        (123.4, "reads the text about 120 times"),
+        (12345.6, "reads the text about 12,000 times"),
+    ],
+)
+def test_how_often_a_text_is_read_has_two_digits(epochs: float, line: str) -> None:
+    assert describe_epochs(epochs) == line
 
 
 # not finite
