@@ -157,7 +157,7 @@ MUTANTS = (
     Mutant(
         "fam: the first residual is the prompt",
         "mixers/fam.py",
-        "residual = select_rows(updates > 0, fam, jnp.zeros_like(fam))",
+        "residual = select_rows(updates > 0, fam, 0)",
         "residual = fam",
         f"{STREAM} -k transcription",
     ),
@@ -297,7 +297,7 @@ MUTANTS = (
     Mutant(
         "fm: the inputs of a full block stay",
         "mixers/fm.py",
-        "jnp.zeros_like(a[:, m])",
+        "select_rows(full, 0, a[:, m])",
         "a[:, m]",
         f"{STREAM} -k fm",
     ),

@@ -26,6 +26,7 @@ from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import ModelConfig
+from famjax.core.lanes import select_rows, select_state, select_valid
 from famjax.core.types import Array, Context, param_dtype
 from famjax.layers import recurrent_cell
 from famjax.layers.mlp import FeedForward
@@ -37,9 +38,6 @@ from famjax.mixers.window import (
     BswaSpec,
     WindowAttention,
     WindowState,
-    select_rows,
-    select_state,
-    select_valid,
 )
 from famjax.parallel import sequence_parallel
 

@@ -20,6 +20,7 @@ from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import Config, ModelConfig
+from famjax.core.lanes import select_rows, select_state, select_valid
 from famjax.core.remat import tag_small
 from famjax.core.types import Array, Context, param_dtype
 from famjax.layers import delta_memory
@@ -32,9 +33,6 @@ from famjax.mixers.window import (
     BswaSpec,
     WindowAttention,
     WindowState,
-    select_rows,
-    select_state,
-    select_valid,
 )
 from famjax.parallel import sequence_parallel
 from famjax.parallel.sharding import sequence_shards, target_device
@@ -186,7 +184,7 @@ class DeltaAttention(Mixer):
 
         def body(_: tuple[()], s: Array, x: Any) -> tuple[Array, Array]:
             block, reset, full = x
-            s = select_rows(reset, jnp.zeros_like(s), s)
+            s = select_rows(reset, 0, s)
             if not in_scan:
                 return select_rows(full, write_block(s, block), s), s
             # saved, or else the backward pass of a layer would begin with another scan

@@ -56,6 +56,7 @@ from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import Config, ModelConfig
+from famjax.core.lanes import select_rows, select_state, select_valid
 from famjax.core.types import Array, Context, PyTree, param_dtype
 from famjax.layers.dropout import FEEDBACK, split_key
 from famjax.layers.linear import MATMUL_PARAMS
@@ -77,9 +78,6 @@ from famjax.mixers.window import (
     ExtraKV,
     WindowAttention,
     WindowState,
-    select_rows,
-    select_state,
-    select_valid,
 )
 from famjax.ops.attention import KVFrames, attention_weights
 from famjax.ops.deferred_scan import deferred_scan, plain_scan
@@ -256,7 +254,7 @@ class Fam(Mixer):
             projected = (self.project(summary, updates)[0], *projected[1:])
             return mlp(self.attend_block(summary, projected, k, v, key, offset), summary, key)
         # the initial FAM carries no context: the first residual is zero (B.1)
-        residual = select_rows(updates > 0, fam, jnp.zeros_like(fam))
+        residual = select_rows(updates > 0, fam, 0)
         attended = self.attend_block(residual, projected, k, v, key, offset)
         new = mlp(attended, fam, key)
         if self.memory_gate is None:
@@ -325,7 +323,7 @@ class Fam(Mixer):
         keys, values = inputs.seen_k[:, 0], inputs.v[:, 0]
         attended = self.attend_block(fam, self.project(fam, state.updates), keys, values)
         gates = self.memory_gate(attended)[..., 0]
-        return select_rows(state.updates > 0, gates, jnp.ones_like(gates))
+        return select_rows(state.updates > 0, gates, 1)
 
     def memory_losses(
         self, x: Array, y: Array, state: FamState, ctx: Context, mlp: FeedForward

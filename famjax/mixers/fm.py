@@ -38,6 +38,7 @@ from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import Config, ModelConfig
+from famjax.core.lanes import select_rows, select_state, select_valid
 from famjax.core.types import Array, Context
 from famjax.layers.dropout import FEEDBACK, split_key
 from famjax.layers.mlp import FeedForward
@@ -48,9 +49,6 @@ from famjax.mixers.window import (
     BswaSpec,
     WindowAttention,
     WindowState,
-    select_rows,
-    select_state,
-    select_valid,
 )
 from famjax.parallel import sequence_parallel
 
@@ -182,7 +180,7 @@ class FeedbackSegments(Mixer):
         y = mlp(self.qkv.output_projection(attended, x), x)
         _, outputs = self.window.append_kv(y, outputs)
         full = outputs.tokens + 1 == self.block_len
-        k, v = (select_rows(full, jnp.zeros_like(a[:, m]), a[:, m]) for a in (seen.k, seen.v))
+        k, v = (select_rows(full, 0, a[:, m]) for a in (seen.k, seen.v))
         return y, select_valid(ctx, FmState(self.window.advance(outputs), k, v), before)
 
 

@@ -19,7 +19,8 @@ from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import Config, ModelConfig
-from famjax.core.types import Array, Context, State
+from famjax.core.lanes import select_rows, select_state, select_valid
+from famjax.core.types import Array, Context
 from famjax.layers.dropout import ATTENTION_WEIGHTS, split_key
 from famjax.layers.key_smear import KeySmear, init_for_pretrained, previous_keys
 from famjax.layers.mlp import FeedForward
@@ -127,11 +128,6 @@ class ExtraKV(NamedTuple):
     k: Array
     v: Array
     visible: Array
-
-
-def select_rows(lanes: Array, new: Array, old: Array) -> Array:
-    """Return `new` where `lanes` [b] is True, else `old`: [b ...]."""
-    return jnp.where(lanes.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
 
 
 class WindowAttention(Mixer):
@@ -456,7 +452,7 @@ class WindowAttention(Mixer):
         # keys of old blocks that are not filled are 0
         start = jnp.where(blocks.reset, jnp.arange(k.shape[1]), 0).max(-1)
         other_document = blocks.fresh & (blocks.end - self.segments - 1 < start)
-        last = select_rows(other_document, jnp.zeros_like(last), last).astype(state.before.dtype)
+        last = select_rows(other_document, 0, last).astype(state.before.dtype)
         return select_rows(blocks.all_padding, state.before, last)
 
     # one token: the same results, but the query is rotated for each frame, not its keys ----------
@@ -610,13 +606,3 @@ class SwaSpec(MixerSpec):
 def _window_segments(model: ModelConfig) -> int:
     """Return the number of earlier blocks that a block's first token attends to."""
     return -(-(model.window - 1) // model.block_len)
-
-
-def select_state(lanes: Array, new: State, old: State) -> State:
-    """Apply `select_rows` to every array of a state."""
-    return jax.tree.map(lambda a, b: select_rows(lanes, a, b.astype(a.dtype)), new, old)
-
-
-def select_valid(ctx: Context, new: State, old: State) -> State:
-    """Return `new` where the token is valid, `old` where it is padding."""
-    return new if ctx.valid is None else select_state(ctx.valid[:, 0], new, old)

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
+from famjax.core.lanes import select_rows
 from famjax.core.remat import tag_product
 from famjax.core.types import Array, Axes
 from famjax.ops import linear_attention_kernel as kernel
@@ -51,7 +52,7 @@ def recurrent_attention(
 ) -> tuple[Float[Array, "b 1 g r e"], Sums]:
     """Process one token per lane in O(k e); the same as `chunkwise_attention` with t = 1."""
     acc_dtype = sums.s.dtype
-    sums = Sums(*(jnp.where(_expand_lanes(start[:, 0] < 0, a), a, 0) for a in sums))
+    sums = Sums(*(select_rows(start[:, 0] < 0, a, 0) for a in sums))
     q_i, k_i, v_i = (a[:, 0].astype(acc_dtype) for a in (q, k, v))
     s = sums.s + k_i[..., None] * v_i[..., None, :]
     z = sums.z + k_i
@@ -95,7 +96,7 @@ def _final_sums(k: Array, v: Array, start: Array, sums: Sums) -> Sums:
     """Return the sums after all tokens; arguments as in `chunkwise_attention`."""
     in_last_document = start == start[:, -1:]
     k = jnp.where(in_last_document[..., None, None], k, 0)
-    s, z = (jnp.where(_expand_lanes(start[:, -1] < 0, a), a, 0) for a in sums)
+    s, z = (select_rows(start[:, -1] < 0, a, 0) for a in sums)
     return Sums(s + _einsum_acc32("btgk,btge->bgke", k, v), z + k.sum(1, dtype=z.dtype))
 
 
@@ -157,10 +158,6 @@ def causal_weights(
 
 def _normalize(num: Array, den: Array) -> Array:
     return num / jnp.maximum(den, EPS)[..., None]
-
-
-def _expand_lanes(lanes: Array, like: Array) -> Array:
-    return lanes.reshape(-1, *(1,) * (like.ndim - 1))
 
 
 def _split_chunks(x: Array, c: int) -> Array:
@@ -295,7 +292,7 @@ class DocumentMask(NamedTuple):
 
     def carry(self, a: Array) -> Array:
         """Reset sums if a document starts in the chunk: [b ...]."""
-        return jnp.where(_expand_lanes(self.start[:, -1] == self.before, a), a, 0)
+        return select_rows(self.start[:, -1] == self.before, a, 0)
 
 
 def _document_masks(start: Array) -> DocumentMask:
