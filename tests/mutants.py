@@ -108,7 +108,7 @@ MUTANTS = (
     Mutant(
         "delta: keys in memory have positions",
         "mixers/delta.py",
-        "self.delta_memory.writes(self.unrotate(k), v)",
+        "self.delta_memory.writes(self.window.unrotate(k), v)",
         "self.delta_memory.writes(k, v)",
         f"{STREAM} -k transcription",
     ),
@@ -248,7 +248,7 @@ MUTANTS = (
     Mutant(
         "block_recurrent: states read keys with positions",
         "mixers/block_recurrent.py",
-        "by_block = (self.unrotate(inputs.k), inputs.v, reset, full)",
+        "by_block = (self.window.unrotate(inputs.k), inputs.v, reset, full)",
         "by_block = (inputs.k, inputs.v, reset, full)",
         f"{STREAM} -k transcription",
     ),

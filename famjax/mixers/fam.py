@@ -63,6 +63,7 @@ from famjax.layers.linear import MATMUL_PARAMS
 from famjax.layers.memory_gate import THRESHOLD, MemoryGate, count_params
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
+from famjax.mixers.blocks import Blocks, ExtraKV, memory_resets, start_documents
 from famjax.mixers.fam_losses import memory_losses
 from famjax.mixers.mixer import (
     BlockWeights,
@@ -72,13 +73,7 @@ from famjax.mixers.mixer import (
     kv_bytes,
     layer_weights,
 )
-from famjax.mixers.window import (
-    Blocks,
-    BswaSpec,
-    ExtraKV,
-    WindowAttention,
-    WindowState,
-)
+from famjax.mixers.window import BswaSpec, WindowAttention, WindowState
 from famjax.ops.attention import KVFrames, attention_weights
 from famjax.ops.deferred_scan import deferred_scan, plain_scan
 from famjax.parallel import sequence_parallel
@@ -365,9 +360,9 @@ class Fam(Mixer):
         Returns:
           the FAM before each block; the last FAM [b f d]; its number of updates [b].
         """
-        reset = blocks.reset
-        if ctx.pass_state is not None:
-            reset = reset & ~ctx.pass_state[:, :: self.block_len]
+        # the memory of a document that starts
+        assert ctx.reset is None or self.first_memory(ctx.prompt) is not None
+        reset = memory_resets(blocks, ctx, self.block_len)
         full = blocks.valid == self.block_len
         before, updates = self.count_updates(state.updates, reset, full)
         keys = split_key(ctx.key, FEEDBACK, k.shape[1])
@@ -509,11 +504,7 @@ class Fam(Mixer):
     ) -> tuple[Array, FamState]:
         """Process one token per lane, at any position in its block: [b 1 d] -> [b 1 d]."""
         before = state
-        if ctx.reset is not None and self.first_memory(ctx.prompt) is not None:
-            fresh = self.init_state(x.shape[0], ctx.prompt)
-            if ctx.pass_state is not None:
-                fresh = select_state(ctx.pass_state[:, 0], self.pass_state(fresh, state), fresh)
-            state = select_state(ctx.reset[:, 0], fresh, state)
+        state = start_documents(self, state, ctx)
         q, window = self.window.append_kv(x, state.window)
         attended = self.window.attend_token(q, window, self.kv_frames(q, state))
         y = self.qkv.output_projection(attended[:, None], x)

@@ -35,8 +35,8 @@ from famjax.mixers.mixer import MemoryLosses, mean_where
 from famjax.ops.attention import attend, attention_weights
 
 if TYPE_CHECKING:
+    from famjax.mixers.blocks import BlockInputs
     from famjax.mixers.fam import BlockFams, Fam, FamState
-    from famjax.mixers.window import BlockInputs
 
 
 def memory_losses(

@@ -38,18 +38,14 @@ from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import Config, ModelConfig
-from famjax.core.lanes import select_rows, select_state, select_valid
+from famjax.core.lanes import select_rows, select_valid
 from famjax.core.types import Array, Context
 from famjax.layers.dropout import FEEDBACK, split_key
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
+from famjax.mixers.blocks import Blocks, start_documents
 from famjax.mixers.mixer import BlockWeights, Mixer, MixerSpec, kv_bytes
-from famjax.mixers.window import (
-    Blocks,
-    BswaSpec,
-    WindowAttention,
-    WindowState,
-)
+from famjax.mixers.window import BswaSpec, WindowAttention, WindowState
 from famjax.parallel import sequence_parallel
 
 
@@ -168,8 +164,7 @@ class FeedbackSegments(Mixer):
     ) -> tuple[Array, FmState]:
         """Process one token per lane, at any position in its block: [b 1 d] -> [b 1 d]."""
         before = state
-        if ctx.reset is not None:
-            state = select_state(ctx.reset[:, 0], self.init_state(x.shape[0]), state)
+        state = start_documents(self, state, ctx)
         outputs, m = state.outputs, self.window.segments
         # what the token attends to: outputs of the segments, inputs of its own block
         seen = outputs._replace(

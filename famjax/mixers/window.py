@@ -19,12 +19,13 @@ from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import Config, ModelConfig
-from famjax.core.lanes import select_rows, select_state, select_valid
+from famjax.core.lanes import select_rows, select_valid
 from famjax.core.types import Array, Context
 from famjax.layers.dropout import ATTENTION_WEIGHTS, split_key
 from famjax.layers.key_smear import KeySmear, init_for_pretrained, previous_keys
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
+from famjax.mixers.blocks import BlockInputs, Blocks, ExtraKV, start_documents
 from famjax.mixers.mixer import FORMATS, BlockWeights, Mixer, MixerSpec, kv_bytes
 from famjax.ops.attention import KVFrames, attend_frames
 from famjax.parallel import sequence_parallel
@@ -54,80 +55,6 @@ class WindowState(NamedTuple):
         """Return the key of the token before each of the m+1 blocks: [b m+1 g e]."""
         assert self.before is not None  # called only if keys are smeared
         return jnp.concatenate([self.before[:, None], self.k[:, :-1, -1]], 1)
-
-
-class Blocks(NamedTuple):
-    """Document boundaries and padding of a call, by block.
-
-    Attributes:
-      reset: [b n] bool, whether a document starts with the block.
-      valid: [b n] int32, number of valid tokens of the block; padding follows them.
-      end: [b] int32, index after the last full block of the lane's newest document.
-      fresh: [b] bool, whether that document started within the call.
-      all_padding: [b] bool, whether the lane has only padding.
-    """
-
-    reset: Array
-    valid: Array
-    end: Array
-    fresh: Array
-    all_padding: Array
-
-    @classmethod
-    def from_context(cls, ctx: Context, batch: int, tokens: int, block_len: int) -> Blocks:
-        n = tokens // block_len
-        reset = jnp.zeros((batch, n), bool) if ctx.reset is None else ctx.reset[:, ::block_len]
-        if ctx.valid is None:
-            count = jnp.full((batch, n), block_len, jnp.int32)
-        else:
-            count = ctx.valid.reshape(batch, n, block_len).sum(-1, dtype=jnp.int32)
-        index = jnp.arange(n, dtype=jnp.int32)
-        start = jnp.where(reset, index, 0).max(-1)
-        full = (count == block_len) & (index >= start[:, None])
-        end = start + full.sum(-1, dtype=jnp.int32)
-        return cls(reset, count, end, reset.any(-1), ~(count > 0).any(-1))
-
-    def blocks_since_reset(self, before: Array) -> Array:
-        """Return how many blocks of its document precede each block: [b n].
-
-        Args:
-          before: [b], number of the current document's blocks before the call.
-        """
-        index = jnp.arange(self.reset.shape[1], dtype=jnp.int32)
-        start = jax.lax.cummax(jnp.where(self.reset, index, -1), axis=1)
-        return jnp.where(start < 0, index + before[:, None], index - start)
-
-
-class BlockInputs(NamedTuple):
-    """A call's queries, keys and values [b n w h|g e].
-
-    Attributes:
-      q, k, v: queries, keys and values; queries and keys are rotated by their offset in their own
-        block, and keys are not blended.
-      seen_k: keys as queries see them: `k`, or the blended keys if keys are smeared.
-      blocks: boundaries and padding of the call's blocks.
-      unrotated_q: queries without positions.
-    """
-
-    q: Array
-    k: Array
-    v: Array
-    seen_k: Array
-    blocks: Blocks
-    unrotated_q: Array
-
-
-class ExtraKV(NamedTuple):
-    """Keys and values that blocks attend to in addition to memory segments and themselves.
-
-    Attributes:
-      k, v: [b n s g e], keys rotated to their positions relative to the block's start.
-      visible: [b n s] bool.
-    """
-
-    k: Array
-    v: Array
-    visible: Array
 
 
 class WindowAttention(Mixer):
@@ -224,6 +151,10 @@ class WindowAttention(Mixer):
         # from the position of each key to the next one, and from the last of a block to the first
         shift = jnp.where(jnp.arange(self.block_len) == 0, 1 - self.block_len, 1)
         return self.key_smear(k, self.qkv.rotate(previous_keys(k, before), shift))
+
+    def unrotate(self, k: Array) -> Array:
+        """Remove the rotary positions from keys of whole blocks (`BlockInputs.k`): [... w g e]."""
+        return self.qkv.rotate(k, -jnp.arange(self.block_len))
 
     def segment_kv(
         self, k: Array, v: Array, state: WindowState, blocks: Blocks
@@ -462,8 +393,7 @@ class WindowAttention(Mixer):
     ) -> tuple[Array, WindowState]:
         """Process one token per lane, at any position in its block: [b 1 d] -> [b 1 d]."""
         before = state
-        if ctx.reset is not None:
-            state = select_state(ctx.reset[:, 0], self.init_state(x.shape[0]), state)
+        state = start_documents(self, state, ctx)
         q, state = self.append_kv(x, state)
         y = self.qkv.output_projection(self.attend_token(q, state)[:, None], x)
         return y, select_valid(ctx, self.advance(state), before)
