@@ -483,7 +483,7 @@ class TrainConfig:
     rsp_ramp: int = 0
     # weight of a loss on FAM's memory that makes attention reach all keys of a block equally (C.4),
     # in nats, a mean over layers; it costs a second pass over the memory. 0 = off
-    # (famjax/mixers/fam_losses.py)
+    # (famjax/mixers/fam_measures.py)
     diversity_loss: float = 0.0
     # weight of a loss on FAM's memory that makes a block's outputs reconstructible from the memory
     # that the block leaves (C.5), a mean over layers; it costs a second pass over the memory. 0 =

@@ -48,7 +48,7 @@ class MemoryLosses(NamedTuple):
     Losses that the memory does not have are None.
 
     Attributes:
-      diversity, reconstruction: losses of FAM, see `famjax.mixers.fam_losses`; diversity is in
+      diversity, reconstruction: losses of FAM, see `famjax.mixers.fam_measures`; diversity is in
         nats.
       writing: the mean gate of FAM's update, or the mean write rate of the delta rule, in [0, 1].
     """
