@@ -367,8 +367,8 @@ MUTANTS = (
     Mutant(
         "linear: sums are not carried within a document",
         "ops/linear_attention.py",
-        "return Sums(s + _einsum_acc32",
-        "return Sums(_einsum_acc32",
+        "return Sums(s + _narrow_einsum",
+        "return Sums(_narrow_einsum",
         "tests/ops/test_linear_attention.py tests/contracts/test_sharded.py",
     ),
     Mutant(

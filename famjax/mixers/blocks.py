@@ -85,6 +85,20 @@ class ExtraKV(NamedTuple):
     v: Array
     visible: Array
 
+    def mask(self, queries: int) -> Array:
+        """Return the mask of a block's queries over these keys, the same for all: [b n w s]."""
+        *lead, s = self.visible.shape
+        return jnp.broadcast_to(self.visible[..., None, :], (*lead, queries, s))
+
+
+def join_keys(segments: Array, extra: Array | None, block: Array, axis: int) -> Array:
+    """Concatenate memory segments, `ExtraKV` and a block's own keys along the axis of keys.
+
+    All keys, values and masks are joined here, so that they have one order. Dropout masks depend on
+    it, and measures take the weights apart by it.
+    """
+    return jnp.concatenate([a for a in (segments, extra, block) if a is not None], axis)
+
 
 def memory_resets(blocks: Blocks, ctx: Context, block_len: int) -> Array:
     """Return before which blocks of a call the memory is reset: [b n] bool.

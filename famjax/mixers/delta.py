@@ -230,6 +230,9 @@ class DeltaSpec(BswaSpec):
         # from `DeltaMemory` alone: `make` would also create the projections of a large model
         return attrgetter(name.removeprefix("delta_memory."))(DeltaMemory(model))[...]
 
+    def has_writes(self, model: ModelConfig) -> bool:
+        return True
+
     def parameters(self, model: ModelConfig) -> int:
         return delta_memory.count_params(model) + super().parameters(model)
 

@@ -404,6 +404,9 @@ class FamSpec(BswaSpec):
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
         return Fam(config, rngs=rngs)
 
+    def has_writes(self, model: ModelConfig) -> bool:
+        return model.fam_update == "gated"
+
     def unexported(self, model: ModelConfig) -> str:
         # the paper's rejected variants are not in the PyTorch code
         default = ModelConfig()

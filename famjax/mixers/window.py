@@ -25,7 +25,7 @@ from famjax.layers.dropout import ATTENTION_WEIGHTS, split_key
 from famjax.layers.key_smear import KeySmear, init_for_pretrained, previous_keys
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
-from famjax.mixers.blocks import BlockInputs, Blocks, ExtraKV, start_documents
+from famjax.mixers.blocks import BlockInputs, Blocks, ExtraKV, join_keys, start_documents
 from famjax.mixers.mixer import FORMATS, BlockWeights, Mixer, MixerSpec, kv_bytes
 from famjax.ops.attention import KVFrames, attend_frames
 from famjax.parallel import sequence_parallel
@@ -282,41 +282,34 @@ class WindowAttention(Mixer):
         visible = jnp.repeat(blocks_since_reset[:, None] >= distance, w, axis=-1)[:, None]
         mask = visible & self.window_mask(-w * distance)
         if extra is not None:
-            # the order of `attention_inputs`: dropout masks depend on it
             at = m * w
-            extra_visible = jnp.broadcast_to(
-                extra.visible[:, None], (b, w, extra.visible.shape[-1])
-            )
             k, v = (
-                jnp.concatenate([a[:, :at], more, a[:, at:]], 1)
+                join_keys(a[:, :at], more, a[:, at:], axis=1)
                 for a, more in ((k, extra.k), (v, extra.v))
             )
-            mask = jnp.concatenate([mask[..., :at], extra_visible, mask[..., at:]], -1)
+            mask = join_keys(mask[..., :at], extra.mask(w), mask[..., at:], axis=-1)
         q, k = (self.qkv.shift(a, offset) for a in (q, k))
         return self.qkv.attend(q, k, v, mask, key)
 
     def attention_inputs(
         self, inputs: BlockInputs, state: WindowState, ctx: Context, extra: ExtraKV | None = None
     ) -> tuple[Array, Array, Array, Array]:
-        """Return queries, keys, values and the mask [b n w s] of every block.
-
-        Keys are ordered: memory segments, `extra`, the block itself.
-        """
+        """Return queries, keys, values and the mask [b n w s] of every block."""
         q, _, v, k, blocks, _ = inputs
         b, n, w = q.shape[:3]
-        seen_k, seen_v, visible = self.segment_kv(k, v, state, blocks)
-        keys, values, masks = [seen_k], [seen_v], [visible]
-        if extra is not None:
-            keys, values = [*keys, extra.k], [*values, extra.v]
-            masks.append(extra.visible[:, :, None])
-        masks.append(self.window_mask(jnp.zeros(1, jnp.int32)))
-        masks = [jnp.broadcast_to(mask, (b, n, w, mask.shape[-1])) for mask in masks]
-        joined = jnp.concatenate([*keys, k], axis=2)
+        seen_k, seen_v, seen_mask = self.segment_kv(k, v, state, blocks)
+        causal = self.window_mask(jnp.zeros(1, jnp.int32))
+        seen_mask, causal = (
+            jnp.broadcast_to(mask, (b, n, w, mask.shape[-1])) for mask in (seen_mask, causal)
+        )
+        extra_k, extra_v, extra_mask = (
+            (None, None, None) if extra is None else (extra.k, extra.v, extra.mask(w))
+        )
         return (
             self.qkv.shift(q, ctx.offset),
-            self.qkv.shift(joined, ctx.offset),
-            jnp.concatenate([*values, v], axis=2),
-            jnp.concatenate(masks, axis=-1),
+            self.qkv.shift(join_keys(seen_k, extra_k, k, axis=2), ctx.offset),
+            join_keys(seen_v, extra_v, v, axis=2),
+            join_keys(seen_mask, extra_mask, causal, axis=-1),
         )
 
     def attention_map(self, x: Array) -> Array:
