@@ -18,7 +18,7 @@ Like the FAM, the states are float32 regardless of the compute dtype.
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,8 +33,8 @@ from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.layers.recurrent_cell import RecurrentCell
 from famjax.mixers.blocks import BlockInputs, memory_resets, start_documents
-from famjax.mixers.mixer import BlockWeights, Mixer, MixerSpec, kv_bytes, mean_of_valid
-from famjax.mixers.window import BswaSpec, WindowAttention, WindowState
+from famjax.mixers.mixer import BlockWeights, Mixer, kv_bytes, mean_of_valid
+from famjax.mixers.window import SmearedSpec, WindowAttention, WindowState
 from famjax.parallel import sequence_parallel
 
 
@@ -189,17 +189,11 @@ class BlockRecurrentAttention(Mixer):
         return self.replace_memory(state, states)
 
 
-class BlockRecurrentSpec(BswaSpec):
+class BlockRecurrentSpec(SmearedSpec):
     title = "a block-recurrent state"
-    keys: ClassVar[tuple[str, ...]] = (
-        "model.memory_segments",
-        "model.fam_len",
-        "model.recurrent_gate",
-    )
-    switches: ClassVar[tuple[str, ...]] = ("model.smeared_keys", "train.rsp")
+    keys = ("model.memory_segments", "model.fam_len", "model.recurrent_gate")
+    switches = ("model.smeared_keys", "train.rsp")
     passes_memory = True
-    has_attention_map = False  # unlike bswa, it also reads states
-    formats = MixerSpec.formats
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
         return BlockRecurrentAttention(config, rngs=rngs)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,8 +28,15 @@ from famjax.layers.delta_memory import DeltaMemory, Writes, write
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.mixers.blocks import BlockInputs, memory_resets, start_documents
-from famjax.mixers.mixer import BlockWeights, MemoryLosses, Mixer, mean_of_valid, mean_where
-from famjax.mixers.window import BswaSpec, WindowAttention, WindowState
+from famjax.mixers.mixer import (
+    FORMATS,
+    BlockWeights,
+    MemoryLosses,
+    Mixer,
+    mean_of_valid,
+    mean_where,
+)
+from famjax.mixers.window import SmearedSpec, WindowAttention, WindowState
 from famjax.parallel import sequence_parallel
 from famjax.parallel.sharding import sequence_shards, target_device
 
@@ -212,14 +219,12 @@ class DeltaAttention(Mixer):
         return write(s, self.delta_memory.updates(writes))
 
 
-class DeltaSpec(BswaSpec):
+class DeltaSpec(SmearedSpec):
     title = "block sliding window attention with a delta-rule memory"
-    keys: ClassVar[tuple[str, ...]] = ("model.memory_segments", "model.delta_order")
-    switches: ClassVar[tuple[str, ...]] = (
-        *("model.smeared_keys", "train.rsp", "train.write_loss"),
-    )
+    keys = ("model.memory_segments", "model.delta_order")
+    switches = ("model.smeared_keys", "train.rsp", "train.write_loss")
     passes_memory = True
-    has_attention_map = False  # unlike bswa, it also reads a memory
+    formats = FORMATS
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
         return DeltaAttention(config, rngs=rngs)

@@ -66,6 +66,7 @@ from famjax.mixers import fam_measures, fam_scan
 from famjax.mixers.blocks import BlockInputs, start_documents
 from famjax.mixers.fam_scan import BlockFams
 from famjax.mixers.mixer import (
+    FORMATS,
     BlockWeights,
     MemoryLosses,
     Mixer,
@@ -73,7 +74,7 @@ from famjax.mixers.mixer import (
     kv_bytes,
     layer_weights,
 )
-from famjax.mixers.window import BswaSpec, WindowAttention, WindowState
+from famjax.mixers.window import SmearedSpec, WindowAttention, WindowState
 from famjax.ops.attention import KVFrames
 from famjax.parallel import sequence_parallel
 
@@ -379,7 +380,7 @@ def init_prefix(config: ResolvedModelConfig, rngs: nnx.Rngs) -> Array:
     return jax.random.normal(rngs.params(), (config.fam_len, config.width))
 
 
-class FamSpec(BswaSpec):
+class FamSpec(SmearedSpec):
     title = "feedback attention memory"
     keys = (
         "model.memory_segments",
@@ -397,7 +398,7 @@ class FamSpec(BswaSpec):
     )
     has_memory = True
     passes_memory = True
-    has_attention_map = False  # unlike bswa, it also attends to memories
+    formats = FORMATS
     # with the paper's sum, finetuned models forget passkeys (docs/memory.md)
     convert_settings = MappingProxyType({"fam_update": "gated"})
 

@@ -30,7 +30,7 @@ C.2 has no equations. These are the choices made here where it leaves something 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -44,8 +44,8 @@ from famjax.layers.dropout import FEEDBACK, split_key
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.mixers.blocks import Blocks, start_documents
-from famjax.mixers.mixer import BlockWeights, Mixer, MixerSpec, kv_bytes
-from famjax.mixers.window import BswaSpec, WindowAttention, WindowState
+from famjax.mixers.mixer import BlockWeights, Mixer, kv_bytes
+from famjax.mixers.window import BlockwiseSpec, WindowAttention, WindowState
 from famjax.parallel import sequence_parallel
 
 
@@ -179,12 +179,9 @@ class FeedbackSegments(Mixer):
         return y, select_valid(ctx, FmState(self.window.advance(outputs), k, v), before)
 
 
-class FmSpec(BswaSpec):
+class FmSpec(BlockwiseSpec):
     title = "feedback memory segments"
     applies_mlp = True
-    switches: ClassVar[tuple[str, ...]] = ()
-    has_attention_map = False  # unlike bswa, it also attends to outputs
-    formats = MixerSpec.formats
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
         return FeedbackSegments(config, rngs=rngs)
@@ -196,12 +193,6 @@ class FmSpec(BswaSpec):
                 f"model.memory_segments={config.model.memory_segments}: the memory of "
                 "model.mixer=fm is its segments; set it to at least 1, or model.mixer=bswa"
             )
-
-    def parameters(self, model: ModelConfig) -> int:
-        return 0
-
-    def constants(self, model: ModelConfig) -> dict[str, float]:
-        return {}
 
     def flops(self, model: ModelConfig, computed: bool = False) -> float:
         # keys and values are projected twice: from inputs and from outputs

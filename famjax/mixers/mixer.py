@@ -331,7 +331,7 @@ class MixerSpec(abc.ABC):
         return 0
 
     def has_writes(self, model: ModelConfig) -> bool:
-        """Return whether its memory has gates or rates, the loss of `train.write_loss`."""
+        """Return whether its memory has gates or rates: `train.write_loss` is on their mean."""
         return False
 
     def unrotated(self, model: ModelConfig) -> str:

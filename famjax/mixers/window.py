@@ -436,27 +436,10 @@ class WindowAttention(Mixer):
         return WindowState(k, v, blocks, jnp.where(full, 0, state.tokens + 1), before)
 
 
-class BswaSpec(MixerSpec):
-    title = "block sliding window attention"
+class BlockwiseSpec(MixerSpec):
+    """What mixers share whose blocks attend to `model.memory_segments` blocks and to themselves."""
+
     keys: ClassVar[tuple[str, ...]] = ("model.memory_segments",)
-    switches: ClassVar[tuple[str, ...]] = ("model.smeared_keys",)
-    has_attention_map = True
-    formats: ClassVar[tuple[str, ...]] = FORMATS
-
-    def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
-        segments, smeared = config.memory_segments, config.smeared_keys
-        return WindowAttention(config, rngs=rngs, segments=segments, smeared_keys=smeared)
-
-    def initial_param(self, model: ResolvedModelConfig, name: str, rngs: nnx.Rngs) -> Array:
-        if name == "key_smear.weight":
-            return init_for_pretrained(model.kv_heads)
-        return super().initial_param(model, name, rngs)
-
-    def parameters(self, model: ModelConfig) -> int:
-        return sizes(model).g if model.smeared_keys else 0
-
-    def constants(self, model: ModelConfig) -> dict[str, float]:
-        return {"key_smear.across_blocks": 1.0} if model.smeared_keys else {}
 
     def keys_seen(self, model: ModelConfig) -> float:
         return (model.memory_segments + 0.5) * model.block_len
@@ -477,14 +460,42 @@ class BswaSpec(MixerSpec):
         return [f"blocks of {model.block_len}, memory segments {model.memory_segments}"]
 
 
-class BswaStopGradientSpec(BswaSpec):
-    title = "block sliding window attention without gradients to memory segments"
+class SmearedSpec(BlockwiseSpec):
+    """What those of them share whose keys `model.smeared_keys` blends."""
+
+    switches: ClassVar[tuple[str, ...]] = ("model.smeared_keys",)
+
+    def initial_param(self, model: ResolvedModelConfig, name: str, rngs: nnx.Rngs) -> Array:
+        if name == "key_smear.weight":
+            return init_for_pretrained(model.kv_heads)
+        return super().initial_param(model, name, rngs)
+
+    def parameters(self, model: ModelConfig) -> int:
+        return sizes(model).g if model.smeared_keys else 0
+
+    def constants(self, model: ModelConfig) -> dict[str, float]:
+        return {"key_smear.across_blocks": 1.0} if model.smeared_keys else {}
+
+
+class BswaSpec(SmearedSpec):
+    title = "block sliding window attention"
+    has_attention_map = True
+    formats = FORMATS
+    stop_gradient = False
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
-        segments, smeared = config.memory_segments, config.smeared_keys
         return WindowAttention(
-            config, rngs=rngs, segments=segments, smeared_keys=smeared, stop_gradient=True
+            config,
+            rngs=rngs,
+            segments=config.memory_segments,
+            smeared_keys=config.smeared_keys,
+            stop_gradient=self.stop_gradient,
         )
+
+
+class BswaStopGradientSpec(BswaSpec):
+    title = "block sliding window attention without gradients to memory segments"
+    stop_gradient = True
 
 
 class SwaSpec(MixerSpec):
@@ -508,9 +519,6 @@ class SwaSpec(MixerSpec):
 
     def remote_keys(self, model: ModelConfig, tokens: float) -> float:
         return _window_segments(model) * model.block_len
-
-    def parameters(self, model: ModelConfig) -> int:
-        return 0
 
     def state_bytes(self, model: ModelConfig) -> int:
         return kv_bytes(model) * (_window_segments(model) + 1) * model.block_len
