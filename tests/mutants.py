@@ -274,6 +274,27 @@ MUTANTS = (
         f"{LANES} -k block_recurrent",
     ),
     Mutant(
+        "blocks: a call resets the memory that a document is passed",
+        "mixers/blocks.py",
+        "return blocks.reset & ~ctx.pass_state[:, ::block_len]",
+        "return blocks.reset",
+        f"{LANES} -k pass_state",
+    ),
+    Mutant(
+        "blocks: a step resets the memory that a document is passed",
+        "mixers/blocks.py",
+        "select_state(ctx.pass_state[:, 0], mixer.pass_state(fresh, state), fresh)",
+        "fresh",
+        f"{LANES} -k pass_state",
+    ),
+    Mutant(
+        "blocks: extra keys come after the block's own",
+        "mixers/blocks.py",
+        "for a in (segments, extra, block)",
+        "for a in (segments, block, extra)",
+        "tests/eval/test_attention_maps.py",
+    ),
+    Mutant(
         "fm: memory segments are of inputs",
         "mixers/fm.py",
         "_, out_k, out_v = self.qkv.project(y)",
