@@ -108,7 +108,7 @@ MUTANTS = (
     Mutant(
         "delta: keys in memory have positions",
         "mixers/delta.py",
-        "self.delta_memory.writes(self.unrotate(k), v)",
+        "self.delta_memory.writes(self.window.unrotate(k), v)",
         "self.delta_memory.writes(k, v)",
         f"{STREAM} -k transcription",
     ),
@@ -157,7 +157,7 @@ MUTANTS = (
     Mutant(
         "fam: the first residual is the prompt",
         "mixers/fam.py",
-        "residual = select_rows(updates > 0, fam, jnp.zeros_like(fam))",
+        "residual = select_rows(updates > 0, fam, 0)",
         "residual = fam",
         f"{STREAM} -k transcription",
     ),
@@ -219,28 +219,28 @@ MUTANTS = (
     ),
     Mutant(
         "fam losses: queries of FAM do not count",
-        "mixers/fam_losses.py",
+        "mixers/fam_measures.py",
         "queries = q.shape[2] + fam_q.shape[2]",
         "queries = q.shape[2]",
         "tests/contracts/test_memory_losses.py",
     ),
     Mutant(
         "fam losses: a block is rebuilt from the memory before it",
-        "mixers/fam_losses.py",
+        "mixers/fam_measures.py",
         "mixer.project(fams.after, fams.updates + 1)",
         "mixer.project(fams.before, fams.updates + 1)",
         "tests/contracts/test_memory_losses.py",
     ),
     Mutant(
         "fam losses: a block is drawn to what its memory says",
-        "mixers/fam_losses.py",
+        "mixers/fam_measures.py",
         "rebuilt - jax.lax.stop_gradient(y)",
         "rebuilt - y",
         "tests/contracts/test_memory_losses.py",
     ),
     Mutant(
         "fam losses: the memory is in the frame of the next block",
-        "mixers/fam_losses.py",
+        "mixers/fam_measures.py",
         "after_k = mixer.qkv.rotate(after_k, jnp.full(mixer.fam_len, mixer.block_len))",
         "pass",
         "tests/contracts/test_memory_losses.py",
@@ -248,7 +248,7 @@ MUTANTS = (
     Mutant(
         "block_recurrent: states read keys with positions",
         "mixers/block_recurrent.py",
-        "by_block = (self.unrotate(inputs.k), inputs.v, reset, full)",
+        "by_block = (self.window.unrotate(inputs.k), inputs.v, reset, full)",
         "by_block = (inputs.k, inputs.v, reset, full)",
         f"{STREAM} -k transcription",
     ),
@@ -274,6 +274,27 @@ MUTANTS = (
         f"{LANES} -k block_recurrent",
     ),
     Mutant(
+        "blocks: a call resets the memory that a document is passed",
+        "mixers/blocks.py",
+        "return blocks.reset & ~ctx.pass_state[:, ::block_len]",
+        "return blocks.reset",
+        f"{LANES} -k pass_state",
+    ),
+    Mutant(
+        "blocks: a step resets the memory that a document is passed",
+        "mixers/blocks.py",
+        "select_state(ctx.pass_state[:, 0], mixer.pass_state(fresh, state), fresh)",
+        "fresh",
+        f"{LANES} -k pass_state",
+    ),
+    Mutant(
+        "blocks: extra keys come after the block's own",
+        "mixers/blocks.py",
+        "for a in (segments, extra, block)",
+        "for a in (segments, block, extra)",
+        "tests/eval/test_attention_maps.py",
+    ),
+    Mutant(
         "fm: memory segments are of inputs",
         "mixers/fm.py",
         "_, out_k, out_v = self.qkv.project(y)",
@@ -297,7 +318,7 @@ MUTANTS = (
     Mutant(
         "fm: the inputs of a full block stay",
         "mixers/fm.py",
-        "jnp.zeros_like(a[:, m])",
+        "select_rows(full, 0, a[:, m])",
         "a[:, m]",
         f"{STREAM} -k fm",
     ),
@@ -367,8 +388,8 @@ MUTANTS = (
     Mutant(
         "linear: sums are not carried within a document",
         "ops/linear_attention.py",
-        "return Sums(s + _einsum_acc32",
-        "return Sums(_einsum_acc32",
+        "return Sums(s + _narrow_einsum",
+        "return Sums(_narrow_einsum",
         "tests/ops/test_linear_attention.py tests/contracts/test_sharded.py",
     ),
     Mutant(

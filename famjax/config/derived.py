@@ -24,13 +24,6 @@ def layer_mixers(model: ModelConfig) -> tuple[str, ...]:
     return tuple(names[i % len(names)] for i in range(model.layers)) if names else ()
 
 
-def has_writes(config: Config) -> bool:
-    """Return whether a memory has gates or rates, whose mean is the loss of `train.write_loss`."""
-    model = config.model
-    pattern = mixer_pattern(model)
-    return "delta" in pattern or ("fam" in pattern and model.fam_update == "gated")
-
-
 def is_segmented(model: ModelConfig) -> bool:
     """Return whether the stack is one of `famjax.stacks.segments`."""
     return model.stack in ("rmt", "autocompressor")

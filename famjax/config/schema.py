@@ -234,8 +234,8 @@ class ModelConfig:
     # m, number of memory segments, the previous blocks that a block attends to, in bswa, bswa_sg,
     # fam, fm, delta and block_recurrent (2.1)
     memory_segments: int = 1
-    # blends each key with the previous token's key, in bswa, bswa_sg, fam and delta; one layer can
-    # then find what followed an earlier token (Olsson et al. 2022)
+    # blends each key with the previous token's key, in bswa, bswa_sg, fam, delta and
+    # block_recurrent; one layer can then find what followed an earlier token (Olsson et al. 2022)
     smeared_keys: bool = False
     # swa: number of tokens that a query attends to, itself included; window=block_len is
     # Transformer-XL (B.4.5)
@@ -485,7 +485,7 @@ class TrainConfig:
     rsp_ramp: int = 0
     # weight of a loss on FAM's memory that makes attention reach all keys of a block equally (C.4),
     # in nats, a mean over layers; it costs a second pass over the memory. 0 = off
-    # (famjax/mixers/fam_losses.py)
+    # (famjax/mixers/fam_measures.py)
     diversity_loss: float = 0.0
     # weight of a loss on FAM's memory that makes a block's outputs reconstructible from the memory
     # that the block leaves (C.5), a mean over layers; it costs a second pass over the memory. 0 =

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 
 from famjax.core.errors import UserError, nearest
-from famjax.core.types import State
+from famjax.core.lanes import select_rows
 from famjax.mixers.fm import FmState
 from famjax.mixers.window import WindowState
 from famjax.models.language_model import LanguageModel
@@ -92,13 +92,7 @@ def restore_lanes(
       axes: for each array, the axis of the lanes.
       taken: for each array, whether to restore it.
     """
-
-    def restore(leaf: State, first: State, axis: int) -> Any:
-        shape = [1] * leaf.ndim
-        shape[axis] = -1
-        return jax.numpy.where(lanes.reshape(shape), first, leaf)
-
     return [
-        restore(leaf, first, axis) if take else leaf
+        select_rows(lanes, first, leaf, axis) if take else leaf
         for leaf, first, axis, take in zip(leaves, initial, axes, taken, strict=True)
     ]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from famjax.config.derived import has_linear_cross, has_writes, is_segmented, mixer_pattern
+from famjax.config.derived import has_linear_cross, is_segmented, mixer_pattern
 from famjax.config.keys import values
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
@@ -250,6 +250,10 @@ def _full_bptt_start(config: Config) -> str:
     return f"train.bptt_start=data.length={start}" if start == config.data.length else ""
 
 
+def _has_writes(config: Config) -> bool:
+    return any(spec.has_writes(config.model) for spec in mixer_specs(config.model))
+
+
 _REQUIRES_ATTENTION = _unused_unless(lambda c: c.model.stack != "lstm", "model.stack")
 
 _RULES = (
@@ -274,7 +278,7 @@ _RULES = (
     ),
     Rule(
         ("train.write_loss",),
-        _unused_unless(has_writes, "model.mixer", "model.fam_update"),
+        _unused_unless(_has_writes, "model.mixer", "model.fam_update"),
         "model.fam_update=gated",
         switch=True,
     ),

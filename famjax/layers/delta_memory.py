@@ -5,6 +5,8 @@
     k~_j  = (1 - s) k_j + s k_{j-1}
     beta_j = max(0, sigmoid(a w . x_j / rms(x_j) + b) - c) / (1 - c)         x_j = [k_j, v_j]
 
+At the first token of a block k_{j-1} is 0.
+
 s, w and b of each key head and the gain of each query head are learned. A value is written under
 a blend of its token's key and the previous token's key (`KeySmear`), so that the memory can recall
 what followed a token.

@@ -197,10 +197,12 @@ class QKV(nnx.Module):
         return y if self.pre_norm else self.norm(y, y.dtype)
 
     def encode_memory_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
-        """Return the FAM prompt after full attention among its f tokens (B.1): [f d] -> [f d].
+        """Return the FAM prompt after full attention among its f tokens (B.1).
 
-        Their positions are the last ones before the stream, -f to -1. With an offset [b] each row
-        has its own prompt, [b f d].
+        Their positions are the last ones before the stream, -f to -1.
+
+        Args:
+          prompt: [f d], or with an offset [b], [b f d]; the result has the same shape.
         """
         q, k, v = self.project(prompt)
         positions = jnp.arange(-prompt.shape[-2], 0)

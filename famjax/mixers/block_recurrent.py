@@ -18,7 +18,7 @@ Like the FAM, the states are float32 regardless of the compute dtype.
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -26,21 +26,15 @@ from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import ModelConfig
+from famjax.core.lanes import select_rows, select_state, select_valid
 from famjax.core.types import Array, Context, param_dtype
 from famjax.layers import recurrent_cell
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.layers.recurrent_cell import RecurrentCell
-from famjax.mixers.mixer import BlockWeights, Mixer, MixerSpec, kv_bytes, mean_of_valid
-from famjax.mixers.window import (
-    BlockInputs,
-    BswaSpec,
-    WindowAttention,
-    WindowState,
-    select_rows,
-    select_state,
-    select_valid,
-)
+from famjax.mixers.blocks import BlockInputs, memory_resets, start_documents
+from famjax.mixers.mixer import BlockWeights, Mixer, kv_bytes, mean_of_valid
+from famjax.mixers.window import SmearedSpec, WindowAttention, WindowState
 from famjax.parallel import sequence_parallel
 
 
@@ -146,11 +140,9 @@ class BlockRecurrentAttention(Mixer):
           [b n*w d]; [b f d].
         """
         blocks, w = inputs.blocks, self.block_len
-        reset = blocks.reset
-        if ctx.pass_state is not None:
-            reset = reset & ~ctx.pass_state[:, ::w]
+        reset = memory_resets(blocks, ctx, w)
         full = blocks.valid == w
-        by_block = (self.unrotate(inputs.k), inputs.v, reset, full)
+        by_block = (self.window.unrotate(inputs.k), inputs.v, reset, full)
         xs = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), by_block)
         graph, params = nnx.split(self.recurrent_cell)
 
@@ -170,20 +162,12 @@ class BlockRecurrentAttention(Mixer):
         recalled = self.recurrent_cell.read(tokens, k, v)
         return recalled.reshape(x.shape).astype(x.dtype), states
 
-    def unrotate(self, k: Array) -> Array:
-        """Remove the rotary positions from the window's keys of whole blocks: [... w g e]."""
-        return self.qkv.rotate(k, -jnp.arange(self.block_len))
-
     def step(
         self, x: Array, state: BlockRecurrentState, ctx: Context, mlp: FeedForward
     ) -> tuple[Array, BlockRecurrentState]:
         """Process one token per lane, at any position in its block: [b 1 d] -> [b 1 d]."""
         before = state
-        if ctx.reset is not None:
-            fresh = self.init_state(x.shape[0])
-            if ctx.pass_state is not None:
-                fresh = select_state(ctx.pass_state[:, 0], self.pass_state(fresh, state), fresh)
-            state = select_state(ctx.reset[:, 0], fresh, state)
+        state = start_documents(self, state, ctx)
         q, window = self.window.append_kv(x, state.window)
         attended = self.window.attend_token(q, window)
         recalled = self.recurrent_cell.read(self.qkv.normalize(x), state.k, state.v)
@@ -200,22 +184,16 @@ class BlockRecurrentAttention(Mixer):
 
     def commit_block(self, state: BlockRecurrentState, window: WindowState) -> BlockRecurrentState:
         """Update the states with the block that was just filled."""
-        block_k, block_v = self.unrotate(window.k[:, -1]), window.v[:, -1]
+        block_k, block_v = self.window.unrotate(window.k[:, -1]), window.v[:, -1]
         states = self.recurrent_cell.update(state.states, state.k, state.v, block_k, block_v)
         return self.replace_memory(state, states)
 
 
-class BlockRecurrentSpec(BswaSpec):
+class BlockRecurrentSpec(SmearedSpec):
     title = "a block-recurrent state"
-    keys: ClassVar[tuple[str, ...]] = (
-        "model.memory_segments",
-        "model.fam_len",
-        "model.recurrent_gate",
-    )
-    switches: ClassVar[tuple[str, ...]] = ("model.smeared_keys", "train.rsp")
+    keys = ("model.memory_segments", "model.fam_len", "model.recurrent_gate")
+    switches = ("model.smeared_keys", "train.rsp")
     passes_memory = True
-    has_attention_map = False  # unlike bswa, it also reads states
-    formats = MixerSpec.formats
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
         return BlockRecurrentAttention(config, rngs=rngs)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from operator import attrgetter
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,22 +20,23 @@ from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import Config, ModelConfig
+from famjax.core.lanes import select_rows, select_valid
 from famjax.core.remat import tag_small
 from famjax.core.types import Array, Context, param_dtype
 from famjax.layers import delta_memory
 from famjax.layers.delta_memory import DeltaMemory, Writes, write
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
-from famjax.mixers.mixer import BlockWeights, MemoryLosses, Mixer, mean_of_valid, mean_where
-from famjax.mixers.window import (
-    BlockInputs,
-    BswaSpec,
-    WindowAttention,
-    WindowState,
-    select_rows,
-    select_state,
-    select_valid,
+from famjax.mixers.blocks import BlockInputs, memory_resets, start_documents
+from famjax.mixers.mixer import (
+    FORMATS,
+    BlockWeights,
+    MemoryLosses,
+    Mixer,
+    mean_of_valid,
+    mean_where,
 )
+from famjax.mixers.window import SmearedSpec, WindowAttention, WindowState
 from famjax.parallel import sequence_parallel
 from famjax.parallel.sharding import sequence_shards, target_device
 
@@ -147,16 +148,12 @@ class DeltaAttention(Mixer):
 
     def rates(self, inputs: BlockInputs) -> Array:
         """Return the write rates beta of a call's tokens: [b n w g]."""
-        return self.delta_memory.rates(self.unrotate(inputs.k), inputs.v)
-
-    def unrotate(self, k: Array) -> Array:
-        """Remove the rotary positions from the window's keys of whole blocks: [... w g e]."""
-        return self.qkv.rotate(k, -jnp.arange(self.block_len))
+        return self.delta_memory.rates(self.window.unrotate(inputs.k), inputs.v)
 
     def writes(self, k: Array, v: Array) -> Writes:
         """Return what whole blocks write, from their keys and values [... w g e]."""
         # calls, too, start from rotated keys: `step` has no others, and both must write the same
-        return self.delta_memory.writes(self.unrotate(k), v)
+        return self.delta_memory.writes(self.window.unrotate(k), v)
 
     def scan_memory(self, inputs: BlockInputs, s: Array, ctx: Context) -> tuple[Array, Array]:
         """Scan the blocks: each reads S, and then writes its tokens.
@@ -167,9 +164,7 @@ class DeltaAttention(Mixer):
         Returns:
           what the blocks read [b n w h e]; S after the last block.
         """
-        reset = inputs.blocks.reset
-        if ctx.pass_state is not None:
-            reset = reset & ~ctx.pass_state[:, :: self.block_len]
+        reset = memory_resets(inputs.blocks, ctx, self.block_len)
         full = inputs.blocks.valid == self.block_len
         memory, q = self.delta_memory, inputs.unrotated_q
         writes = self.writes(inputs.k, inputs.v)
@@ -186,7 +181,7 @@ class DeltaAttention(Mixer):
 
         def body(_: tuple[()], s: Array, x: Any) -> tuple[Array, Array]:
             block, reset, full = x
-            s = select_rows(reset, jnp.zeros_like(s), s)
+            s = select_rows(reset, 0, s)
             if not in_scan:
                 return select_rows(full, write_block(s, block), s), s
             # saved, or else the backward pass of a layer would begin with another scan
@@ -203,11 +198,7 @@ class DeltaAttention(Mixer):
     ) -> tuple[Array, DeltaState]:
         """Process one token per lane, at any position in its block: [b 1 d] -> [b 1 d]."""
         before = state
-        if ctx.reset is not None:
-            fresh = self.init_state(x.shape[0])
-            if ctx.pass_state is not None:
-                fresh = select_state(ctx.pass_state[:, 0], self.pass_state(fresh, state), fresh)
-            state = select_state(ctx.reset[:, 0], fresh, state)
+        state = start_documents(self, state, ctx)
         q, window = self.window.append_kv(x, state.window)
         attended = self.window.attend_token(q, window)
         recalled = self.delta_memory.read(q[:, None], state.s)
@@ -228,14 +219,12 @@ class DeltaAttention(Mixer):
         return write(s, self.delta_memory.updates(writes))
 
 
-class DeltaSpec(BswaSpec):
+class DeltaSpec(SmearedSpec):
     title = "block sliding window attention with a delta-rule memory"
-    keys: ClassVar[tuple[str, ...]] = ("model.memory_segments", "model.delta_order")
-    switches: ClassVar[tuple[str, ...]] = (
-        *("model.smeared_keys", "train.rsp", "train.write_loss"),
-    )
+    keys = ("model.memory_segments", "model.delta_order")
+    switches = ("model.smeared_keys", "train.rsp", "train.write_loss")
     passes_memory = True
-    has_attention_map = False  # unlike bswa, it also reads a memory
+    formats = FORMATS
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
         return DeltaAttention(config, rngs=rngs)
@@ -245,6 +234,9 @@ class DeltaSpec(BswaSpec):
             return super().initial_param(model, name, rngs)
         # from `DeltaMemory` alone: `make` would also create the projections of a large model
         return attrgetter(name.removeprefix("delta_memory."))(DeltaMemory(model))[...]
+
+    def has_writes(self, model: ModelConfig) -> bool:
+        return True
 
     def parameters(self, model: ModelConfig) -> int:
         return delta_memory.count_params(model) + super().parameters(model)

@@ -8,8 +8,9 @@ feed-forward:
     F_tau   = FF(PreLN(A_tau^F)) + A_tau^F
 
 Within a layer the recurrence needs only the keys and values of each block. So all blocks are
-projected in parallel, a scan over the blocks updates only the f memory tokens, and then all blocks
-attend in parallel: of the f + w tokens per block, only f are processed sequentially.
+projected in parallel, a scan over the blocks (`famjax.mixers.fam_scan`) updates only the f memory
+tokens, and then all blocks attend in parallel: of the f + w tokens per block, only f are processed
+sequentially.
 
 With this update (`model.fam_update=sum`) the FAM is a sum over all blocks. Its norm grows with the
 document, and its direction, all that PreLN keeps of it, changes less and less (docs/memory.md). The
@@ -48,7 +49,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from types import MappingProxyType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,14 +57,16 @@ from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import Config, ModelConfig
-from famjax.core.types import Array, Context, PyTree, param_dtype
-from famjax.layers.dropout import FEEDBACK, split_key
-from famjax.layers.linear import MATMUL_PARAMS
+from famjax.core.lanes import select_rows, select_state, select_valid
+from famjax.core.types import Array, Context, param_dtype
 from famjax.layers.memory_gate import THRESHOLD, MemoryGate, count_params
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
-from famjax.mixers.fam_losses import memory_losses
+from famjax.mixers import fam_measures, fam_scan
+from famjax.mixers.blocks import BlockInputs, start_documents
+from famjax.mixers.fam_scan import BlockFams
 from famjax.mixers.mixer import (
+    FORMATS,
     BlockWeights,
     MemoryLosses,
     Mixer,
@@ -71,20 +74,9 @@ from famjax.mixers.mixer import (
     kv_bytes,
     layer_weights,
 )
-from famjax.mixers.window import (
-    Blocks,
-    BswaSpec,
-    ExtraKV,
-    WindowAttention,
-    WindowState,
-    select_rows,
-    select_state,
-    select_valid,
-)
-from famjax.ops.attention import KVFrames, attention_weights
-from famjax.ops.deferred_scan import deferred_scan, plain_scan
+from famjax.mixers.window import SmearedSpec, WindowAttention, WindowState
+from famjax.ops.attention import KVFrames
 from famjax.parallel import sequence_parallel
-from famjax.parallel.sharding import sequence_shards, shard_map_rows
 
 
 class FamState(NamedTuple):
@@ -110,27 +102,6 @@ class FamState(NamedTuple):
     summary: Array | None = None
 
 
-class BlockFams(NamedTuple):
-    """The FAM before each block, which the block attends to.
-
-    Attributes:
-      k, v: [b n f g e], its keys and values.
-      updates: [b n] int32, its number of updates, see `FamState`.
-      before, after: [b n f d], F before and after each block; None unless `scan_memory` kept them.
-    """
-
-    k: Array
-    v: Array
-    updates: Array
-    before: Array | None = None
-    after: Array | None = None
-
-
-def _to_block_major(tree: PyTree) -> PyTree:
-    """[b n ...] -> [n b ...]."""
-    return jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), tree)
-
-
 class Fam(Mixer):
     """Block sliding window attention with feedback memory."""
 
@@ -152,6 +123,8 @@ class Fam(Mixer):
         self.most_updates = (2**31 - 1) // self.block_len if at_zero else self.previous
         has_prefix = config.fam_init == "prefix"
         self.prefix = nnx.Param(init_prefix(config, rngs)) if has_prefix else None
+        # without remat all products of the scan are saved anyway, and a deferred scan, which
+        # saves only F, would compute them again (docs/design.md)
         self.defer_weight_gradients = config.remat != "none"
         self.receptive_blocks = None  # unbounded
 
@@ -256,7 +229,7 @@ class Fam(Mixer):
             projected = (self.project(summary, updates)[0], *projected[1:])
             return mlp(self.attend_block(summary, projected, k, v, key, offset), summary, key)
         # the initial FAM carries no context: the first residual is zero (B.1)
-        residual = select_rows(updates > 0, fam, jnp.zeros_like(fam))
+        residual = select_rows(updates > 0, fam, 0)
         attended = self.attend_block(residual, projected, k, v, key, offset)
         new = mlp(attended, fam, key)
         if self.memory_gate is None:
@@ -284,53 +257,28 @@ class Fam(Mixer):
         self, x: Array, state: FamState, ctx: Context, mlp: FeedForward
     ) -> tuple[Array, FamState]:
         """Process whole blocks: [b n*w d] -> [b n*w d]. All lanes are at the start of a block."""
-        inputs = self.window.project_blocks(x, state.window, ctx)
-        k, v, blocks = inputs.k, inputs.v, inputs.blocks
-        fams, fam, updates = self.scan_memory(inputs.seen_k, v, state, blocks, ctx, mlp)
-        extra = self.memory_kv(state, fams)
+        inputs, fams, extra = fam_scan.scan_call(self, x, state, ctx, mlp)
         attended = self.window.attend_blocks(inputs, state.window, ctx, extra)
         y = self.qkv.output_projection(attended, x, ctx.key)
-        prompt = self.first_memory(ctx.prompt)
-        return y, self.final_state(k, v, state, blocks, fams, fam, updates, prompt)
+        return y, self.final_state(inputs, fams, state, self.first_memory(ctx.prompt))
 
     def attention_mass(self, x: Array, state: FamState, ctx: Context, mlp: FeedForward) -> Array:
-        """Return the mean share of attention weights on the FAM: a scalar."""
-        inputs = self.window.project_blocks(x, state.window, ctx)
-        fams, _, _ = self.scan_memory(inputs.seen_k, inputs.v, state, inputs.blocks, ctx, mlp)
-        extra = self.memory_kv(state, fams)
-        q, k, _, mask = self.window.attention_inputs(inputs, state.window, ctx, extra)
-        first = self.window.segments * self.block_len
-        weights = attention_weights(q, k, mask, self.qkv.cap)
-        return weights[..., first : first + self.previous * self.fam_len].sum(-1).mean()
+        return fam_measures.attention_mass(self, x, state, ctx, mlp)
 
     def block_weights(
         self, x: Array, state: FamState, ctx: Context, mlp: FeedForward
     ) -> BlockWeights:
-        inputs = self.window.project_blocks(x, state.window, ctx)
-        fams, _, _ = self.scan_memory(inputs.seen_k, inputs.v, state, inputs.blocks, ctx, mlp)
-        weights = self.window.weights(inputs, state.window, ctx, self.memory_kv(state, fams))
-        q, fam_k, _ = self.project(state.fam, state.updates)
-        if state.summary is not None:
-            q, _, _ = self.project(state.summary, state.updates)
-        keys = jnp.concatenate([fam_k, inputs.seen_k[:, 0]], 1)
-        return weights._replace(from_memory=self.qkv.weights(q, keys, None))
+        return fam_measures.block_weights(self, x, state, ctx, mlp)
 
     def memory_gates(
         self, x: Array, state: FamState, ctx: Context, mlp: FeedForward
     ) -> Array | None:
-        if self.memory_gate is None:
-            return None
-        inputs = self.window.project_blocks(x, state.window, ctx)
-        fam = state.fam
-        keys, values = inputs.seen_k[:, 0], inputs.v[:, 0]
-        attended = self.attend_block(fam, self.project(fam, state.updates), keys, values)
-        gates = self.memory_gate(attended)[..., 0]
-        return select_rows(state.updates > 0, gates, jnp.ones_like(gates))
+        return fam_measures.memory_gates(self, x, state, ctx)
 
     def memory_losses(
         self, x: Array, y: Array, state: FamState, ctx: Context, mlp: FeedForward
     ) -> MemoryLosses:
-        return memory_losses(self, x, y, state, ctx, mlp)
+        return fam_measures.memory_losses(self, x, y, state, ctx, mlp)
 
     def replace_memory(self, state: FamState, memory: Array) -> FamState:
         """Return a state with another FAM.
@@ -348,141 +296,13 @@ class Fam(Mixer):
 
         return state._replace(fam=memory, k=replace(state.k, k), v=replace(state.v, v))
 
-    def scan_memory(
-        self,
-        k: Array,
-        v: Array,
-        state: FamState,
-        blocks: Blocks,
-        ctx: Context,
-        mlp: FeedForward,
-        keep: bool = False,
-    ) -> tuple[BlockFams, Array, Array]:
-        """Scan the blocks, updating the memory tokens.
-
-        Args:
-          k: keys as queries see them (`BlockInputs.seen_k`).
-          keep: return the FAMs too, not only their keys and values.
-
-        Returns:
-          the FAM before each block; the last FAM [b f d]; its number of updates [b].
-        """
-        reset = blocks.reset
-        if ctx.pass_state is not None:
-            reset = reset & ~ctx.pass_state[:, :: self.block_len]
-        full = blocks.valid == self.block_len
-        before, updates = self.count_updates(state.updates, reset, full)
-        keys = split_key(ctx.key, FEEDBACK, k.shape[1])
-        offset = ctx.offset
-        if offset is not None:
-            offset = jnp.broadcast_to(offset, (k.shape[1], *offset.shape))
-        xs, non_diff = (
-            _to_block_major((k, v)),
-            (*_to_block_major((reset, full, before)), keys, offset),
-        )
-        graph, matmul_params, other_params, dropout_keys = cast(
-            Any, nnx.split(nnx.List([self, mlp]), MATMUL_PARAMS, nnx.Param, ...)
-        )
-        shared = (matmul_params, (other_params, ctx.prompt))
-
-        def body(shared: Any, fam: Array, x: Any) -> Any:
-            matmul_params, (other_params, prompt), *dropout_keys = shared
-            layer, mlp = cast(
-                tuple[Fam, FeedForward],
-                nnx.merge(graph, matmul_params, other_params, *dropout_keys),
-            )
-            return layer.scan_body(mlp, prompt, fam, x, keep)
-
-        # dropout masks, also those of adapters, are drawn for the whole batch, not for its shards
-        if keys is not None or dropout_keys or sequence_shards(k.shape[1]) > 1:
-            fam, ys = sequence_parallel.ring_scan(
-                body, (*shared, dropout_keys), state.fam, (xs, non_diff)
-            )
-        else:
-            scan = deferred_scan if self.defer_weight_gradients else plain_scan
-            scan_rows = functools.partial(
-                scan, lambda *args: body((*args[:2], dropout_keys), *args[2:])
-            )
-            # with an offset each row has its own prompt
-            other_axes = (None, None if offset is None else 0)
-            sharded_scan = shard_map_rows(
-                scan_rows, k.shape[0], (None, other_axes, 0, 1, 1), (0, 1)
-            )
-            fam, ys = sharded_scan(*shared, state.fam, xs, non_diff)
-        fam_k, fam_v, *kept = jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1), ys)
-        return BlockFams(fam_k, fam_v, before, *kept), fam, updates
-
-    def count_updates(self, updates: Array, reset: Array, full: Array) -> tuple[Array, Array]:
-        """Return the number of updates before each block [b n], and after the last one [b].
-
-        Args:
-          updates: [b], number of updates before the call.
-          reset, full: [b n] bool, whether the memory is reset before the block, and whether the
-            block updates it.
-        """
-
-        def body(updates: Array, x: tuple[Array, Array]) -> tuple[Array, Array]:
-            reset, full = x
-            updates = jnp.where(reset, 0, updates)
-            return jnp.minimum(updates + full, self.most_updates), updates
-
-        updates, before = jax.lax.scan(body, updates, (reset.T, full.T))
-        return before.T, updates
-
-    def scan_body(
-        self, mlp: FeedForward, prompt: Array | None, fam: Array, x: Any, keep: bool
-    ) -> tuple[Array, tuple[Array, ...]]:
-        """Update the FAM with one block: the body of `scan_memory`.
-
-        Returns:
-          the FAM after the block; the keys and values of the FAM before it, which the block attends
-          to, and with `keep` also both FAMs.
-        """
-        (k, v), (reset, full, updates, key, offset) = x
-        prompt = self.first_memory(prompt)
-        if prompt is not None:
-            fam = select_rows(reset, jnp.broadcast_to(prompt, fam.shape).astype(fam.dtype), fam)
-        projected = self.project(fam, updates)
-        new = self.update_memory(fam, projected, updates, k, v, mlp, key, offset, prompt)
-        new = select_rows(full, new, fam)
-        return new, (*projected[1:], fam, new) if keep else projected[1:]
-
-    def memory_kv(self, state: FamState, fams: BlockFams) -> ExtraKV:
-        """Return the keys and values of the last p FAMs, which each block attends to: p*f each."""
-        fam_k, fam_v, updates, *_ = fams
-        b, n, f, g, e = fam_k.shape
-        p, w = self.previous, self.block_len
-        distance = jnp.arange(p - 1, -1, -1)
-
-        def last(old: Array, new: Array) -> Array:
-            own = new[:, :, None]
-            if p == 1:
-                return own
-            older = sequence_parallel.halo_exchange(old[:, :-1].astype(new.dtype), new)
-            return jnp.concatenate([older, own], 2)
-
-        past_k, past_v = last(state.k, fam_k), last(state.v, fam_v)
-        if p > 1:
-            past_k = self.qkv.rotate(past_k, -w * distance[:, None])
-        visible = jnp.repeat(updates[..., None] >= distance, f, axis=-1)
-        shape = (b, n, p * f, g, e)
-        return ExtraKV(past_k.reshape(shape), past_v.reshape(shape), visible)
-
     def final_state(
-        self,
-        k: Array,
-        v: Array,
-        state: FamState,
-        blocks: Blocks,
-        fams: BlockFams,
-        fam: Array,
-        updates: Array,
-        prompt: Array | None,
+        self, inputs: BlockInputs, fams: BlockFams, state: FamState, prompt: Array | None
     ) -> FamState:
         """Return the state after the call."""
-        older = self.previous - 1
-        _, *latest = self.project(fam, updates)
-        holds = jnp.arange(older) >= older - updates[:, None]  # [b p-1]
+        blocks, older = inputs.blocks, self.previous - 1
+        _, *latest = self.project(fams.last, fams.last_updates)
+        holds = jnp.arange(older) >= older - fams.last_updates[:, None]  # [b p-1]
 
         def append_latest(old: Array, new: Array, last: Array) -> Array:
             entries = sequence_parallel.gather_last(
@@ -498,11 +318,11 @@ class Fam(Mixer):
             current = jnp.broadcast_to(prompt, summary.shape).astype(summary.dtype)
             summary = select_rows(blocks.all_padding, summary, current)
         return FamState(
-            self.window.final_state(k, v, state.window, blocks),
-            fam,
+            self.window.final_state(inputs.k, inputs.v, state.window, blocks),
+            fams.last,
             append_latest(state.k, fams.k, latest[0]),
             append_latest(state.v, fams.v, latest[1]),
-            updates,
+            fams.last_updates,
             summary,
         )
 
@@ -511,11 +331,7 @@ class Fam(Mixer):
     ) -> tuple[Array, FamState]:
         """Process one token per lane, at any position in its block: [b 1 d] -> [b 1 d]."""
         before = state
-        if ctx.reset is not None and self.first_memory(ctx.prompt) is not None:
-            fresh = self.init_state(x.shape[0], ctx.prompt)
-            if ctx.pass_state is not None:
-                fresh = select_state(ctx.pass_state[:, 0], self.pass_state(fresh, state), fresh)
-            state = select_state(ctx.reset[:, 0], fresh, state)
+        state = start_documents(self, state, ctx)
         q, window = self.window.append_kv(x, state.window)
         attended = self.window.attend_token(q, window, self.kv_frames(q, state))
         y = self.qkv.output_projection(attended[:, None], x)
@@ -564,7 +380,7 @@ def init_prefix(config: ResolvedModelConfig, rngs: nnx.Rngs) -> Array:
     return jax.random.normal(rngs.params(), (config.fam_len, config.width))
 
 
-class FamSpec(BswaSpec):
+class FamSpec(SmearedSpec):
     title = "feedback attention memory"
     keys = (
         "model.memory_segments",
@@ -582,12 +398,15 @@ class FamSpec(BswaSpec):
     )
     has_memory = True
     passes_memory = True
-    has_attention_map = False  # unlike bswa, it also attends to memories
+    formats = FORMATS
     # with the paper's sum, finetuned models forget passkeys (docs/memory.md)
     convert_settings = MappingProxyType({"fam_update": "gated"})
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
         return Fam(config, rngs=rngs)
+
+    def has_writes(self, model: ModelConfig) -> bool:
+        return model.fam_update == "gated"
 
     def unexported(self, model: ModelConfig) -> str:
         # the paper's rejected variants are not in the PyTorch code

@@ -30,7 +30,7 @@ C.2 has no equations. These are the choices made here where it leaves something 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -38,20 +38,14 @@ from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import Config, ModelConfig
+from famjax.core.lanes import select_rows, select_valid
 from famjax.core.types import Array, Context
 from famjax.layers.dropout import FEEDBACK, split_key
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
-from famjax.mixers.mixer import BlockWeights, Mixer, MixerSpec, kv_bytes
-from famjax.mixers.window import (
-    Blocks,
-    BswaSpec,
-    WindowAttention,
-    WindowState,
-    select_rows,
-    select_state,
-    select_valid,
-)
+from famjax.mixers.blocks import Blocks, start_documents
+from famjax.mixers.mixer import BlockWeights, Mixer, kv_bytes
+from famjax.mixers.window import BlockwiseSpec, WindowAttention, WindowState
 from famjax.parallel import sequence_parallel
 
 
@@ -170,8 +164,7 @@ class FeedbackSegments(Mixer):
     ) -> tuple[Array, FmState]:
         """Process one token per lane, at any position in its block: [b 1 d] -> [b 1 d]."""
         before = state
-        if ctx.reset is not None:
-            state = select_state(ctx.reset[:, 0], self.init_state(x.shape[0]), state)
+        state = start_documents(self, state, ctx)
         outputs, m = state.outputs, self.window.segments
         # what the token attends to: outputs of the segments, inputs of its own block
         seen = outputs._replace(
@@ -182,16 +175,13 @@ class FeedbackSegments(Mixer):
         y = mlp(self.qkv.output_projection(attended, x), x)
         _, outputs = self.window.append_kv(y, outputs)
         full = outputs.tokens + 1 == self.block_len
-        k, v = (select_rows(full, jnp.zeros_like(a[:, m]), a[:, m]) for a in (seen.k, seen.v))
+        k, v = (select_rows(full, 0, a[:, m]) for a in (seen.k, seen.v))
         return y, select_valid(ctx, FmState(self.window.advance(outputs), k, v), before)
 
 
-class FmSpec(BswaSpec):
+class FmSpec(BlockwiseSpec):
     title = "feedback memory segments"
     applies_mlp = True
-    switches: ClassVar[tuple[str, ...]] = ()
-    has_attention_map = False  # unlike bswa, it also attends to outputs
-    formats = MixerSpec.formats
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
         return FeedbackSegments(config, rngs=rngs)
@@ -203,12 +193,6 @@ class FmSpec(BswaSpec):
                 f"model.memory_segments={config.model.memory_segments}: the memory of "
                 "model.mixer=fm is its segments; set it to at least 1, or model.mixer=bswa"
             )
-
-    def parameters(self, model: ModelConfig) -> int:
-        return 0
-
-    def constants(self, model: ModelConfig) -> dict[str, float]:
-        return {}
 
     def flops(self, model: ModelConfig, computed: bool = False) -> float:
         # keys and values are projected twice: from inputs and from outputs

@@ -13,11 +13,11 @@ from famjax.config.derived import reads_whole_rows
 from famjax.config.resolved import ResolvedModelConfig
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.errors import UserError
+from famjax.core.lanes import select_rows
 from famjax.core.types import Array, Context, PyTree
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.mixers.mixer import FORMATS, Mixer, MixerSpec, kv_bytes
-from famjax.mixers.window import select_rows
 from famjax.ops.positions import document_positions
 from famjax.parallel import sharding
 
@@ -132,8 +132,10 @@ class FullAttention(Mixer):
         q, k = (self.qkv.rotate(a, position, long_range=True) for a in (q, k))
         # padding is written out of bounds, where it is dropped, as are tokens that do not fit
         index = jnp.where(valid, position, self.capacity)[:, 0]
-        old = state if reset is None else _clear_rows(state, reset[:, 0])
-        new = CacheState(_write_entry(old.k, k, index), _write_entry(old.v, v, index), length)
+        old_k, old_v = state.k, state.v
+        if reset is not None:
+            old_k, old_v = (select_rows(reset[:, 0], 0, a) for a in (old_k, old_v))
+        new = CacheState(_write_entry(old_k, k, index), _write_entry(old_v, v, index), length)
         # padding with an empty cache attends to zeros, so that no row of the softmax is empty
         attention_mask = jnp.arange(self.capacity) < jnp.maximum(length, 1)[:, None, None]
         keys, values = (_swap_heads_tokens(a).astype(q.dtype) for a in (new.k, new.v))
@@ -251,16 +253,6 @@ class FullSpec(MixerSpec):
 def _swap_heads_tokens(a: Array) -> Array:
     """[b g s e] -> [b s g e], and the inverse."""
     return a.swapaxes(1, 2)
-
-
-def _clear_rows(state: CacheState, reset: Array) -> CacheState:
-    """Return the state with empty caches for lanes [b] that start a document."""
-    return state._replace(
-        **{
-            name: jnp.where(reset[:, None, None, None], 0, getattr(state, name))
-            for name in ("k", "v")
-        }
-    )
 
 
 def _write_entry(cache: Array, new: Array, index: Array) -> Array:

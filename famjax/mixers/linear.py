@@ -78,9 +78,12 @@ class LinearAttention(Mixer):
         return LinearState(s, z, lanes)
 
     def encode_memory_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
-        """Return the FAM prompt after full attention among its tokens (B.1): [f d] -> [f d].
+        """Return the FAM prompt after full attention among its tokens (B.1).
 
         Their positions are -f to -1.
+
+        Args:
+          prompt: [f d], or with an offset [b], [b f d]; the result has the same shape.
         """
         q, k, v = self.project(prompt, _add_offset(jnp.arange(-prompt.shape[-2], 0), offset))
         return self.qkv.output_projection(_merge_heads(attend_all(q, k, v)), prompt)

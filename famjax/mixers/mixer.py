@@ -48,7 +48,7 @@ class MemoryLosses(NamedTuple):
     Losses that the memory does not have are None.
 
     Attributes:
-      diversity, reconstruction: losses of FAM, see `famjax.mixers.fam_losses`; diversity is in
+      diversity, reconstruction: losses of FAM, see `famjax.mixers.fam_measures`; diversity is in
         nats.
       writing: the mean gate of FAM's update, or the mean write rate of the delta rule, in [0, 1].
     """
@@ -115,7 +115,11 @@ class Mixer(nnx.Module):
     # the memory that outlives the window; most mixers have none
 
     def encode_memory_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
-        """Return the attention output of the FAM prompt's tokens (B.1): [f d] -> [f d]."""
+        """Return the attention output of the FAM prompt's tokens (B.1).
+
+        Args:
+          prompt: [f d], or with an offset [b], [b f d]; the result has the same shape.
+        """
         return self.qkv.encode_memory_prompt(prompt, offset)
 
     def memory(self, state: State) -> Array | None:
@@ -325,6 +329,10 @@ class MixerSpec(abc.ABC):
     def window(self, model: ModelConfig) -> int:
         """Return the window of a local mixer, in tokens; 0 for other mixers."""
         return 0
+
+    def has_writes(self, model: ModelConfig) -> bool:
+        """Return whether its memory has gates or rates: `train.write_loss` is on their mean."""
+        return False
 
     def unrotated(self, model: ModelConfig) -> str:
         """Return the setting that disables rotary positions of queries and keys, or ""."""

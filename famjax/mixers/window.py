@@ -19,11 +19,13 @@ from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import Config, ModelConfig
-from famjax.core.types import Array, Context, State
+from famjax.core.lanes import select_rows, select_valid
+from famjax.core.types import Array, Context
 from famjax.layers.dropout import ATTENTION_WEIGHTS, split_key
 from famjax.layers.key_smear import KeySmear, init_for_pretrained, previous_keys
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
+from famjax.mixers.blocks import BlockInputs, Blocks, ExtraKV, join_keys, start_documents
 from famjax.mixers.mixer import FORMATS, BlockWeights, Mixer, MixerSpec, kv_bytes
 from famjax.ops.attention import KVFrames, attend_frames
 from famjax.parallel import sequence_parallel
@@ -53,85 +55,6 @@ class WindowState(NamedTuple):
         """Return the key of the token before each of the m+1 blocks: [b m+1 g e]."""
         assert self.before is not None  # called only if keys are smeared
         return jnp.concatenate([self.before[:, None], self.k[:, :-1, -1]], 1)
-
-
-class Blocks(NamedTuple):
-    """Document boundaries and padding of a call, by block.
-
-    Attributes:
-      reset: [b n] bool, whether a document starts with the block.
-      valid: [b n] int32, number of valid tokens of the block; padding follows them.
-      end: [b] int32, index after the last full block of the lane's newest document.
-      fresh: [b] bool, whether that document started within the call.
-      all_padding: [b] bool, whether the lane has only padding.
-    """
-
-    reset: Array
-    valid: Array
-    end: Array
-    fresh: Array
-    all_padding: Array
-
-    @classmethod
-    def from_context(cls, ctx: Context, batch: int, tokens: int, block_len: int) -> Blocks:
-        n = tokens // block_len
-        reset = jnp.zeros((batch, n), bool) if ctx.reset is None else ctx.reset[:, ::block_len]
-        if ctx.valid is None:
-            count = jnp.full((batch, n), block_len, jnp.int32)
-        else:
-            count = ctx.valid.reshape(batch, n, block_len).sum(-1, dtype=jnp.int32)
-        index = jnp.arange(n, dtype=jnp.int32)
-        start = jnp.where(reset, index, 0).max(-1)
-        full = (count == block_len) & (index >= start[:, None])
-        end = start + full.sum(-1, dtype=jnp.int32)
-        return cls(reset, count, end, reset.any(-1), ~(count > 0).any(-1))
-
-    def blocks_since_reset(self, before: Array) -> Array:
-        """Return how many blocks of its document precede each block: [b n].
-
-        Args:
-          before: [b], number of the current document's blocks before the call.
-        """
-        index = jnp.arange(self.reset.shape[1], dtype=jnp.int32)
-        start = jax.lax.cummax(jnp.where(self.reset, index, -1), axis=1)
-        return jnp.where(start < 0, index + before[:, None], index - start)
-
-
-class BlockInputs(NamedTuple):
-    """A call's queries, keys and values [b n w h|g e].
-
-    Attributes:
-      q, k, v: queries, keys and values; queries and keys are rotated by their offset in their own
-        block, and keys are not blended.
-      seen_k: keys as queries see them: `k`, or the blended keys if keys are smeared.
-      blocks: boundaries and padding of the call's blocks.
-      unrotated_q: queries without positions.
-    """
-
-    q: Array
-    k: Array
-    v: Array
-    seen_k: Array
-    blocks: Blocks
-    unrotated_q: Array
-
-
-class ExtraKV(NamedTuple):
-    """Keys and values that blocks attend to in addition to memory segments and themselves.
-
-    Attributes:
-      k, v: [b n s g e], keys rotated to their positions relative to the block's start.
-      visible: [b n s] bool.
-    """
-
-    k: Array
-    v: Array
-    visible: Array
-
-
-def select_rows(lanes: Array, new: Array, old: Array) -> Array:
-    """Return `new` where `lanes` [b] is True, else `old`: [b ...]."""
-    return jnp.where(lanes.reshape(-1, *(1,) * (new.ndim - 1)), new, old)
 
 
 class WindowAttention(Mixer):
@@ -228,6 +151,10 @@ class WindowAttention(Mixer):
         # from the position of each key to the next one, and from the last of a block to the first
         shift = jnp.where(jnp.arange(self.block_len) == 0, 1 - self.block_len, 1)
         return self.key_smear(k, self.qkv.rotate(previous_keys(k, before), shift))
+
+    def unrotate(self, k: Array) -> Array:
+        """Remove the rotary positions from keys of whole blocks (`BlockInputs.k`): [... w g e]."""
+        return self.qkv.rotate(k, -jnp.arange(self.block_len))
 
     def segment_kv(
         self, k: Array, v: Array, state: WindowState, blocks: Blocks
@@ -355,41 +282,34 @@ class WindowAttention(Mixer):
         visible = jnp.repeat(blocks_since_reset[:, None] >= distance, w, axis=-1)[:, None]
         mask = visible & self.window_mask(-w * distance)
         if extra is not None:
-            # the order of `attention_inputs`: dropout masks depend on it
             at = m * w
-            extra_visible = jnp.broadcast_to(
-                extra.visible[:, None], (b, w, extra.visible.shape[-1])
-            )
             k, v = (
-                jnp.concatenate([a[:, :at], more, a[:, at:]], 1)
+                join_keys(a[:, :at], more, a[:, at:], axis=1)
                 for a, more in ((k, extra.k), (v, extra.v))
             )
-            mask = jnp.concatenate([mask[..., :at], extra_visible, mask[..., at:]], -1)
+            mask = join_keys(mask[..., :at], extra.mask(w), mask[..., at:], axis=-1)
         q, k = (self.qkv.shift(a, offset) for a in (q, k))
         return self.qkv.attend(q, k, v, mask, key)
 
     def attention_inputs(
         self, inputs: BlockInputs, state: WindowState, ctx: Context, extra: ExtraKV | None = None
     ) -> tuple[Array, Array, Array, Array]:
-        """Return queries, keys, values and the mask [b n w s] of every block.
-
-        Keys are ordered: memory segments, `extra`, the block itself.
-        """
+        """Return queries, keys, values and the mask [b n w s] of every block."""
         q, _, v, k, blocks, _ = inputs
         b, n, w = q.shape[:3]
-        seen_k, seen_v, visible = self.segment_kv(k, v, state, blocks)
-        keys, values, masks = [seen_k], [seen_v], [visible]
-        if extra is not None:
-            keys, values = [*keys, extra.k], [*values, extra.v]
-            masks.append(extra.visible[:, :, None])
-        masks.append(self.window_mask(jnp.zeros(1, jnp.int32)))
-        masks = [jnp.broadcast_to(mask, (b, n, w, mask.shape[-1])) for mask in masks]
-        joined = jnp.concatenate([*keys, k], axis=2)
+        seen_k, seen_v, seen_mask = self.segment_kv(k, v, state, blocks)
+        causal = self.window_mask(jnp.zeros(1, jnp.int32))
+        seen_mask, causal = (
+            jnp.broadcast_to(mask, (b, n, w, mask.shape[-1])) for mask in (seen_mask, causal)
+        )
+        extra_k, extra_v, extra_mask = (
+            (None, None, None) if extra is None else (extra.k, extra.v, extra.mask(w))
+        )
         return (
             self.qkv.shift(q, ctx.offset),
-            self.qkv.shift(joined, ctx.offset),
-            jnp.concatenate([*values, v], axis=2),
-            jnp.concatenate(masks, axis=-1),
+            self.qkv.shift(join_keys(seen_k, extra_k, k, axis=2), ctx.offset),
+            join_keys(seen_v, extra_v, v, axis=2),
+            join_keys(seen_mask, extra_mask, causal, axis=-1),
         )
 
     def attention_map(self, x: Array) -> Array:
@@ -456,7 +376,7 @@ class WindowAttention(Mixer):
         # keys of old blocks that are not filled are 0
         start = jnp.where(blocks.reset, jnp.arange(k.shape[1]), 0).max(-1)
         other_document = blocks.fresh & (blocks.end - self.segments - 1 < start)
-        last = select_rows(other_document, jnp.zeros_like(last), last).astype(state.before.dtype)
+        last = select_rows(other_document, 0, last).astype(state.before.dtype)
         return select_rows(blocks.all_padding, state.before, last)
 
     # one token: the same results, but the query is rotated for each frame, not its keys ----------
@@ -466,8 +386,7 @@ class WindowAttention(Mixer):
     ) -> tuple[Array, WindowState]:
         """Process one token per lane, at any position in its block: [b 1 d] -> [b 1 d]."""
         before = state
-        if ctx.reset is not None:
-            state = select_state(ctx.reset[:, 0], self.init_state(x.shape[0]), state)
+        state = start_documents(self, state, ctx)
         q, state = self.append_kv(x, state)
         y = self.qkv.output_projection(self.attend_token(q, state)[:, None], x)
         return y, select_valid(ctx, self.advance(state), before)
@@ -517,27 +436,10 @@ class WindowAttention(Mixer):
         return WindowState(k, v, blocks, jnp.where(full, 0, state.tokens + 1), before)
 
 
-class BswaSpec(MixerSpec):
-    title = "block sliding window attention"
+class BlockwiseSpec(MixerSpec):
+    """What mixers share whose blocks attend to `model.memory_segments` blocks and to themselves."""
+
     keys: ClassVar[tuple[str, ...]] = ("model.memory_segments",)
-    switches: ClassVar[tuple[str, ...]] = ("model.smeared_keys",)
-    has_attention_map = True
-    formats: ClassVar[tuple[str, ...]] = FORMATS
-
-    def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
-        segments, smeared = config.memory_segments, config.smeared_keys
-        return WindowAttention(config, rngs=rngs, segments=segments, smeared_keys=smeared)
-
-    def initial_param(self, model: ResolvedModelConfig, name: str, rngs: nnx.Rngs) -> Array:
-        if name == "key_smear.weight":
-            return init_for_pretrained(model.kv_heads)
-        return super().initial_param(model, name, rngs)
-
-    def parameters(self, model: ModelConfig) -> int:
-        return sizes(model).g if model.smeared_keys else 0
-
-    def constants(self, model: ModelConfig) -> dict[str, float]:
-        return {"key_smear.across_blocks": 1.0} if model.smeared_keys else {}
 
     def keys_seen(self, model: ModelConfig) -> float:
         return (model.memory_segments + 0.5) * model.block_len
@@ -558,14 +460,42 @@ class BswaSpec(MixerSpec):
         return [f"blocks of {model.block_len}, memory segments {model.memory_segments}"]
 
 
-class BswaStopGradientSpec(BswaSpec):
-    title = "block sliding window attention without gradients to memory segments"
+class SmearedSpec(BlockwiseSpec):
+    """What those of them share whose keys `model.smeared_keys` blends."""
+
+    switches: ClassVar[tuple[str, ...]] = ("model.smeared_keys",)
+
+    def initial_param(self, model: ResolvedModelConfig, name: str, rngs: nnx.Rngs) -> Array:
+        if name == "key_smear.weight":
+            return init_for_pretrained(model.kv_heads)
+        return super().initial_param(model, name, rngs)
+
+    def parameters(self, model: ModelConfig) -> int:
+        return sizes(model).g if model.smeared_keys else 0
+
+    def constants(self, model: ModelConfig) -> dict[str, float]:
+        return {"key_smear.across_blocks": 1.0} if model.smeared_keys else {}
+
+
+class BswaSpec(SmearedSpec):
+    title = "block sliding window attention"
+    has_attention_map = True
+    formats = FORMATS
+    stop_gradient = False
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
-        segments, smeared = config.memory_segments, config.smeared_keys
         return WindowAttention(
-            config, rngs=rngs, segments=segments, smeared_keys=smeared, stop_gradient=True
+            config,
+            rngs=rngs,
+            segments=config.memory_segments,
+            smeared_keys=config.smeared_keys,
+            stop_gradient=self.stop_gradient,
         )
+
+
+class BswaStopGradientSpec(BswaSpec):
+    title = "block sliding window attention without gradients to memory segments"
+    stop_gradient = True
 
 
 class SwaSpec(MixerSpec):
@@ -590,9 +520,6 @@ class SwaSpec(MixerSpec):
     def remote_keys(self, model: ModelConfig, tokens: float) -> float:
         return _window_segments(model) * model.block_len
 
-    def parameters(self, model: ModelConfig) -> int:
-        return 0
-
     def state_bytes(self, model: ModelConfig) -> int:
         return kv_bytes(model) * (_window_segments(model) + 1) * model.block_len
 
@@ -610,13 +537,3 @@ class SwaSpec(MixerSpec):
 def _window_segments(model: ModelConfig) -> int:
     """Return the number of earlier blocks that a block's first token attends to."""
     return -(-(model.window - 1) // model.block_len)
-
-
-def select_state(lanes: Array, new: State, old: State) -> State:
-    """Apply `select_rows` to every array of a state."""
-    return jax.tree.map(lambda a, b: select_rows(lanes, a, b.astype(a.dtype)), new, old)
-
-
-def select_valid(ctx: Context, new: State, old: State) -> State:
-    """Return `new` where the token is valid, `old` where it is padding."""
-    return new if ctx.valid is None else select_state(ctx.valid[:, 0], new, old)

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Int
 
+from famjax.core.lanes import select_rows
 from famjax.core.remat import tag_product
 from famjax.core.types import Array, Axes
 from famjax.ops import linear_attention_kernel as kernel
@@ -51,7 +52,7 @@ def recurrent_attention(
 ) -> tuple[Float[Array, "b 1 g r e"], Sums]:
     """Process one token per lane in O(k e); the same as `chunkwise_attention` with t = 1."""
     acc_dtype = sums.s.dtype
-    sums = Sums(*(jnp.where(_expand_lanes(start[:, 0] < 0, a), a, 0) for a in sums))
+    sums = Sums(*(select_rows(start[:, 0] < 0, a, 0) for a in sums))
     q_i, k_i, v_i = (a[:, 0].astype(acc_dtype) for a in (q, k, v))
     s = sums.s + k_i[..., None] * v_i[..., None, :]
     z = sums.z + k_i
@@ -95,8 +96,8 @@ def _final_sums(k: Array, v: Array, start: Array, sums: Sums) -> Sums:
     """Return the sums after all tokens; arguments as in `chunkwise_attention`."""
     in_last_document = start == start[:, -1:]
     k = jnp.where(in_last_document[..., None, None], k, 0)
-    s, z = (jnp.where(_expand_lanes(start[:, -1] < 0, a), a, 0) for a in sums)
-    return Sums(s + _einsum_acc32("btgk,btge->bgke", k, v), z + k.sum(1, dtype=z.dtype))
+    s, z = (select_rows(start[:, -1] < 0, a, 0) for a in sums)
+    return Sums(s + _narrow_einsum("btgk,btge->bgke", k, v), z + k.sum(1, dtype=z.dtype))
 
 
 def _chunkwise(
@@ -137,9 +138,9 @@ def attend_masked(
     mask: Bool[Array, "b #t s"],
 ) -> Float[Array, "b t g r e"]:
     """Attend to the tokens where a mask [b t s] is True, by computing all pairs of tokens."""
-    similar = _einsum_acc32("btgrk,bsgk->btgrs", q, k)
+    similar = _narrow_einsum("btgrk,bsgk->btgrs", q, k)
     similar = jnp.where(mask[:, :, None, None], similar, 0)
-    num = _einsum_acc32("btgrs,bsge->btgre", similar, v.astype(similar.dtype))
+    num = _narrow_einsum("btgrs,bsge->btgre", similar, v.astype(similar.dtype))
     return _normalize(num, similar.sum(-1)).astype(v.dtype)
 
 
@@ -151,16 +152,12 @@ def causal_weights(
     Quadratic; for analysis.
     """
     index = jnp.arange(q.shape[1])
-    similar = jnp.where(index[:, None] >= index, _einsum_acc32("bigrk,bjgk->bgrij", q, k), 0)
+    similar = jnp.where(index[:, None] >= index, _narrow_einsum("bigrk,bjgk->bgrij", q, k), 0)
     return _normalize(similar, similar.sum(-1))
 
 
 def _normalize(num: Array, den: Array) -> Array:
     return num / jnp.maximum(den, EPS)[..., None]
-
-
-def _expand_lanes(lanes: Array, like: Array) -> Array:
-    return lanes.reshape(-1, *(1,) * (like.ndim - 1))
 
 
 def _split_chunks(x: Array, c: int) -> Array:
@@ -210,9 +207,9 @@ def _xla_forward(
 
     def scan_chunk(sums: Sums, xs: Any) -> tuple[Sums, tuple[Array, Array]]:
         q, k, v, mask = xs
-        a = mask.current(_einsum_acc32("bgrik,bgjk->bgrij", q, k))
+        a = mask.current(_narrow_einsum("bgrik,bgjk->bgrij", q, k))
         q_past = mask.past(q)
-        num = _einsum_acc32("bgrij,bgje->bgrie", a, v) + _einsum_acc32(
+        num = _narrow_einsum("bgrij,bgje->bgrie", a, v) + _narrow_einsum(
             "bgrik,bgke->bgrie", q_past, sums.s
         )
         den = a.sum(-1) + jnp.einsum("bgrik,bgk->bgri", q_past, sums.z)
@@ -238,26 +235,26 @@ def _xla_backward(
     masks = _document_masks(start)
 
     def d_similarities(d_num: Array, d_den: Array, v: Array, mask: DocumentMask) -> Array:
-        return mask.current(_einsum_acc32("bgrie,bgje->bgrij", d_num, v) + d_den[..., None])
+        return mask.current(_narrow_einsum("bgrie,bgje->bgrij", d_num, v) + d_den[..., None])
 
     def grad_q(sums: Sums, xs: Any) -> tuple[Sums, Array]:
         k, v, mask, d_num, d_den = xs
-        past = _einsum_acc32("bgrie,bgke->bgrik", d_num, sums.s)
+        past = _narrow_einsum("bgrie,bgke->bgrik", d_num, sums.s)
         past = mask.past(past + d_den[..., None] * sums.z[:, :, None, None])
-        current = _einsum_acc32("bgrij,bgjk->bgrik", d_similarities(d_num, d_den, v, mask), k)
+        current = _narrow_einsum("bgrij,bgjk->bgrik", d_similarities(d_num, d_den, v, mask), k)
         return _accumulate(sums, k, v, mask), (past + current).astype(q.dtype)
 
     def grad_k_v(d_sums: Sums, xs: Any) -> tuple[Sums, tuple[Array, Array]]:
         q, k, v, mask, d_num, d_den = xs
         d_scores = d_similarities(d_num, d_den, v, mask)
-        a = mask.current(_einsum_acc32("bgrik,bgjk->bgrij", q, k))
-        d_k = _einsum_acc32("bgje,bgke->bgjk", v, d_sums.s) + d_sums.z[:, :, None]
-        d_k = mask.last_document(d_k) + _einsum_acc32("bgrij,bgrik->bgjk", d_scores, q)
-        d_v = _einsum_acc32("bgjk,bgke->bgje", mask.last_document(k), d_sums.s)
-        d_v = d_v + _einsum_acc32("bgrij,bgrie->bgje", a, d_num)
+        a = mask.current(_narrow_einsum("bgrik,bgjk->bgrij", q, k))
+        d_k = _narrow_einsum("bgje,bgke->bgjk", v, d_sums.s) + d_sums.z[:, :, None]
+        d_k = mask.last_document(d_k) + _narrow_einsum("bgrij,bgrik->bgjk", d_scores, q)
+        d_v = _narrow_einsum("bgjk,bgke->bgje", mask.last_document(k), d_sums.s)
+        d_v = d_v + _narrow_einsum("bgrij,bgrie->bgje", a, d_num)
         q_past = mask.past(q)
         d_before = Sums(
-            mask.carry(d_sums.s) + _einsum_acc32("bgrik,bgrie->bgke", q_past, d_num),
+            mask.carry(d_sums.s) + _narrow_einsum("bgrik,bgrie->bgke", q_past, d_num),
             mask.carry(d_sums.z) + jnp.einsum("bgrik,bgri->bgk", q_past, d_den),
         )
         return d_before, (d_k.astype(k.dtype), d_v.astype(v.dtype))
@@ -295,7 +292,7 @@ class DocumentMask(NamedTuple):
 
     def carry(self, a: Array) -> Array:
         """Reset sums if a document starts in the chunk: [b ...]."""
-        return jnp.where(_expand_lanes(self.start[:, -1] == self.before, a), a, 0)
+        return select_rows(self.start[:, -1] == self.before, a, 0)
 
 
 def _document_masks(start: Array) -> DocumentMask:
@@ -306,11 +303,11 @@ def _document_masks(start: Array) -> DocumentMask:
 
 def _accumulate(sums: Sums, k: Array, v: Array, mask: DocumentMask) -> Sums:
     k = mask.last_document(k)
-    s = mask.carry(sums.s) + _einsum_acc32("bgjk,bgje->bgke", k, v)
+    s = mask.carry(sums.s) + _narrow_einsum("bgjk,bgje->bgke", k, v)
     return Sums(s, mask.carry(sums.z) + k.sum(2, dtype=s.dtype))
 
 
-def _einsum_acc32(equation: str, x: Array, y: Array) -> Array:
+def _narrow_einsum(equation: str, x: Array, y: Array) -> Array:
     """Einsum in the narrower of both dtypes, accumulated in float32 or wider."""
     narrow = x.dtype if x.dtype.itemsize < y.dtype.itemsize else y.dtype
     acc_dtype = jnp.promote_types(narrow, jnp.float32)

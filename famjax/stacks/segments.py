@@ -25,6 +25,7 @@ from flax import nnx
 from famjax.config.derived import kept_segments, segment_transformer
 from famjax.config.resolved import ResolvedModelConfig
 from famjax.core.errors import UserError
+from famjax.core.lanes import select_state
 from famjax.core.types import Array, Context, State, compute_dtype, param_dtype
 from famjax.layers.norm import Norm
 from famjax.mixers.full import truncate_cache
@@ -182,8 +183,8 @@ class SegmentStack(Stack):
             return state
         assert fresh is not None
         if ctx.pass_state is not None:
-            fresh = _select(ctx.pass_state[:, 0], self.pass_state(fresh, state), fresh)
-        return _select(ctx.reset[:, 0], fresh, state)
+            fresh = select_state(ctx.pass_state[:, 0], self.pass_state(fresh, state), fresh, axis=1)
+        return select_state(ctx.reset[:, 0], fresh, state, axis=1)
 
     def _read(
         self, x: Array, state: SegmentState, valid: Array, ends: Array
@@ -206,7 +207,7 @@ class SegmentStack(Stack):
         count = valid.sum(-1, dtype=jnp.int32)
         after = state._replace(tokens=state.tokens + count, caches=caches)
         memory = self.memory_norm(y[:, t:], param_dtype())
-        after = _select(ends, self.read_memory(after, memory), after)
+        after = select_state(ends, self.read_memory(after, memory), after, axis=1)
         return self._without_excess(y[:, :t], state, valid), after
 
     # capacity -----------------------------------------------------------------------------------
@@ -237,12 +238,3 @@ class SegmentStack(Stack):
 def _truncate(caches: State, length: Array) -> State:
     """Return the first `length` [b] tokens of all layers' caches."""
     return tuple(truncate_cache(cache, length) for cache in caches)
-
-
-def _select(lanes: Array, new: SegmentState, old: SegmentState) -> SegmentState:
-    """Return `new` where `lanes` [b] is True, else `old`."""
-
-    def select(a: Array, b: Array) -> Array:
-        return jnp.where(lanes.reshape(1, -1, *(1,) * (a.ndim - 2)), a, b)
-
-    return jax.tree.map(select, new, old)

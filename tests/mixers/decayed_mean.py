@@ -16,6 +16,7 @@ from flax import nnx
 
 from famjax.config.resolved import sizes
 from famjax.config.schema import Config, ModelConfig
+from famjax.core.lanes import select_rows, select_state
 from famjax.core.types import Array, Context, param_dtype
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
@@ -59,9 +60,9 @@ class DecayedMean(Mixer):
 
         def token(state: MeanState, xs: tuple[Array, Array, Array]) -> tuple[MeanState, Array]:
             v, reset, valid = xs
-            old = jax.tree.map(lambda a: jnp.where(_wide(reset & valid, a), 0, a), state)
+            old = jax.tree.map(lambda a: select_rows(reset & valid, 0, a), state)
             new = MeanState(decay[:, None] * old.s + v, decay * old.z + 1)
-            new = jax.tree.map(lambda a, b: jnp.where(_wide(valid, a), a, b), new, state)
+            new = select_state(valid, new, state)
             return new, new.s / jnp.maximum(new.z, 1)[..., None]
 
         xs = (jnp.moveaxis(v.astype(state.s.dtype), 1, 0), reset.T, valid.T)
@@ -70,10 +71,6 @@ class DecayedMean(Mixer):
         return self.qkv.output_projection(y.astype(q.dtype), x, ctx.key), state
 
     step = __call__
-
-
-def _wide(rows: Array, like: Array) -> Array:
-    return rows.reshape(-1, *(1,) * (like.ndim - 1))
 
 
 class DecayedMeanSpec(MixerSpec):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +19,6 @@ from famjax.core.errors import UserError
 from famjax.core.types import Context
 from famjax.experiment.load import load_config
 from famjax.export.export import export
-from famjax.mixers.fam import Fam
 from famjax.stacks.residual import ResidualStack
 from famjax.train.loop import train
 
@@ -84,7 +84,22 @@ def test_a_memory_at_zero_is_as_far_away_as_its_document_is_long(
     assert (apart < 1e-5) == is_relative
 
 
-def first_layer(mixer: Fam) -> Fam:
-    """Return the first of stacked layers."""
-    graph, params = nnx.split(mixer)
+def test_a_reset_needs_the_memory_that_a_document_starts_with() -> None:
+    """Otherwise a call would reset the window alone, and a step nothing."""
+    stack = ResidualStack(resolve_model(SHAPE), rngs=nnx.Rngs(0))
+    layer = stack.layers[0]
+    mixer, mlp = first_layer(layer.mixer), first_layer(layer.mlp)
+    assert stack.prompt is not None
+    prompt = stack.prompt[...]
+    state, x, starts = mixer.init_state(1, prompt), jnp.ones((1, 4, 16)), jnp.ones((1, 4), bool)
+    for read, length in ((mixer, 4), (mixer.step, 1)):
+        ctx = Context(reset=starts[:, :length])
+        read(x[:, :length], state, ctx._replace(prompt=prompt), mlp)
+        with pytest.raises(AssertionError):
+            read(x[:, :length], state, ctx, mlp)
+
+
+def first_layer(part: Any) -> Any:
+    """Return the first of stacked mixers, or feed-forwards."""
+    graph, params = nnx.split(part)
     return nnx.merge(graph, nnx.map_state(lambda _, a: a[0], params))

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from famjax.core.lanes import select_state
 from famjax.core.types import Array, Context
 from famjax.ops.positions import document_positions
 from famjax.stacks.feedback.spec import FeedbackSpec
@@ -109,16 +110,10 @@ def final_state(
         old_index = indices.end[:, None] + positions
         new_index = (indices.write_index[:, None] + positions) % spec.span
         entries[0] = spec.rotate(entries[0], (new_index - old_index)[:, None])
-    all_padding = indices.end == 0
-
-    def select_idle(new: Array, old: Array) -> Array:
-        return jnp.where(all_padding.reshape(1, -1, *(1,) * (new.ndim - 2)), old, new).astype(
-            old.dtype
-        )
-
     ring = tuple(_roll(a, indices.write_index) for a in entries)
     new_state = FeedbackState(ring, indices.write_index[None], indices.filled[None])
-    return jax.tree.map(select_idle, new_state, state)
+    all_padding = indices.end == 0
+    return select_state(all_padding, state, new_state, axis=1)
 
 
 def append_entry(

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from famjax.core.lanes import select_state
 from famjax.core.types import Array, Context
 from famjax.layers.dropout import DropoutFn, apply_dropout
 from famjax.ops import relative
@@ -24,7 +25,8 @@ def step(
     """Process one token per lane: [b 1 d] -> [b 1 d], and the state after it."""
     if ctx.reset is not None:
         reset = ctx.reset if ctx.valid is None else ctx.reset & ctx.valid
-        state = _reset_lanes(spec, state, reset[:, 0])
+        fresh = ring.init_state(spec, x.shape[0])
+        state = select_state(reset[:, 0], fresh, state, axis=1)
     write_index = state.place[0]
     rings = ring_kv(spec, parts, state)
     views = [
@@ -135,12 +137,3 @@ def _scores(spec: FeedbackSpec, q: Array, view: RingView, write_index: Array) ->
         return scores(write_index)
     earlier = view.indices < write_index[:, None]
     return jnp.where(earlier[:, None], scores(write_index), scores(write_index + spec.span))
-
-
-def _reset_lanes(spec: FeedbackSpec, state: FeedbackState, lanes: Array) -> FeedbackState:
-    """Return the state with lanes [b] reset to the initial state."""
-
-    def fresh(a: Array) -> Array:
-        return jnp.where(lanes.reshape(1, -1, *(1,) * (a.ndim - 2)), jnp.zeros_like(a), a)
-
-    return jax.tree.map(fresh, state)

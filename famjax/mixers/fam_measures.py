@@ -1,4 +1,6 @@
-"""Auxiliary losses of FAM: two that TransformerFAM tried and dropped (C.4, C.5), and one more.
+"""What is measured of a FAM, and its auxiliary losses.
+
+TransformerFAM tried the first two losses and dropped them (C.4, C.5).
 
 Diversity (Equations 2a, 2b): the attention of a block should reach all of its keys equally. Let
 p_hlk be the weight of key k for query l in head h. The queries are those of the block's w tokens
@@ -29,14 +31,50 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
+from famjax.core.lanes import select_rows
 from famjax.core.types import Array, Context, param_dtype
 from famjax.layers.mlp import FeedForward
-from famjax.mixers.mixer import MemoryLosses, mean_where
+from famjax.mixers.blocks import BlockInputs
+from famjax.mixers.fam_scan import BlockFams, scan_call
+from famjax.mixers.mixer import BlockWeights, MemoryLosses, mean_where
 from famjax.ops.attention import attend, attention_weights
 
 if TYPE_CHECKING:
-    from famjax.mixers.fam import BlockFams, Fam, FamState
-    from famjax.mixers.window import BlockInputs
+    from famjax.mixers.fam import Fam, FamState
+
+
+def attention_mass(mixer: Fam, x: Array, state: FamState, ctx: Context, mlp: FeedForward) -> Array:
+    """Return the mean share of attention weights on the FAM: a scalar."""
+    inputs, _, extra = scan_call(mixer, x, state, ctx, mlp)
+    q, k, _, mask = mixer.window.attention_inputs(inputs, state.window, ctx, extra)
+    first = mixer.window.segments * mixer.block_len
+    weights = attention_weights(q, k, mask, mixer.qkv.cap)
+    return weights[..., first : first + mixer.previous * mixer.fam_len].sum(-1).mean()
+
+
+def block_weights(
+    mixer: Fam, x: Array, state: FamState, ctx: Context, mlp: FeedForward
+) -> BlockWeights:
+    """Return the attention weights of one block [b w d], and of the FAM's update by it."""
+    inputs, _, extra = scan_call(mixer, x, state, ctx, mlp)
+    weights = mixer.window.weights(inputs, state.window, ctx, extra)
+    q, fam_k, _ = mixer.project(state.fam, state.updates)
+    if state.summary is not None:
+        q, _, _ = mixer.project(state.summary, state.updates)
+    keys = jnp.concatenate([fam_k, inputs.seen_k[:, 0]], 1)
+    return weights._replace(from_memory=mixer.qkv.weights(q, keys, None))
+
+
+def memory_gates(mixer: Fam, x: Array, state: FamState, ctx: Context) -> Array | None:
+    """Return the gates of the update by one block, [b w d] -> [b f]; None without gates."""
+    if mixer.memory_gate is None:
+        return None
+    inputs = mixer.window.project_blocks(x, state.window, ctx)
+    fam = state.fam
+    keys, values = inputs.seen_k[:, 0], inputs.v[:, 0]
+    attended = mixer.attend_block(fam, mixer.project(fam, state.updates), keys, values)
+    gates = mixer.memory_gate(attended)[..., 0]
+    return select_rows(state.updates > 0, gates, 1)
 
 
 def memory_losses(
@@ -47,12 +85,10 @@ def memory_losses(
     Args:
       x, y: [b n*w d], the layer's input and output.
     """
-    inputs = mixer.window.project_blocks(x, state.window, ctx)
-    blocks, k, v = inputs.blocks, inputs.seen_k, inputs.v
-    fams, _, _ = mixer.scan_memory(k, v, state, blocks, ctx, mlp, keep=True)
+    inputs, fams, extra = scan_call(mixer, x, state, ctx, mlp, keep=True)
     assert fams.before is not None
     assert fams.after is not None
-    is_whole = blocks.valid == mixer.block_len  # [b n]
+    is_whole = inputs.blocks.valid == mixer.block_len  # [b n]
 
     query = mixer.first_memory(ctx.prompt) if mixer.reads_prompt else fams.before
     assert query is not None
@@ -60,10 +96,9 @@ def memory_losses(
         # with random position offsets each row has its own prompt
         query = query[:, None]
     fam_q, _, _ = mixer.project(jnp.broadcast_to(query, fams.before.shape), fams.updates)
-    extra = mixer.memory_kv(state, fams)
     q, keys, _, mask = mixer.window.attention_inputs(inputs, state.window, ctx, extra)
     # all keys of the FAM's queries; for the tokens' queries, they come last
-    own = jnp.concatenate([fams.k, k], 2)
+    own = jnp.concatenate([fams.k, inputs.seen_k], 2)
     mass = _key_mass(attention_weights(q, keys, mask, mixer.qkv.cap))
     mass = mass.at[..., -own.shape[2] :].add(
         _key_mass(attention_weights(fam_q, own, None, mixer.qkv.cap))
