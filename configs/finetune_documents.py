@@ -30,7 +30,7 @@ def config() -> Config:
             "optimizer.name": "adamw",
             "optimizer.learning_rate": 2e-4,
             "optimizer.schedule": "cosine",
-            "optimizer.warmup_steps": 50,
+            "optimizer.warmup_steps": 20,
             "train.rsp": 0.0,
             "train.rpo": False,
         },

@@ -46,11 +46,15 @@ def suggestions(
     return train
 
 
+def reads_text(run: Path) -> bool:
+    return bool(json.loads((run / "config.json").read_text())["data"]["task"] == "text")
+
+
 def run_command(command: str, capsys: pytest.CaptureFixture[str]) -> str:
     """Run a command on a few examples and return its output."""
     argv = shlex.split(command)
     assert argv[0] == "famjax"
-    if argv[1] == "eval" and "text" not in command:
+    if argv[1] == "eval" and "text" not in command and not reads_text(Path(argv[2])):
         argv += ["--examples", "1"]
     if argv[1] == "generate":
         argv += ["--max-tokens", "2"]

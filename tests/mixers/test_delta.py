@@ -222,7 +222,8 @@ def test_a_memory_of_another_mixer_is_refused(
     text, memory, new = str(folder / "train.txt"), str(tmp_path / "x.memory"), str(tmp_path / "new")
     run = str(folder / "delta")
     assert main(["generate", run, "--read", text, "--state-out", memory]) == 0
-    assert main(["convert", run, new, "--to", to]) == 0
+    sizes = ["model.fam_len=8"] if to == "fam" else []
+    assert main(["convert", run, new, "--to", to, *sizes]) == 0
     capsys.readouterr()
     assert main(["generate", new, "--state-in", memory, "--prompt", "a"]) == 2
     error = capsys.readouterr().err

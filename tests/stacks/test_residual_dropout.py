@@ -19,7 +19,7 @@ from famjax.core.types import Context
 from famjax.experiment.checks import validate
 from famjax.experiment.load import load_config
 from famjax.layers.dropout import DropoutKey, split_key
-from famjax.mixers import fam as fam_mixer
+from famjax.mixers import fam_scan
 from famjax.stacks.residual import ResidualStack
 from famjax.train.partition import inference_config
 
@@ -236,7 +236,7 @@ def test_fam_updates_have_dropout_with_a_mask_for_each_block(monkeypatch: Any) -
     # one key for all blocks would give equal updates
     with monkeypatch.context() as patch:
         patch.setattr(
-            fam_mixer, "split_key", lambda *given: split_key(*given)[:1].repeat(given[-1], 0)
+            fam_scan, "split_key", lambda *given: split_key(*given)[:1].repeat(given[-1], 0)
         )
         _read.cache_clear()
         alike = call(replace(config, dropout=DropoutConfig(hidden=0.5)))[1][0].fam

@@ -206,6 +206,7 @@ def test_the_progress_line_shows_time_by_part(
     assert many == "4 steps of 128 tokens, 2 rows x 64; 512 tokens in all"
     assert data.startswith("passkey documents")
     assert re.fullmatch(
+        "initial weights: random\n"
         f"compiling the first state\ncompiled in {number} s\n"
         f"compiling the training step\ncompiled in {number} s",
         "\n".join(compiled),

@@ -95,7 +95,11 @@ def test_models_without_the_memory_have_no_such_losses(config: str, keys: list[s
     ("config", "keys", "what"),
     [
         ("text_fam", ["model.dropout.layer=0.5"], r"model\.dropout\.layer=0\.5 leaves out"),
-        ("multi30k", ["model.mixer=fam", "data.length=128"], "attention to an encoder in it"),
+        (
+            "multi30k",
+            ["model.mixer=fam", "model.block_len=16", "data.length=128"],
+            "attention to an encoder in it",
+        ),
     ],
 )
 def test_what_a_memory_cannot_rebuild_is_refused(config: str, keys: list[str], what: str) -> None:

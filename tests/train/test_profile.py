@@ -54,7 +54,7 @@ def test_the_trace_has_the_requested_steps_and_results_do_not_change(
     capsys.readouterr()
     run = tmp_path / "run"
     train(text(tmp_path, "profile.steps=3:6", "profile.memory=5"), run, quiet=True)
-    _, memory, trace = capsys.readouterr().err.splitlines()
+    *_, memory, trace = capsys.readouterr().err.splitlines()
 
     assert traced_steps(run) == [3, 4, 5]
     assert trace.startswith("trace of steps 3:6: pip install xprof && xprof --logdir ")
