@@ -189,7 +189,10 @@ def run_config(
                 f"{assignment}: adapters are added by famjax train: famjax train ... "
                 f"init={target} {assignment}"
             )
-        if assignment.startswith(TRAINING_KEYS):
+        # of these keys, evaluation and export of the folder itself depend on two
+        if assignment.startswith(TRAINING_KEYS) and not assignment.startswith(
+            ("model.dtype", "model.scan_layers")
+        ):
             raise UserError(
                 f"{assignment}: is set in famjax train: famjax train ... init={target} {assignment}"
             )

@@ -10,6 +10,7 @@ from typing import Any
 
 from famjax.processes.collective import process_index
 from famjax.tasks import TASKS
+from famjax.tasks.parse import parse_tasks
 from famjax.train.hooks import Hook
 from famjax.train.run import copy_run_files
 from famjax.train.saving import save
@@ -61,11 +62,8 @@ class Best(Hook):
     def load_state_dict(self, session: Session, saved: dict[str, Any]) -> None:
         # checkpoints from before 2026-11-25 have no such field
         value, best = saved.get("best"), session.config.eval.best
-        if (
-            best
-            and value is not None
-            and _measures(saved["config"]["eval"]) != _measures(asdict(session.config.eval))
-        ):
+        now = asdict(session.config)
+        if best and value is not None and _measure(saved["config"]) != _measure(now):
             session.progress.note(
                 f"eval: {best} is not measured as before, so the earlier best value, {value:.4f}, "
                 "no longer counts"
@@ -74,9 +72,15 @@ class Best(Hook):
         self._value = value
 
 
-def _measures(given: dict[str, Any]) -> dict[str, Any]:
-    """Return what the values of `eval.best` depend on, of a config's `eval`."""
-    return {key: value for key, value in given.items() if key != "every"}
+def _measure(config: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what the values of `eval.best` depend on, of a config as nested dictionaries."""
+    given, data = config["eval"], config["data"]
+    best = given["best"]
+    tasks = parse_tasks(given["tasks"], "eval.tasks") if given["tasks"] else []
+    own = [task for task in tasks if task[0] == best]
+    if own:
+        return (best, *own, given["lengths"], given["examples"])
+    return (best, given["batches"], data["batch"], data["length"])
 
 
 def keep(run: Path, checkpoint: Path) -> None:

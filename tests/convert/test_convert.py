@@ -305,9 +305,7 @@ def test_the_self_check_is_skipped_without_memory():
             ([given], f"{given}: is set in famjax train: famjax train ... init=")
             for given in (
                 "model.dropout.residual=0.1",
-                "model.dtype=bfloat16",
                 "model.remat=block",
-                "model.scan_layers=false",
                 "model.feedback.sweeps=2",
             )
         ),
