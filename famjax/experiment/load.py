@@ -218,7 +218,7 @@ def check_starts_from_weights(name_or_path: str, config: Config) -> None:
     if not config.init and is_untrained(path):
         raise UserError(
             f"{path}: is of a converted model, whose weights would not be used; "
-            f"{_start_from(path.parent)}"
+            f"{_start_from(path.parent)}; to train from random weights, copy the file elsewhere"
         )
 
 

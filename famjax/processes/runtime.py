@@ -141,4 +141,4 @@ def describe_missing_device(error: BaseException) -> str:
     said = said[:300].rstrip(".") or "JAX finds none"
     if not wanted:
         return f"no device can be used ({said}); {advice}, or set JAX_PLATFORMS=cpu"
-    return f"JAX_PLATFORMS={wanted}: no such device here ({said}); {advice}, or unset JAX_PLATFORMS"
+    return f"JAX_PLATFORMS={wanted}: cannot be used here ({said}); {advice}, or unset JAX_PLATFORMS"

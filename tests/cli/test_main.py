@@ -136,7 +136,7 @@ def test_a_missing_accelerator_is_a_one_line_error(
         fake_verb(monkeypatch, error)
     assert main(["bench"]) == 2
     assert error_line(capsys) == (
-        "JAX_PLATFORMS=cuda: no such device here (JAX finds none); pip install -e '.[cuda]', see "
+        "JAX_PLATFORMS=cuda: cannot be used here (JAX finds none); pip install -e '.[cuda]', see "
         "famjax doctor, or unset JAX_PLATFORMS"
     )
 
@@ -147,7 +147,7 @@ def test_jax_itself_finds_no_such_device() -> None:
         env=os.environ | {"JAX_PLATFORMS": "nowhere"},
     )
     assert done.returncode == 2
-    assert done.stderr.startswith("famjax: JAX_PLATFORMS=nowhere: no such device here (Backend ")
+    assert done.stderr.startswith("famjax: JAX_PLATFORMS=nowhere: cannot be used here (Backend ")
     assert done.stderr.count("\n") == 1
 
 
