@@ -21,10 +21,6 @@ _SCORES = {
 }
 
 
-# mixers that have the setting `model.memory_segments`
-_WITH_SEGMENTS = {"bswa", "bswa_sg", "fam", "fm", "delta"}
-
-
 def normalized_scores(
     found: Sequence[dict[str, Any]], shared: Sequence[str]
 ) -> dict[str, np.ndarray]:
@@ -73,8 +69,8 @@ def draw_segments(
     Raises:
       UserError: a folder is not a run, or there is no score above 0.
     """
-    from famjax.config.derived import mixer_pattern
     from famjax.config.resolved import resolve_model
+    from famjax.mixers import mixer_specs
     from famjax.train.run import read_config
 
     normalized = normalized_scores(found, shared)
@@ -89,7 +85,7 @@ def draw_segments(
                 "is not known; leave it out"
             )
         model = resolve_model(config.model)
-        has_segments = bool(_WITH_SEGMENTS & {*mixer_pattern(model)})
+        has_segments = any("model.memory_segments" in spec.keys for spec in mixer_specs(model))
         own = model.memory_segments if has_segments else None
         name = model.mixer if model.stack == "residual" else model.stack
         mixers.setdefault(name, []).append((own, number))
