@@ -183,7 +183,7 @@ def _dispatch(argv: list[str]) -> int:
     verb, rest = argv[0], argv[1:]
     if verb not in VERBS:
         hint = find_hint(verb, verb="") or nearest(verb, VERBS)
-        raise UserError(f"unknown verb {verb!r}{hint} (known: {', '.join(VERBS)})")
+        raise UserError(f"unknown command {verb!r}{hint} (known: {', '.join(VERBS)})")
     if (
         any(name in os.environ for name in _MULTIPROCESS_VARIABLES)
         and verb in _SINGLE_PROCESS_VERBS
@@ -212,12 +212,12 @@ def _check_local_paths(argv: list[str]) -> None:
 def _help() -> str:
     width = help_width()
     lines = [
-        "usage: famjax VERB ...",
+        "usage: famjax COMMAND ...",
         "",
         *format_entries(VERBS, width),
         "",
         *command("example: famjax train text_fam data.files=book.txt train.steps=500", width),
-        *wrap("help on a verb: famjax VERB --help; the version: famjax --version", width),
+        *wrap("help on a command: famjax COMMAND --help; the version: famjax --version", width),
     ]
     return "\n".join(lines)
 

@@ -84,17 +84,11 @@ def describe_window(old: ModelConfig, new: ModelConfig, given: Collection[str]) 
         }
         if list(there) == [seen] or name in ("full", "linear"):
             continue
-        keys = {"model.window": 512}
-        sizes = f"a window of {new.window:,}"
-        if name != "swa":
-            m = new.memory_segments
-            keys = {"model.block_len": 512, "model.memory_segments": 1}
-            sizes = f"blocks of {new.block_len:,}, {m} memory segment{'s' * (m != 1)}"
+        sizes = ", ".join(MIXERS[name].describe(new))
         line = f"{name}: {sizes}: a token sees {seen} tokens directly (before: "
         line += f"{' or '.join(there)})"
-        if next(iter(keys)) not in given:
-            line += f"; {' '.join(f'{k}={v}' for k, v in keys.items())} would change it"
-        yield line
+        key = "model.window" if name == "swa" else "model.block_len"
+        yield line if key in given else f"{line}; {key}=512 would change it"
     if old.mixer == new.mixer and set(after) <= _WITHOUT_MEMORY and not new.encoder.layers:
         yield "attention unchanged; --to delta or --to fam adds a memory"
 

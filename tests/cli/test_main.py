@@ -76,7 +76,7 @@ def test_help_does_not_import_jax() -> None:
 
 def test_an_unknown_verb_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["trian"]) == 2
-    assert error_line(capsys).startswith("unknown verb 'trian'; did you mean 'train'?")
+    assert error_line(capsys).startswith("unknown command 'trian'; did you mean 'train'?")
 
 
 @pytest.mark.parametrize(

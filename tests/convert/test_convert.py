@@ -130,21 +130,22 @@ def test_a_long_window_gives_the_logits_of_the_source(llama, tmp_path):
             {"mixer": "full", "capacity": 131072},
             {"mixer": "delta"},
             [],
-            "delta: blocks of 128, 1 memory segment: a token sees 129 to 256 tokens directly "
-            "(before: all of 131,072); model.block_len=512 model.memory_segments=1 would change it",
+            "delta: blocks of 128, memory segments 1, a memory of 256 x 64 a head: a token sees "
+            "129 to 256 tokens directly (before: all of 131,072); model.block_len=512 would change "
+            "it",
         ),
         (
             {"mixer": "swa,full", "window": 9, "capacity": 64},
             {"mixer": "fam", "block_len": 8, "memory_segments": 0},
             ["model.block_len"],
-            "fam: blocks of 8, 0 memory segments: a token sees 1 to 8 tokens directly (before: 9 "
-            "or all of 64)",
+            "fam: blocks of 8, memory segments 0, feedback memory of 16 tokens: a token sees 1 "
+            "to 8 tokens directly (before: 9 or all of 64)",
         ),
         (
             {"mixer": "full"},
             {"mixer": "full,swa"},
             [],
-            "swa: a window of 128: a token sees 128 tokens directly (before: all of 4,096); "
+            "swa: window 128: a token sees 128 tokens directly (before: all of 4,096); "
             "model.window=512 would change it",
         ),
         ({"mixer": "swa"}, {}, [], "attention unchanged; --to delta or --to fam adds a memory"),

@@ -133,9 +133,9 @@ def test_other_mistakes_have_their_usual_errors(capsys: pytest.CaptureFixture[st
         ("generate x --max-new-tokens=9", "unknown option --max-new-tokens; write --max-tokens 9;"),
         ("generate x --num-beams 5", "unknown option --num-beams; write --beam 5; see famjax"),
         ("generate x --device cpu", "unknown option --device; all devices that JAX finds"),
-        ("evaluate x", "unknown verb 'evaluate'; did you mean famjax eval?"),
-        ("finetune x", "unknown verb 'finetune'; did you mean famjax train finetune?"),
-        ("resume x", "unknown verb 'resume'; did you mean famjax train?"),
+        ("evaluate x", "unknown command 'evaluate'; did you mean famjax eval?"),
+        ("finetune x", "unknown command 'finetune'; did you mean famjax train finetune?"),
+        ("resume x", "unknown command 'resume'; did you mean famjax train?"),
     ],
 )
 def test_other_verbs_give_hints(typed: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
