@@ -375,10 +375,12 @@ class DataConfig:
     # niah_multikey_3, niah_multivalue, niah_multiquery, vt, cwe, fwe, qa_1, qa_2; babilong; or
     # translate: pairs of a source and a target
     task: str = "text"
-    # text: files, folders or globs, separated by commas; empty: Python's standard library. A .jsonl
-    # or .ndjson file has a document on each line, {"text": ...}, {"inputs": ..., "targets": ...},
-    # {"prompt": ..., "response": ...} or {"messages": [{"role": ..., "content": ...}, ...]}. A
-    # .json file is rejected, or is plain text in a folder of other texts
+    # text: files, folders or globs, plain or compressed (.gz, .xz, .zst), separated by commas;
+    # empty: Python's standard library. A .jsonl or .ndjson file has a document on each line,
+    # {"text": ...}, {"inputs": ..., "targets": ...}, {"prompt": ..., "response": ...} or
+    # {"messages": [{"role": ..., "content": ...}, ...]}; a .parquet file has one in each row, with
+    # these columns (needs the extra parquet). A .json file is rejected, or is plain text in a
+    # folder of other texts
     files: str = ""
     # text: name of a seqio task or mixture (needs the extra seqio)
     seqio: str = ""

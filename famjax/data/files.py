@@ -1,5 +1,7 @@
 """Text files: opens, decompresses and probes one file, and reads it in pieces of constant size.
 
+Parquet files are read as JSON lines.
+
 No file is read partially without an error or a note. A file that is damaged, truncated, binary or
 not UTF-8 is an error if the user named it, and counted as skipped if it was found in a folder.
 """
@@ -24,6 +26,12 @@ import numpy as np
 
 from famjax.core.errors import UserError
 from famjax.core.json_files import regular_file_size
+from famjax.data.parquet import is_parquet, open_parquet
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 PIECE_BYTES = 64 << 10
 _PROBE_BYTES = 8 << 10
@@ -33,11 +41,11 @@ _SEEK_BYTES = 1 << 20
 _SILENT_SECONDS = 5.0
 # Linux's virtual file systems: files there are generated on read and may be endless
 _KERNEL = ("/proc/", "/sys/")
-_COMPRESSED = (".gz", ".xz")
+_COMPRESSED = (".gz", ".xz", ".zst")
 # endings of files with a document on each line
 _JSON_LINES = (".jsonl", ".ndjson")
 # endings of formats that are not text, in which data sets are often kept
-_BINARY_FORMATS = (".parquet", ".arrow", ".zst", ".bin")
+_BINARY_FORMATS = (".arrow", ".bin")
 # ASCII white space never occurs inside a multi-byte character
 SPACE = re.compile(rb"[ \t\n\r]")
 
@@ -50,7 +58,7 @@ class TextFile:
       path: path as it was found; part of the keys of the file's documents.
       name: path relative to the folder that was searched, which is the same on every machine.
       rows: byte offsets of the documents in a file of JSON lines, [n] int64; else None.
-      plain: temporary file with the decompressed lines of a compressed one, else None.
+      plain: temporary file with the lines of a compressed or Parquet file, else None.
     """
 
     path: str
@@ -89,7 +97,7 @@ def wrap_read_errors(path: str) -> Iterator[None]:
     """Convert errors from reading `path` into a one-line `UserError`."""
     try:
         yield
-    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile):
+    except (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, zstd.ZstdError):
         raise UserError(f"{path}: truncated or damaged; fetch or compress it again") from None
     except OSError as error:
         raise UserError(read_error_message(path, error)) from None
@@ -102,9 +110,13 @@ def read_error_message(path: str, error: OSError) -> str:
 
 
 def open_text(path: str) -> BinaryIO:
-    """Open a text file as a stream of bytes, decompressing .gz and .xz."""
+    """Open a text file as a stream of bytes: decompressed, and Parquet as JSON lines."""
     suffix = Path(path).suffix
     with wrap_read_errors(path):
+        if is_parquet(path):
+            return open_parquet(path)
+        if suffix == ".zst":
+            return cast(BinaryIO, zstd.open(path, "rb"))
         if suffix == ".gz":
             return cast(BinaryIO, gzip.open(path, "rb"))
         if suffix == ".xz":
@@ -120,7 +132,7 @@ def seek_text(stream: BinaryIO, path: str, offset: int | None) -> int:
     A compressed text is decompressed up to there, with reports of progress.
     """
     with wrap_read_errors(path):
-        if not isinstance(stream, gzip.GzipFile | lzma.LZMAFile):
+        if not isinstance(stream, gzip.GzipFile | lzma.LZMAFile | zstd.ZstdFile):
             return stream.seek(0, os.SEEK_END) if offset is None else stream.seek(offset)
         progress, at = ReadProgress(), stream.seek(0)
         while True:
@@ -202,8 +214,8 @@ def decode_utf8(data: bytes, path: str, offset: int) -> str:
 
 def _binary_error_message(path: str, offset: int) -> str:
     if path.lower().endswith(_BINARY_FORMATS):
-        return f"{path}: {Path(path).suffix} is not text; write it as .jsonl or .txt"
-    return f"{path}: binary, byte {offset} is zero; give UTF-8 text, or .gz or .xz of it"
+        return f"{path}: {Path(path).suffix} is not text; write it as .jsonl, .parquet or .txt"
+    return f"{path}: binary, byte {offset} is zero; give UTF-8 text, or .gz, .xz or .zst of it"
 
 
 def utf8_error_message(path: str, offset: int) -> str:
@@ -213,8 +225,8 @@ def utf8_error_message(path: str, offset: int) -> str:
 
 
 def is_jsonl(path: str) -> bool:
-    """Return whether a file has JSON lines, by its name."""
-    return _without_compression(path).endswith(_JSON_LINES)
+    """Return whether a file has JSON lines, or is read as such, by its name."""
+    return _without_compression(path).endswith(_JSON_LINES) or is_parquet(path)
 
 
 def is_json(path: str) -> bool:
@@ -223,7 +235,8 @@ def is_json(path: str) -> bool:
 
 
 def is_compressed(path: str) -> bool:
-    return path.endswith(_COMPRESSED)
+    """Return whether a file can only be read forwards: it is compressed, or Parquet."""
+    return path.endswith(_COMPRESSED) or is_parquet(path)
 
 
 def _without_compression(path: str) -> str:

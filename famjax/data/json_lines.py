@@ -1,4 +1,4 @@
-"""The lines of a .jsonl or .ndjson file: each is parsed and checked, and is a document.
+"""The lines of a .jsonl or .ndjson file, or the rows of a Parquet file: each is a document.
 
 A line is {"text": ...}, {"inputs": ..., "targets": ...}, {"prompt": ..., "response": ...} or
 {"messages": [{"role": ..., "content": ...}, ...]}. A content may be a list of parts
@@ -18,6 +18,7 @@ from famjax.core.errors import UserError
 from famjax.core.json_files import MAX_BYTES, parse_json, shorten
 from famjax.data.files import TextFile, open_text, wrap_read_errors
 from famjax.data.other_json import conversion
+from famjax.data.parquet import is_parquet
 from famjax.tokenizers.chat import ChatTemplate
 
 _SCAN_BYTES = 1 << 20
@@ -105,7 +106,7 @@ def wrap_line_errors(
         wrong = f"not JSON with valid text ({error})"
     else:
         return
-    raise UserError(f"{path}, line {number()}: {wrong}")
+    raise UserError(f"{path}, {'row' if is_parquet(path) else 'line'} {number()}: {wrong}")
 
 
 def parse_record(

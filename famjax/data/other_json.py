@@ -58,7 +58,7 @@ def _json_error_message(path: str) -> str:
     source, target = shlex.quote(path), shlex.quote(f"{stem}.jsonl")
     command = f"jq -c {program} {source} > {target}"
     if compression:
-        reader = {".gz": "gzip", ".xz": "xz"}[compression]
+        reader = {".gz": "gzip", ".xz": "xz", ".zst": "zstd"}[compression]
         command = f"{reader} -dc {source} | jq -c {program} > {target}"
     wrong = f"{path}: JSON is read as .jsonl, one object on each line"
     return f"{wrong}; run {command}, or rename it {plain}"

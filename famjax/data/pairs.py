@@ -51,7 +51,7 @@ class Pairs:
     "tfds:wmt14_translate/de-en:train:de", or of a seqio task, "seqio:TASK:train:inputs".
 
     Args:
-      source, target: files or globs, separated by commas; .gz and .xz files are decompressed.
+      source, target: files or globs, separated by commas; compressed ones are decompressed.
 
     Attributes:
       name: the names of both, as given.

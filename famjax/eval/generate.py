@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from famjax.core.errors import UserError
-from famjax.data.files import read_text_pieces
+from famjax.data.files import is_compressed, read_text_pieces
 from famjax.eval.beam import BeamSettings
 from famjax.eval.progress import TokenProgress
 from famjax.eval.sampling import Sampling
@@ -243,8 +243,8 @@ def _document_bytes(document: Path | str) -> int | None:
     """Return the size of a document's text in bytes; None if it is not known before reading."""
     if isinstance(document, str):
         return len(document.encode())
-    compressed = document.suffix in (".gz", ".xz")
-    return document.stat().st_size if document.is_file() and not compressed else None
+    known = document.is_file() and not is_compressed(str(document))
+    return document.stat().st_size if known else None
 
 
 def check_sampling(

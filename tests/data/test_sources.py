@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from famjax.core.errors import UserError
-from famjax.data.files import read_text_pieces
+from famjax.data.files import read_text_pieces, zstd
 from famjax.data.hashes import fingerprint_contents
 from famjax.data.json_lines import parse_record
 from famjax.data.parts import TextParts
@@ -26,7 +26,7 @@ from famjax.data.sources import TextSource, iter_tokens
 from famjax.tokenizers.load import load_tokenizer
 
 TOKENIZER = load_tokenizer("bytes")
-OPENERS = {"": open, ".gz": gzip.open, ".xz": lzma.open}
+OPENERS = {"": open, ".gz": gzip.open, ".xz": lzma.open, ".zst": zstd.open}
 
 
 def make(files, seed=0, holdout=0, split="train"):
@@ -65,11 +65,10 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr("famjax.data.files.PIECE_BYTES", 8)
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
+@pytest.mark.parametrize("suffix", list(OPENERS))
 def test_a_file_is_a_document_compressed_or_not(tmp_path, suffix, small_pieces):
-    opener = {"": open, ".gz": gzip.open, ".xz": lzma.open}[suffix]
     content = "first line\nzweite Zeile: äöü 漢字 without any whitespace-at-all\r\n" * 3
-    with opener(tmp_path / f"a.txt{suffix}", "wb") as file:
+    with OPENERS[suffix](tmp_path / f"a.txt{suffix}", "wb") as file:
         file.write(content.encode())
     source = make(tmp_path / f"a.txt{suffix}")
     assert text(source, source.key(0, 1, 0)) == content
@@ -198,7 +197,7 @@ def test_inputs_keep_their_weight_where_a_document_is_cut(tmp_path, small_pieces
         ('{"text": "\\ud800"}', "line 1002: not JSON with valid text"),
     ],
 )
-@pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
+@pytest.mark.parametrize("suffix", list(OPENERS))
 def test_a_bad_line_of_jsonl_is_named_before_anything_is_read(tmp_path, line, message, suffix):
     data = line if isinstance(line, bytes) else line.encode()
     path = tmp_path / f"a.jsonl{suffix}"
@@ -272,7 +271,7 @@ def test_other_names_of_json_lines(tmp_path, name):
 RECORDS = [{"id": 1, "text": "one"}, {"id": 2, "text": "two"}]
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
+@pytest.mark.parametrize("suffix", list(OPENERS))
 @pytest.mark.parametrize("indent", [None, 2])
 def test_json_that_is_named_comes_with_a_conversion(tmp_path, suffix, indent):
     path = tmp_path / f"my file.json{suffix}"
@@ -311,12 +310,12 @@ def test_json_is_a_text_beside_other_files(tmp_path):
     assert sorted(epoch(make(tmp_path))[0]) == [json.dumps(RECORDS), "pass"]
 
 
-@pytest.mark.parametrize("content", [b"PAR1\0ab", b"PAR1\xefab"])
+@pytest.mark.parametrize("content", [b"ARROW1\0ab", b"ARROW1\xefab"])
 def test_formats_that_are_not_text(tmp_path, content):
-    (tmp_path / "a.parquet").write_bytes(content)
-    said = r"a\.parquet: \.parquet is not text; write it as \.jsonl or \.txt$"
+    (tmp_path / "a.arrow").write_bytes(content)
+    said = r"a\.arrow: \.arrow is not text; write it as \.jsonl, \.parquet or \.txt$"
     with pytest.raises(UserError, match=said):
-        make(tmp_path / "a.parquet")
+        make(tmp_path / "a.arrow")
     (tmp_path / "b.txt").write_text("x")
     assert "skipped 1 " in make(tmp_path).report()
 
@@ -344,7 +343,7 @@ def test_a_long_scan_reports_its_progress(tmp_path, monkeypatch, capsys):
     assert said[0].endswith("a.jsonl")
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
 def test_a_long_seek_in_a_compressed_text_is_reported(tmp_path, monkeypatch, capsys, suffix):
     with OPENERS[suffix](tmp_path / f"a.txt{suffix}", "wb") as file:
         file.write(b"word " * 1_500_000)
@@ -361,7 +360,7 @@ def test_a_long_seek_in_a_compressed_text_is_reported(tmp_path, monkeypatch, cap
     assert epoch(source) == epoch(other)
 
 
-@pytest.mark.parametrize("suffix", ["", ".gz", ".xz"])
+@pytest.mark.parametrize("suffix", list(OPENERS))
 def test_a_line_too_long_for_memory_is_rejected(tmp_path, monkeypatch, suffix):
     path = tmp_path / f"a.jsonl{suffix}"
     with OPENERS[suffix](path, "wb") as file:
@@ -616,11 +615,11 @@ def test_checked_lines_are_not_checked_again(tmp_path, monkeypatch):
         source = TextSource(given, TOKENIZER, seed=0, holdout=0, checked=record)
         if save:
             source.save_checked()
-        assert len(source) == 6
+        assert len(source) == 2 * len(OPENERS)
         return len(checked)
 
-    assert checks(save=False) == 6
-    assert checks() == 6
+    assert checks(save=False) == 2 * len(OPENERS)
+    assert checks() == 2 * len(OPENERS)
     assert checks() == 0
     before = os.stat(files[0])
     files[0].write_bytes(b'{"text": "five"}\n\n{"text": "four"}\n')
@@ -634,10 +633,10 @@ def test_checked_lines_are_not_checked_again(tmp_path, monkeypatch):
         record.read_text().replace('"rules": [', '"rules": [0, '),
     ):
         record.write_text(damaged)
-        assert checks() == 6
+        assert checks() == 2 * len(OPENERS)
     record.unlink()
     record.mkdir()
-    assert checks() == 6  # when the result cannot be saved either
+    assert checks() == 2 * len(OPENERS)  # when the result cannot be saved either
 
 
 def test_error_names_undecodable_bytes_far_into_a_file(tmp_path):
@@ -662,10 +661,10 @@ def test_error_names_zeros_far_into_a_file(tmp_path):
     assert 0 in tokens(source, source.key(0, 1, 0))
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
 def test_error_names_truncated_archives(tmp_path, suffix):
-    compress = gzip.compress if suffix == ".gz" else lzma.compress
-    data = compress(np.random.default_rng(0).integers(32, 127, 100_000, np.uint8).tobytes())
+    compress = {".gz": gzip, ".xz": lzma, ".zst": zstd}[suffix].compress
+    data = compress(np.random.default_rng(0).integers(32, 127, 400_000, np.uint8).tobytes())
     for name, content, message in [
         (f"a.txt{suffix}", data[:-1000], "truncated or damaged"),
         (f"b.txt{suffix}", compress(b"word " * 40_000 + b"\xe4"), "not UTF-8 at byte 200000"),

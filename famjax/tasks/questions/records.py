@@ -74,8 +74,8 @@ def read_documents(
     Documents with equal texts become one: data sets with one question per line repeat them.
 
     Args:
-      files: file, folder or glob of .jsonl, .jsonl.gz or .jsonl.xz; several separated by commas.
-        Or "tfds:SET:SPLIT", a data set of TFDS.
+      files: file, folder or glob of .jsonl (plain or compressed) or .parquet; several separated by
+        commas. Or "tfds:SET:SPLIT", a data set of TFDS.
       parse: returns the document of a record; a missing field raises a KeyError.
       skip_broken: whether to leave out lines that cannot be read.
 

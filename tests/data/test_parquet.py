@@ -1,0 +1,150 @@
+"""A Parquet file is read like JSON lines with the same records."""
+
+import datetime
+import json
+import sys
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from tiny_tokenizers import byte_level
+
+from famjax.core.errors import UserError
+from famjax.data.files import open_text, read_text_pieces
+from famjax.data.pairs import Pairs
+from famjax.data.sources import TextSource
+from famjax.tasks.questions.records import parse_leval, read_documents
+from famjax.tokenizers.load import load_tokenizer
+
+BYTES = load_tokenizer("bytes")
+ROWS = [{"text": f"document {i}: äöü 漢字\0\n" * 50, "id": i} for i in range(40)]
+
+
+def write(path, rows):
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=7)
+    return path
+
+
+def write_lines(path, rows):
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return path
+
+
+def make(files, holdout=0, split="train"):
+    return TextSource(str(files), BYTES, 0, holdout, split)
+
+
+def read(source):
+    keys = (source.key(0, 1, k) for k in range(len(source)))
+    return [
+        (key[1], [(piece.tokens.tolist(), piece.weights.tolist()) for piece in source.open(key)])
+        for key in keys
+    ]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        ROWS,
+        [{"prompt": "question", "response": f"answer {i}"} for i in range(20)],
+        [{"inputs": "no loss", "targets": "loss", "text": None}, {"inputs": "", "targets": "b"}],
+    ],
+)
+def test_documents_are_those_of_json_lines(tmp_path, rows):
+    table, lines = write(tmp_path / "a.parquet", rows), write_lines(tmp_path / "a.jsonl", rows)
+    assert read(make(table)) == read(make(lines))
+    assert make(table).epoch_tokens() == make(lines).epoch_tokens()
+    assert make(table).text_bytes is None
+
+
+def test_rows_are_held_out_and_named(tmp_path):
+    path = write(tmp_path / "a.parquet", ROWS)
+    train, held = make(path, 5), make(path, 5, "holdout")
+    assert held.holds_out
+    assert len(train) + len(held) == len(ROWS)
+    assert {row for row, _ in read(train)}.isdisjoint(row for row, _ in read(held))
+    assert train.name([str(path), 3, 0]) == f"{path}:4"
+
+
+def test_messages_are_rendered_by_a_chat_template(tmp_path):
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": "hi"},
+                {"role": "assistant", "content": f"answer {i}"},
+            ]
+        }
+        for i in range(3)
+    ]
+    tokenizer = load_tokenizer(str(byte_level(tmp_path / "tokenizer")))
+    table, lines = write(tmp_path / "a.parquet", rows), write_lines(tmp_path / "a.jsonl", rows)
+    first, second = (TextSource(str(path), tokenizer, 0, 0, "train") for path in (table, lines))
+    assert read(first) == read(second)
+
+
+def test_folders_have_texts_and_tables(tmp_path):
+    write(tmp_path / "train-00000-of-00001.parquet", ROWS[:3])
+    (tmp_path / "README.md").write_text("about the data")
+    assert len(make(tmp_path)) == 4
+
+
+def test_values_that_json_lacks_are_strings(tmp_path):
+    row = {"text": "a", "day": datetime.date(2026, 11, 26), "image": b"\xff", "score": float("nan")}
+    path = write(tmp_path / "a.parquet", [row])
+    with open_text(str(path)) as stream:
+        (line,) = stream
+    assert json.loads(line)["day"] == "2026-11-26"
+    assert len(make(path)) == 1
+
+
+def test_a_row_without_a_document_is_named(tmp_path):
+    path = write(tmp_path / "a.parquet", [{"text": "a"}, {"text": None}])
+    with pytest.raises(UserError, match=r'a\.parquet, row 2: "text" is null, not a string'):
+        make(path)
+    path = write(tmp_path / "b.parquet", [{"content": "a", "id": 1}])
+    with pytest.raises(UserError, match=r"b\.parquet, row 1: no \"text\".*it has 'content', 'id'"):
+        make(path)
+
+
+def test_damaged_and_empty_tables_are_rejected(tmp_path):
+    path = write(tmp_path / "a.parquet", ROWS)
+    data = path.read_bytes()
+    for damaged in (data[:-100], data[100:], b"no table", data[:200] + bytes(400) + data[600:]):
+        path.write_bytes(damaged)
+        with pytest.raises(UserError, match=r"a\.parquet: truncated or damaged; fetch or"):
+            make(path)
+    pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.array([], "string")}), path)
+    with pytest.raises(UserError, match=r"no text found; skipped 1 empty"):
+        make(path)
+
+
+def test_many_documents_are_no_prompt(tmp_path):
+    with pytest.raises(UserError, match=r"a\.parquet: holds many documents; give a file that is"):
+        list(read_text_pieces(str(write(tmp_path / "a.parquet", ROWS))))
+
+
+def test_a_missing_library_is_named(tmp_path, monkeypatch):
+    write(tmp_path / "a.parquet", ROWS)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(UserError, match=r"a\.parquet: Parquet needs pyarrow; install it \(pip ins"):
+        make(tmp_path)
+
+
+def test_a_document_longer_than_a_buffer_is_whole(tmp_path):
+    text = "".join(map(chr, np.random.default_rng(0).integers(32, 2000, 300_000)))
+    path = write(tmp_path / "a.parquet", [{"text": text}])
+    source = make(path)
+    assert "".join(source.texts()) == text
+
+
+def test_pairs_and_questions_are_read(tmp_path):
+    pairs = write(tmp_path / "a.parquet", [{"inputs": "ein", "targets": "one"}] * 3)
+    assert [Pairs(str(pairs))[i] for i in range(3)] == [("ein", "one")] * 3
+    rows = [{"input": f"text {i}", "instructions": ["what?"], "outputs": ["this"]} for i in (0, 1)]
+    table, lines = write(tmp_path / "b.parquet", rows), write_lines(tmp_path / "b.jsonl", rows)
+    (found, _), (expected, _) = (read_documents(str(path), parse_leval) for path in (table, lines))
+    assert [document.name for document in found] == [f"{table}:1", f"{table}:2"]
+    assert [document._replace(name="") for document in found] == [
+        document._replace(name="") for document in expected
+    ]
