@@ -36,6 +36,7 @@ REQUIRED = (
     "rich",
     "tensorboardX",
     "matplotlib",
+    *(("backports.zstd",) if sys.version_info < (3, 14) else ()),
 )
 
 _MISSING_COSTS = {
@@ -45,6 +46,7 @@ _MISSING_COSTS = {
     "torch": "conversions and exports are not compared with Hugging Face's code",
     "transformers": "conversions and exports are not compared with Hugging Face's code",
     "peft": "exported adapters are not compared with peft",
+    "pyarrow": "Parquet files are not read",
     "jax_cuda13_plugin": "an NVIDIA GPU is not used",
     "libtpu": "no TPU, and no famjax plan for TPUs",
 }

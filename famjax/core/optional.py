@@ -19,6 +19,7 @@ _PACKAGES = {
     "lm_eval": "-e '.[eval]'",
     "rouge_score": "-e '.[eval]'",
     "sacrebleu": "-e '.[eval]'",
+    "pyarrow": "-e '.[parquet]'",
     "feedback_transformer_pytorch": "feedback-transformer-pytorch",
     "performer_pytorch": "performer-pytorch",
 }

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import BinaryIO, cast
 
 from famjax.core.errors import UserError
+from famjax.core.optional import missing_message, missing_modules
 
 # rows decoded at a time: documents may have megabytes each
 _ROWS = 16
@@ -26,13 +27,9 @@ def open_parquet(path: str) -> BinaryIO:
       UserError: pyarrow is not installed.
       EOFError: the file is truncated or damaged; also when it is read.
     """
-    try:
-        import pyarrow  # an optional library of 50 MB
-        import pyarrow.parquet
-    except ImportError:
-        raise UserError(
-            f"{path}: Parquet needs pyarrow; install it (pip install 'famjax[parquet]')"
-        ) from None
+    if missing := missing_modules(["pyarrow"]):
+        raise UserError(f"{path}: {missing_message(missing)}")
+    import pyarrow.parquet
 
     def lines() -> Iterator[bytes]:
         try:

@@ -20,9 +20,9 @@ from famjax.core import optional
 HOME = Path(famjax.__file__).parent
 PROJECT = tomllib.loads((HOME.parent / "pyproject.toml").read_text())["project"]
 # module -> its distribution, where their names differ
-DISTRIBUTIONS = {"orbax": "orbax-checkpoint"}
-# dependencies of imported libraries, or imported only if installed
-BROUGHT = {"absl", "triton", "jaxlib", "scipy"}
+DISTRIBUTIONS = {"orbax": "orbax-checkpoint", "backports": "backports.zstd"}
+# dependencies of imported libraries, imported only if installed, or Python's own since 3.14
+BROUGHT = {"absl", "triton", "jaxlib", "scipy", "compression"}
 
 
 def required() -> set[str]:
