@@ -114,6 +114,15 @@ def _forget_programs() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
+def one_device() -> Iterator[None]:
+    """Train on one of the eight devices, which compiles sooner, and each program once."""
+    from small import shared_programs
+
+    with shared_programs():
+        yield
+
+
+@pytest.fixture(scope="module")
 def remote_code(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Import the code of exported folders from a folder of this module's, then forget it.
 
