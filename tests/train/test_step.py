@@ -303,9 +303,8 @@ def test_without_random_state_passing_nothing_is_carried() -> None:
 
 BY_PARTS = ("model.remat=block", "train.bptt_segments=2", "train.accumulate=2")
 RPO_LAYOUTS = [
-    (),
     ("data.layout=packed", "train.rsp=0.5"),
-    pytest.param(BY_PARTS, marks=pytest.mark.slow),
+    *(pytest.param(layout, marks=pytest.mark.slow) for layout in ((), BY_PARTS)),
 ]
 
 
@@ -330,7 +329,9 @@ def test_random_position_offset_does_not_change_rope(layout: tuple[str, ...]) ->
 LEARNED = ("model.arch.learned_positions=true", "model.capacity=64", "train.rpo=true")
 
 
-@pytest.mark.parametrize("cut", ["train.accumulate=2", "train.bptt_segments=2"])
+@pytest.mark.parametrize(
+    "cut", ["train.accumulate=2", pytest.param("train.bptt_segments=2", marks=pytest.mark.slow)]
+)
 def test_random_position_offset_is_the_same_with_accumulation(cut: str) -> None:
     """Learned positions depend on the offset of a row, so another offset gives another loss."""
     whole, parts = setup(*LEARNED), setup(*LEARNED, cut)
