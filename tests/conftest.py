@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import importlib
 import importlib.util
@@ -111,6 +112,18 @@ def _forget_programs() -> Iterator[None]:
         import jax
 
         jax.clear_caches()
+        # glibc keeps what is freed: the process would stay as large, and forget after every file
+        with contextlib.suppress(AttributeError, TypeError):
+            ctypes.CDLL(None).malloc_trim(0)
+
+
+@pytest.fixture(scope="module")
+def one_device() -> Iterator[None]:
+    """Train on one of the eight devices, which compiles sooner, and each program once."""
+    from small import shared_programs
+
+    with shared_programs():
+        yield
 
 
 @pytest.fixture(scope="module")

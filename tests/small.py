@@ -17,8 +17,9 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from jax.sharding import Mesh
 
-from famjax.config.schema import Config, DataConfig, PasskeyConfig, ProfileConfig
+from famjax.config.schema import Config, DataConfig, MeshConfig, PasskeyConfig, ProfileConfig
 from famjax.experiment.load import override
 from famjax.parallel import sharding
 from famjax.train import loop
@@ -110,7 +111,11 @@ def make_program(
 @contextmanager
 def shared_programs() -> Iterator[None]:
     """Let `train` use programs from `make_program` here, for one device."""
-    make_mesh = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
+    original = sharding.make_mesh
+
+    def make_mesh(config: MeshConfig, devices: Any = None, **given: Any) -> Mesh:
+        return original(config, devices or jax.devices()[:1], **given)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sharding, "make_mesh", make_mesh)
         patch.setattr(loop, "make_program", make_program)

@@ -11,11 +11,22 @@ from famjax.train.loop import train
 from famjax.train.recipe import claim_folder, train_and_time
 
 
-def test_the_demo_writes_its_results(tmp_path, capsys):
+@pytest.mark.parametrize(
+    "models",
+    [
+        (DemoModel("FAM"), DemoModel("M1", "bswa", 1)),
+        pytest.param(
+            (DemoModel("FAM"), DemoModel("DELTA", "delta"), DemoModel("M1", "bswa", 1)),
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=len,
+)
+def test_the_demo_writes_its_results(models, tmp_path, capsys):
     small = ("train.steps=2", "model.width=16", "model.mlp_width=16", "data.length=128")
     plan = Demo(
         tmp_path / "demo",
-        (DemoModel("FAM"), DemoModel("DELTA", "delta"), DemoModel("M1", "bswa", 1)),
+        models,
         (128, 256),
         examples=4,
         tokens=1024,
@@ -28,7 +39,7 @@ def test_the_demo_writes_its_results(tmp_path, capsys):
     assert "loaded from its checkpoint" in shown
     assert "questions are anywhere in a block" in " ".join(shown.split())
     report = json.loads((plan.folder / "report.json").read_text())
-    assert [model["name"] for model in report["models"]] == ["FAM", "DELTA", "M1"]
+    assert [model["name"] for model in report["models"]] == [model.name for model in models]
     for model in report["models"]:
         assert [row["length"] for row in model["rows"]] == [128, 256]
         assert all(0 <= row["key_accuracy"] <= 1 for row in model["rows"])

@@ -22,6 +22,7 @@ from famjax.parallel import sharding
 from famjax.train.loop import train
 from famjax.train.metrics import read_metrics
 
+pytestmark = pytest.mark.usefixtures("one_device")
 TINY = [
     *("model.layers=1", "model.width=32", "model.heads=2", "model.mlp_width=64"),
     "model.block_len=8",

@@ -67,8 +67,17 @@ def test_adamw_against_numpy() -> None:
     compare(updates(config), expected)
 
 
-@pytest.mark.parametrize("name", ["adamw", "nag", "adafactor"])
-@pytest.mark.parametrize("mixer", ["fam", "delta"])
+# each optimizer and each memory
+@pytest.mark.parametrize(
+    ("mixer", "name"),
+    [
+        *(("fam", "adamw"), ("delta", "nag"), ("delta", "adafactor")),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("delta", "adamw"), ("fam", "nag"), ("fam", "adafactor"))
+        ),
+    ],
+)
 def test_timescales_of_a_memory_do_not_decay(name: str, mixer: str) -> None:
     settings = ["model.layers=1", "model.vocab_size=16", f"model.mixer={mixer}"]
     settings += ["model.fam_update=gated"] if mixer == "fam" else []

@@ -11,8 +11,10 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
+from small import shared_programs
 
 from famjax.config.schema import Config, DataConfig, ModelConfig, PasskeyConfig, TrainConfig
+from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel
 from famjax.train.loop import train
 from famjax.train.run import Run, open_run
@@ -53,6 +55,17 @@ def _forward(graph: Any, params: Any, tokens: Any) -> Any:
     return model(tokens, model.init_state(len(tokens)))[0]
 
 
+def read(model: LanguageModel, tokens: Any, state: Any) -> tuple[Any, Any]:
+    """Return the outputs of the stack [b t d], and the state after it, in a compiled call."""
+    return _read(*nnx.split(model), tokens, state)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _read(graph: Any, params: Any, tokens: Any, state: Any) -> tuple[Any, Any]:
+    model = nnx.merge(graph, params)
+    return model.stack(model.embed(tokens), state, Context())
+
+
 @functools.cache
 def folder() -> Path:
     """Return the folder of a FAM run trained for two steps on text."""
@@ -64,7 +77,8 @@ def folder() -> Path:
         data=DataConfig(files=str(text), batch=1, length=16, passkey=PasskeyConfig(digits=3)),
         train=TrainConfig(steps=2, log_every=2),
     )
-    train(config, home / "run", quiet=True)
+    with shared_programs():
+        train(config, home / "run", quiet=True)
     return home / "run"
 
 

@@ -48,16 +48,18 @@ def test_every_size_and_length_is_measured(short_fam, capsys, monkeypatch, tmp_p
     assert [row["tokens"] for row in report["lengths"]] == [19, 35]
 
 
-def test_a_delta_memory_is_compared_with_windows(capsys, monkeypatch, tmp_path):
+@pytest.mark.parametrize("blocks", [(4,), pytest.param((4, 8), marks=pytest.mark.slow)], ids=str)
+def test_a_delta_memory_is_compared_with_windows(blocks, capsys, monkeypatch, tmp_path):
     """At each block length; the floor is the ratio of FLOPs."""
-    monkeypatch.setattr(delta, "BLOCKS", (4, 8))
+    monkeypatch.setattr(delta, "BLOCKS", blocks)
     monkeypatch.setattr(delta, "MIXERS", ("delta",))
     sizes = ["--batch", "2", "--length", "16", "--turns", "2", "--json"]
     model = replace(TINY, layers=2)
     assert main(["bench", "delta", *config_of(model, tmp_path), *sizes]) == 0
     printed = capsys.readouterr()
     costs = json.loads(printed.out)
-    assert [(cost["mixer"], cost["block_len"]) for cost in costs] == [("delta", 4), ("delta", 8)]
+    found = [(cost["mixer"], cost["block_len"]) for cost in costs]
+    assert found == [("delta", block) for block in blocks]
     for cost in costs:
         assert cost["training"]["first"] > 0
         assert cost["streaming"]["second"] > 0

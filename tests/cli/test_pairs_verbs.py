@@ -17,6 +17,8 @@ from famjax.config.schema import Config
 from famjax.experiment.load import override
 from famjax.train.loop import train
 
+pytestmark = pytest.mark.usefixtures("one_device")
+
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -158,6 +159,10 @@ KINDS += ["bswa,fam"]
 KINDS += ["linear", "feedback-all", "feedback-same_and_lower", "transformer-shared", "lstm"]
 KINDS += ["rmt", "autocompressor"]
 
+# further variants of a mixer or stack in KINDS: slow in tests that do not depend on what is theirs
+FURTHER = ("fam-gated", "fam-smeared", "fam-static", "fam-zero", "bswa,fam")
+FURTHER += ("feedback-same_and_lower",)
+
 # options of pretrained families; Hugging Face's code is their oracle (tests/convert)
 _FAMILIES = ArchConfig(
     norm_eps=1e-3,
@@ -195,15 +200,26 @@ FAMILIES |= {
 }
 
 
-def every(*cases: str) -> Any:
+def every(*cases: str, slow: Sequence[str] = ()) -> Any:
     """Parametrize a test with cases: in quick runs only KINDS and the options of families.
 
-    In quick runs, the other variants are only compared with their transcriptions.
+    In quick runs, the other variants, and those in `slow`, are only compared with their
+    transcriptions.
     """
-    quick = {*KINDS, *FAMILIES}
-    slow = pytest.mark.slow
+    quick, mark = {*KINDS, *FAMILIES}, pytest.mark.slow
+    given = [case if case in quick else pytest.param(case, marks=mark) for case in cases]
+    given += [pytest.param(case, marks=mark) for case in slow]
+    return pytest.mark.parametrize("case", given)
+
+
+def kinds(
+    slow: Sequence[str] = FURTHER, without: Sequence[str] = (), also: Sequence[str] = ()
+) -> Any:
+    """Parametrize a test with KINDS, of which quick runs leave out those in `slow`."""
+    given = [case for case in KINDS if case not in without] + [*also]
+    mark = pytest.mark.slow
     return pytest.mark.parametrize(
-        "case", [case if case in quick else pytest.param(case, marks=slow) for case in cases]
+        "case", [pytest.param(case, marks=mark) if case in slow else case for case in given]
     )
 
 
@@ -304,11 +320,14 @@ class Runner:
 
     @functools.cached_property
     def _grad(self):
-        def loss(params, x, state, probe, reset, begin):
+        def loss(params, x, state, probe, end, reset, valid, begin):
             model = self.model(params)
             start = jax.tree.map(lambda a, b: jnp.where(begin, a, b), model.init_state(B), state)
-            y, new = model.stack(x, start, Context(reset))
-            return (model.logits(y) * probe).sum(), new
+            y, new = model.stack(x, start, Context(reset, valid))
+            # outputs at padding are undefined
+            value = (model.logits(jnp.where(valid[..., None], y, 0)) * probe).sum()
+            pairs = zip(jax.tree.leaves(new), jax.tree.leaves(end), strict=True)
+            return value + sum((a * b).sum() for a, b in pairs if a.dtype == y.dtype), new
 
         def f(*args):
             both = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True, allow_int=True)
@@ -317,16 +336,26 @@ class Runner:
 
         return jit(f)
 
-    def grad(self, x: Any, probe: Any, state: Any = None, reset: Any = None) -> Any:
-        """Gradient of sum(probe * logits).
+    def grad(
+        self,
+        x: Any,
+        probe: Any,
+        state: Any = None,
+        reset: Any = None,
+        valid: Any = None,
+        end: Any = None,
+    ) -> Any:
+        """Gradient of sum(probe * logits) + sum(end * new state).
 
         Returns:
         the sum; the new state; gradients with respect to (params, x, state). Without a state, the
-        initial one is used, as a function of params.
+        initial one is used, as a function of params; without an end, it is 0.
         """
-        no_reset = np.zeros(x.shape[:2], bool)
-        args = (probe, no_reset if reset is None else reset, state is None)
-        return self.run(self._grad, x, self.fresh if state is None else state, *args)
+        no = np.zeros(x.shape[:2], bool)
+        end = jax.tree.map(np.zeros_like, self.fresh) if end is None else end
+        masks = (no if reset is None else reset, ~no if valid is None else valid)
+        start = self.fresh if state is None else state
+        return self.run(self._grad, x, start, probe, end, *masks, state is None)
 
     @functools.cached_property
     def _grad_segments(self):

@@ -22,7 +22,6 @@ from famjax.ops.attention import attend
 from . import transcription
 from .harness import (
     CASES,
-    KINDS,
     LENGTH,
     TOKENS,
     VOCAB,
@@ -32,6 +31,7 @@ from .harness import (
     close,
     init_params,
     jit,
+    kinds,
     normal,
     runner,
     same,
@@ -75,7 +75,10 @@ def test_the_window_of_fam_is_independent_of_the_position():
     assert np.abs(near.fam - far.fam).max() > 0
 
 
-@pytest.mark.parametrize("case", ["feedback-all", "feedback-layer", "lstm", "rmt"])
+@pytest.mark.parametrize(
+    "case",
+    ["feedback-all", "lstm", "rmt", pytest.param("feedback-layer", marks=pytest.mark.slow)],
+)
 def test_unbounded_mixers_are_as_precise_far_from_the_start(case):
     """After 300 blocks, the float32 error relative to float64 is as small as at the start."""
     r, exact = runner(case, x64=False), runner(case)
@@ -113,7 +116,7 @@ def test_long_range_angles_keep_their_precision():
         assert worst[10**7][1] > 0.1, worst
 
 
-@pytest.mark.parametrize("case", ["linear", "fam,linear"])
+@pytest.mark.parametrize("case", ["linear", pytest.param("fam,linear", marks=pytest.mark.slow)])
 def test_linear_layers_rotate_precisely_far_from_the_start(case):
     """A document continues at token 10^7 in float32 as in float64."""
     narrow, exact = runner(case, x64=False), runner(case)
@@ -126,7 +129,11 @@ def test_linear_layers_rotate_precisely_far_from_the_start(case):
 
 
 # features of rotated keys do not depend on distances only
-@pytest.mark.parametrize("case", [*(k for k in KINDS if k != "linear"), "linear-relu"])
+@kinds(
+    ("fam-gated", "fam-smeared", "bswa,fam", "feedback-same_and_lower"),
+    without=["linear"],
+    also=["linear-relu"],
+)
 def test_a_common_offset_is_an_identity(case):
     """RoPE on queries and keys depends on differences of positions only, so in exact arithmetic an
     offset of a whole row (B.2.2) is the identity; only rounding errors remain.
@@ -140,11 +147,18 @@ def test_a_common_offset_is_an_identity(case):
     ("case", "remat"),
     [
         *((case, "none") for case in ("full", "swa-2", "bswa-1", "fam-1-3", "fam-static")),
-        # one pattern with two mixers: all layers have the same offset
-        *((case, "none") for case in ("linear", "fam,linear")),
         # S without an offset; test_a_common_offset_is_an_identity has blocks that read one
-        *((case, "none") for case in ("delta", "delta-smeared", "fam-gated", "fam-smeared")),
-        *((case, "block") for case in ("bswa-1", "fam-1-3", "delta-smeared")),
+        *((case, "none") for case in ("linear", "delta-smeared", "fam-gated")),
+        ("fam-1-3", "block"),
+        *(
+            pytest.param(case, remat, marks=pytest.mark.slow)
+            for case, remat in (
+                # one pattern with two mixers: all layers have the same offset
+                ("fam,linear", "none"),
+                *(("delta", "none"), ("fam-smeared", "none")),
+                *(("bswa-1", "block"), ("delta-smeared", "block")),
+            )
+        ),
     ],
 )
 def test_offsets_apply_by_row_at_every_position(case, remat, monkeypatch):
@@ -225,8 +239,22 @@ def test_an_offset_of_queries_alone_is_no_identity():
     assert np.abs(attended(0, 3) - attended(3, 0)).max() > 0.1  # the sign matters
 
 
-@pytest.mark.parametrize(("update", "grows"), [("sum", True), ("gated", False), ("static", False)])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("update", "grows", "dtype"),
+    [
+        ("sum", True, "float32"),
+        ("gated", False, "bfloat16"),
+        ("static", False, "float32"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("sum", True, "bfloat16"),
+                ("gated", False, "float32"),
+                ("static", False, "bfloat16"),
+            )
+        ),
+    ],
+)
 def test_only_the_sum_grows(update, grows, dtype):
     """RMS of the FAM after 20 and after 200 blocks, with initial parameters.
 
@@ -262,11 +290,16 @@ def error(a: Any, b: Any) -> float:
 @pytest.mark.parametrize(
     "case",
     [
-        *("swa-2", "bswa-1", "fam-1-3", "fam-static", "fm-2", "bswa,fam"),
-        *("delta", "delta-smeared"),
-        *("linear", "linear-performer"),
-        *("feedback-all", "feedback-average", "transformer-own", "transformer-shared", "lstm"),
-        "rmt",
+        *("bswa-1", "fam-1-3", "fm-2", "delta-smeared", "linear", "linear-performer"),
+        *("feedback-all", "transformer-own", "lstm", "rmt"),
+        # layers that are among those above, and another composition
+        *(
+            pytest.param(case, marks=pytest.mark.slow)
+            for case in (
+                *("swa-2", "fam-static", "bswa,fam", "delta"),
+                *("feedback-average", "transformer-shared"),
+            )
+        ),
     ],
 )
 def test_bfloat16_stays_finite_and_close(case):

@@ -24,9 +24,13 @@ SHARDED = ("full", "swa-2", "bswa_sg-2", "fam-1-3", "fam-gated", "delta-smeared"
 SHARDED += ("block_recurrent", "fam-static", "fam-zero", "fm-2", "linear", "linear-rfa")
 SHARDED += ("feedback-all", "feedback-same_and_lower", "transformer-shared", "lstm")
 SHARDED += ("rmt", "autocompressor")
+MORE = ("fam-gated", "fam-static", "fam-zero", "bswa,fam", "linear-rfa", "feedback-same_and_lower")
 
 
-@pytest.mark.parametrize("case", SHARDED)
+# those in MORE have the parameters and states of others, but for a few that are replicated
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=pytest.mark.slow) if c in MORE else c for c in SHARDED]
+)
 def test_sharded_equals_unsharded(case):
     """Shard lanes over data and fsdp, heads over tensor; run a call with a reset, then a step."""
     # vocabulary and heads are divisible, so that everything that can be sharded is
@@ -76,9 +80,11 @@ def call_and_loss(r: Runner, params: Any, tokens: Any, ctx: Context, state: Any)
 
 # tokens on several devices; one case of each communication: several hops, a ring with shared
 # parameters and one without, a mask by distance, gathered tensors
-QUICK = ("bswa-3", "fam-1-3", "delta-smeared", "linear", "full", "lstm")
+# FAM's is in tests/train/test_sharded.py too
+QUICK = ("bswa-3", "delta-smeared", "linear", "full", "lstm")
 SLOW = ("swa-6", "bswa_sg-2", "bswa-0", "fam-0-1", "bswa,fam", "fam,linear", "linear-rfa")
-SLOW += ("fam-gated", "fam-smeared", "fam-static", "fam-zero", "fm-1", "fm-2", "bswa-smeared")
+SLOW += ("fam-1-3", "fam-gated", "fam-smeared", "fam-static", "fam-zero", "fm-1", "fm-2")
+SLOW += ("bswa-smeared",)
 SLOW += ("delta", "block_recurrent", "block_recurrent-lstm")
 SLOW += ("feedback-all", "feedback-same_and_lower", "transformer-shared")
 SLOW += ("rmt", "autocompressor")

@@ -38,10 +38,9 @@ def test_weights_of_fam_by_kind_of_key(segments: int, text: np.ndarray) -> None:
     assert [layer.mixer for layer in layers] == ["fam", "fam"]
     stack = run.model.stack
     # of the last block, from the state before it
-    state = run.model.init_state(1)
-    _, state = stack(run.model.embed(text[None, : 3 * W]), state, Context())
+    _, state = tiny.read(run.model, text[None, : 3 * W], run.model.init_state(1))
     x = run.model.embed(text[None, 3 * W : 4 * W])
-    mass = stack.attention_mass(x, state, Context())
+    mass = jax.jit(lambda x, state: stack.attention_mass(x, state, Context()))(x, state)
     for i, layer in enumerate(layers):
         weights = layer.weights
         heads = run.config.model.heads
@@ -131,11 +130,13 @@ def test_the_gradient_is_the_change_of_the_loss(text: np.ndarray) -> None:
     found = gradient_by_block(run, text)
     x = run.model.embed(text[None, : 4 * W])
 
-    def loss(x: Any) -> Any:
+    @jax.jit
+    @jax.grad
+    def gradient(x: Any) -> Any:
         y, _ = run.model.stack(x, run.model.init_state(1), Context())
         return run.model.losses(y, text[None, 1 : 4 * W + 1])[0][0, 3 * W :].mean()
 
-    grad = np.asarray(jax.grad(loss)(x))[0].reshape(4, -1)
+    grad = np.asarray(gradient(x))[0].reshape(4, -1)
     np.testing.assert_allclose(found, np.linalg.norm(grad, axis=1)[::-1], rtol=1e-4)
 
 

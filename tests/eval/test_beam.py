@@ -117,7 +117,9 @@ def test_lists_of_tokens_find_the_same(case: str) -> None:
     assert {9} < lengths
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize(
+    "size", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 3))]
+)
 def test_no_ngram_comes_twice(size: int) -> None:
     m = model("fam-1-3")
     settings = replace(SETTINGS, no_repeat_ngram=size, max_tokens=8, length_penalty=2.0)

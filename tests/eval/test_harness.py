@@ -34,7 +34,7 @@ PAIRS = [
     ("a", "b"),
 ]
 TEXTS = ["The quick brown fox", "def f(x):\n    return x\n" * 8, "x"]
-pytestmark = pytest.mark.usefixtures("remote_code")
+pytestmark = pytest.mark.usefixtures("remote_code", "one_device")
 ASKED = {"until": ["\n"], "do_sample": False, "max_gen_toks": 12}
 
 
@@ -47,6 +47,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, mixer in (("native", "full"), ("fam", "fam")):
         keys = [f"data.files={folder / 'train.txt'}", f"data.tokenizer={tokenizer}"]
         keys += ["model.layers=2", "model.width=32", "model.heads=2", "model.mlp_width=64"]
+        # one body is compiled for both layers
+        keys += ["model.scan_layers=true"]
         keys += [f"model.mixer={mixer}", "data.batch=2", "data.length=64", "train.steps=3"]
         if mixer == "fam":
             keys += ["model.block_len=16", "model.fam_len=4"]

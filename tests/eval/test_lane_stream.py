@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-from contracts.harness import KINDS, VOCAB, runner
+from contracts.harness import FURTHER, VOCAB, kinds, runner
 
 from famjax.core.errors import UserError
 from famjax.eval.ablations import parse_ablations
@@ -17,7 +17,8 @@ from famjax.eval.memory import update_tokens
 from famjax.eval.streaming import Streamer
 
 
-@pytest.mark.parametrize("case", KINDS)
+# one of each kind of state
+@kinds((*FURTHER, "swa-2", "bswa_sg-2", "fm-2", "transformer-shared", "autocompressor"))
 def test_each_lane_is_a_stream_by_itself(case: str) -> None:
     r = runner(case, x64=False)
     model = r.model(r.params)

@@ -87,7 +87,7 @@ def test_rank_and_similarity_of_memory_tokens() -> None:
 
 def test_loss_equals_one_call() -> None:
     model = run().model
-    x, _ = model.stack(model.embed(jnp.asarray(TOKENS[None, : W * N])), states()[0], Context())
+    x, _ = tiny.read(model, TOKENS[None, : W * N], states()[0])
     nll = np.asarray(model.losses(x, jnp.asarray(TOKENS[None, 1 : W * N + 1]))[0])
     np.testing.assert_allclose(trace().loss, nll.reshape(N, W).mean(1), rtol=1e-5)
 
@@ -130,9 +130,8 @@ def test_loss_without_memory_tokens() -> None:
 def test_a_replaced_memory_token_is_replaced_in_all_previous_fams() -> None:
     """Else the loss without it would still be that of a block that sees what it was before."""
     model = tiny.model("fam", fam_len=3, fam_previous=2)
-    x = model.embed(jnp.asarray(TOKENS[None, : 3 * W]))
     initial = model.init_state(1)
-    _, state = model.stack(x, initial, Context())
+    _, state = tiny.read(model, TOKENS[None, : 3 * W], initial)
     (own,), (first,) = (model.stack.memories(s) for s in (state, initial))
     replaced = model.stack.replace_memories(state, [own.at[:, :, 2].set(first[:, :, 2])])[0]
     for now, before, new in (
@@ -244,8 +243,7 @@ def delta_states() -> list[Any]:
     model = delta_run().model
     held = [model.init_state(1)]
     for tau in range(N):
-        x = model.embed(jnp.asarray(TOKENS[None, tau * W : (tau + 1) * W]))
-        held.append(model.stack(x, held[-1], Context())[1])
+        held.append(tiny.read(model, TOKENS[None, tau * W : (tau + 1) * W], held[-1])[1])
     return held
 
 
@@ -318,7 +316,7 @@ def test_loss_without_a_head_of_the_memory() -> None:
 
     def loss(s: Any) -> float:
         state_without = model.stack.replace_memories(state, [s])
-        x, _ = model.stack(model.embed(block[None, :-1]), state_without, Context())
+        x, _ = tiny.read(model, block[None, :-1], state_without)
         return float(model.losses(x, block[None, 1:])[0].mean())
 
     own = state[1].s

@@ -26,6 +26,7 @@ from famjax.tasks.questions.question_set import QuestionSet
 from famjax.tasks.task import Request
 from famjax.tokenizers.load import load_tokenizer
 
+pytestmark = pytest.mark.usefixtures("one_device")
 STORIES = ["A cat sat. " * 30, "Dogs ran off. " * 9, "One. "]
 
 

@@ -26,6 +26,7 @@ from famjax.export.pytorch.configuration_famjax import FamjaxConfig
 from famjax.export.pytorch.modeling_famjax_seq2seq import FamjaxForConditionalGeneration
 from famjax.models.seq2seq import Seq2Seq
 
+pytestmark = pytest.mark.usefixtures("one_device")
 BASE = ModelConfig(
     vocab_size=19,
     layers=2,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny
@@ -16,17 +15,17 @@ from famjax.config.resolved import resolve_model
 from famjax.config.schema import Config, ModelConfig
 from famjax.convert.open import open_model
 from famjax.core.errors import UserError
-from famjax.core.types import Context
 from famjax.experiment.load import load_config
 from famjax.export.export import export
 from famjax.layers.recurrent_cell import RecurrentCell, count_params
 from famjax.train import flops
 from famjax.train.loop import train
 
+pytestmark = pytest.mark.usefixtures("one_device")
 SMALL = [
     *("model.layers=2", "model.width=16", "model.heads=2", "model.mlp_width=32"),
     *("model.block_len=8", "model.memory_segments=1", "model.fam_len=3"),
-    *("data.batch=2", "data.length=64", "train.steps=2", "optimizer.warmup_steps=0"),
+    *("data.batch=2", "data.length=32", "train.steps=2", "optimizer.warmup_steps=0"),
 ]
 SHAPE = ModelConfig(
     vocab_size=10, layers=1, width=8, heads=2, kv_heads=1, mlp_width=16, block_len=4, fam_len=3
@@ -57,9 +56,7 @@ def config(folder: Path, *more: str) -> Config:
 
 def logits(run: Path) -> np.ndarray:
     model = open_model(str(run)).model
-    tokens = jnp.asarray(np.random.default_rng(0).integers(9, size=(1, 32)))
-    x, _ = model.stack(model.embed(tokens), model.init_state(1), Context())
-    return np.asarray(model.logits(x))
+    return tiny.logits(model, np.random.default_rng(0).integers(9, size=(1, 32)))
 
 
 def test_a_given_window_begins_as_it_was(folder: Path, tmp_path: Path) -> None:

@@ -23,10 +23,13 @@ from famjax.export.export import export
 from famjax.stacks.residual import ResidualStack
 from famjax.train.loop import train
 
+pytestmark = pytest.mark.usefixtures("one_device")
 SMALL = [
     *("model.layers=2", "model.width=16", "model.heads=2", "model.mlp_width=32"),
     *("model.block_len=8", "model.memory_segments=1"),
-    *("data.batch=2", "data.length=64", "train.steps=2", "optimizer.warmup_steps=0"),
+    # one body is compiled for both layers
+    "model.scan_layers=true",
+    *("data.batch=2", "data.length=32", "train.steps=2", "optimizer.warmup_steps=0"),
 ]
 
 
@@ -60,10 +63,14 @@ def test_segments_are_exported_in_the_formats_that_have_the_layer(
 
 
 def test_static_summary_tokens_are_exported_to_pytorch(folder: Path, tmp_path: Path) -> None:
-    for name in ("hf", "stablehlo"):
-        assert export(folder / "static", tmp_path / name, name)
+    assert export(folder / "static", tmp_path / "hf", "hf")
     _, model = load_pretrained(tmp_path / "hf")
     assert model.stack.reads_prompt
+
+
+@pytest.mark.slow
+def test_static_summary_tokens_are_exported_as_programs(folder: Path, tmp_path: Path) -> None:
+    assert export(folder / "static", tmp_path / "stablehlo", "stablehlo")
 
 
 def test_a_trained_window_becomes_one_of_outputs_and_back(folder: Path, tmp_path: Path) -> None:
@@ -98,6 +105,7 @@ def test_the_prompt_is_trained_in_documents_that_began_earlier() -> None:
     x = jnp.asarray(np.random.default_rng(0).normal(size=(1, 12, 16)), jnp.float32)
     _, state = stack(x, stack.init_state(1), Context())
 
+    @jax.jit
     @jax.grad
     def gradient(params: nnx.State) -> jax.Array:
         y, _ = nnx.merge(graph, params)(x, state, Context())

@@ -31,6 +31,7 @@ from famjax.train.flops import forward_flops
 from famjax.train.loop import train
 from famjax.train.run import abstract_model
 
+pytestmark = pytest.mark.usefixtures("one_device")
 NAME = "decayed_mean"
 SHAPE = replace(tiny.SHAPE, mixer=NAME, kv_heads=1)
 SMALL = [

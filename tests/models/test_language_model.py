@@ -32,7 +32,10 @@ def test_full_attention_rejects_a_call_beyond_its_capacity(scan):
         vocab_size=20, layers=2, width=16, heads=2, mixer="full", capacity=8, scan_layers=scan
     )
     model = LanguageModel(config, rngs=nnx.Rngs(0))
-    logits, state = model(jnp.zeros((1, 8), jnp.int32), model.init_state(1))
+    graph, params = nnx.split(model)
+    logits, state = jax.jit(lambda p, *args: nnx.merge(graph, p)(*args))(
+        params, jnp.zeros((1, 8), jnp.int32), model.init_state(1)
+    )
     assert jnp.isfinite(logits).all()
     with pytest.raises(UserError, match=r"token 9 of a document does not fit its cache of 8"):
         model.step(jnp.zeros((1, 1), jnp.int32), state)
@@ -52,8 +55,10 @@ def test_a_single_call_needs_no_cache(scan):
     state = model.init_state(2)
     short = without_caches(state)
     assert max(a.size for a in jax.tree.leaves(short)) == 4  # the lengths of two lanes
-    expected, _ = model.stack(model.embed(tokens), state, ctx)
-    found, _ = model.stack(model.embed(tokens), short, ctx)
+    x = model.embed(tokens)
+    expected, found = (
+        jax.jit(lambda s: model.stack(x, s, ctx))(each)[0] for each in (state, short)
+    )
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 

@@ -112,13 +112,35 @@ def packed_row(block: int) -> dict[str, np.ndarray]:
     return {key: np.array(values)[None] for key, values in row.items()}
 
 
+# Layers are in a scan, which JAX compiles anew in each call that is not compiled as a whole.
+
+
+@functools.cache
+def program(method: str, graph: Any) -> Any:
+    """Return a compiled method of a model, which takes the model's parameters before its own."""
+    return jax.jit(lambda params, *args: getattr(nnx.merge(graph, params), method)(*args))
+
+
+def read_source(m: Seq2Seq, *args: Any) -> Any:
+    graph, params = nnx.split(m)
+    return program("read_source", graph)(params, *args)
+
+
+def step(m: Seq2Seq, *args: Any) -> Any:
+    graph, params = nnx.split(m)
+    return program("step", graph)(params, *args)
+
+
 def read_packed(name: str, params: Any = None) -> Any:
     """Return the logits of a packed row [t v]."""
     m = model(name, params)
-    row = packed_row(m.block_len)
-    source = m.read_source(row["source"], row["source_segment"], row["segment"])
-    ctx = Context(jnp.asarray(row["reset"]), jnp.asarray(row["valid"]), source=source)
-    return m(row["tokens"], m.init_state(1), ctx)[0][0]
+    return read_row(m, packed_row(m.block_len))[0]
+
+
+@functools.cache
+def packed(name: str) -> np.ndarray:
+    """Return the logits of a packed row [t v], with the model's own parameters."""
+    return np.asarray(jax.jit(functools.partial(read_packed, name))(runner(name)[1]))
 
 
 def starts(name: str) -> list[int]:
@@ -126,6 +148,7 @@ def starts(name: str) -> list[int]:
     return [0, -(-len(TARGETS[0]) // block) * block]
 
 
+@functools.cache
 def read_alone(name: str, pair: int, together: bool = False) -> np.ndarray:
     """Return the logits [t v] of one pair, token by token; in a batch of both pairs if together."""
     m = model(name)
@@ -133,11 +156,11 @@ def read_alone(name: str, pair: int, together: bool = False) -> np.ndarray:
     longest = max(len(SOURCES[i]) for i in both)
     tokens = np.stack([np.pad(SOURCES[i], (0, longest - len(SOURCES[i]))) for i in both])
     segment = np.stack([np.arange(longest) < len(SOURCES[i]) for i in both]).astype(int)
-    ctx = Context(source=m.read_source(tokens, segment))
+    ctx = Context(source=read_source(m, tokens, segment))
     state, out = m.init_state(len(both)), []
     for t in range(len(TARGETS[pair])):
         token = np.stack([TARGETS[i][min(t, len(TARGETS[i]) - 1)] for i in both])[:, None]
-        logits, state = m.step(token, state, ctx)
+        logits, state = step(m, token, state, ctx)
         out.append(np.asarray(logits[both.index(pair), 0]))
     return np.stack(out)
 
@@ -197,6 +220,12 @@ def _feedback_stack(c: ModelConfig, params: Any, layers: Any) -> feedback.Stack:
     )
 
 
+def some(*quick: str, slow: str) -> Any:
+    """Parametrize a test with models, of which quick runs leave out those that add least."""
+    marked = [pytest.param(name, marks=pytest.mark.slow) for name in slow.split()]
+    return pytest.mark.parametrize("name", [*quick, *marked])
+
+
 @pytest.fixture(autouse=True)
 def x64():
     with jax.enable_x64(True):
@@ -209,12 +238,15 @@ def test_models_equal_their_transcriptions(name):
         np.testing.assert_allclose(read_alone(name, pair), transcribe(name, pair), atol=1e-10)
 
 
-@pytest.mark.parametrize("name", MODELS)
+# those that are slow here have a transcription, or the mixer of others
+ALIKE = "full-unrolled own-embedding gated feedback-post feedback-top transformer"
+
+
+@some(*(name for name in MODELS if name not in ALIKE.split()), slow=ALIKE)
 def test_pairs_in_one_row_equal_each_pair_alone(name):
-    packed = np.asarray(jax.jit(functools.partial(read_packed, name))(runner(name)[1]))
     for pair, at in enumerate(starts(name)):
         alone = read_alone(name, pair)
-        np.testing.assert_allclose(packed[at : at + len(alone)], alone, atol=1e-10)
+        np.testing.assert_allclose(packed(name)[at : at + len(alone)], alone, atol=1e-10)
 
 
 @pytest.mark.parametrize("name", ["full", "linear", "feedback", "pattern"])
@@ -224,7 +256,7 @@ def test_pairs_of_a_batch_equal_each_pair_alone(name):
         np.testing.assert_allclose(together, read_alone(name, pair), atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["full", "full-linear", "feedback", "transformer-post", "gated"])
+@some("full", "full-linear", "feedback", "gated", slow="transformer-post")
 def test_gradients_equal_finite_differences(name):
     """Of all parameters along a random direction; encoder and cross attention are among them."""
     params = runner(name)[1]
@@ -232,10 +264,12 @@ def test_gradients_equal_finite_differences(name):
     probe = rng.normal(size=(len(packed_row(model(name).block_len)["tokens"][0]), 19))
     weights = packed_row(model(name).block_len)["valid"][0][:, None] * probe
 
+    @jax.jit
+    @jax.value_and_grad
     def loss(params):
         return (read_packed(name, params) * weights).sum()
 
-    grads = jax.jit(jax.grad(loss))(params)
+    _, grads = loss(params)
     for part in ("encoder", "cross", "stack"):
         direction = jax.tree_util.tree_map_with_path(
             lambda path, a, part=part: (
@@ -248,25 +282,25 @@ def test_gradients_equal_finite_differences(name):
             for g, d in zip(jax.tree.leaves(grads), jax.tree.leaves(direction), strict=True)
         )
         moved = [
-            loss(jax.tree.map(lambda a, d, step=step: a + step * d, params, direction))
-            for step in (1e-6, -1e-6)
+            loss(jax.tree.map(lambda a, d, by=by: a + by * d, params, direction))[0]
+            for by in (1e-6, -1e-6)
         ]
         assert abs(along) > 1e-3
         np.testing.assert_allclose(along, float(moved[0] - moved[1]) / 2e-6, rtol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["full", "linear", "feedback", "pattern"])
+@some("full", "linear", "feedback", slow="pattern")
 def test_beams_share_a_source(name):
     """Rows of the decoder that follow one row of the source read the same of it."""
     m = model(name)
     pairs = np.repeat([0, 1], 3)
     tokens = np.stack([np.pad(s, (0, 5 - len(s))) for s in SOURCES])
     segment = np.stack([np.arange(5) < len(s) for s in SOURCES]).astype(int)
-    few = Context(source=m.read_source(tokens, segment))
-    many = Context(source=m.read_source(tokens[pairs], segment[pairs]))
+    few = Context(source=read_source(m, tokens, segment))
+    many = Context(source=read_source(m, tokens[pairs], segment[pairs]))
     state = m.init_state(6)
     for token in ([3, 1, 4, 1, 5, 9], [2, 6, 5, 3, 5, 8]):
-        steps = [m.step(np.array(token)[:, None], state, ctx) for ctx in (few, many)]
+        steps = [step(m, np.array(token)[:, None], state, ctx) for ctx in (few, many)]
         np.testing.assert_allclose(steps[0][0], steps[1][0], atol=1e-10)
         state = steps[0][1]
 
@@ -274,13 +308,13 @@ def test_beams_share_a_source(name):
 @pytest.mark.parametrize("name", ["full", "linear", "pattern"])
 def test_an_unstacked_state_gives_the_same(name):
     m = model(name)
-    ctx = Context(source=m.read_source(SOURCES[0][None], np.ones((1, 5), int)))
+    ctx = Context(source=read_source(m, SOURCES[0][None], np.ones((1, 5), int)))
     stacked, plain = m.init_state(1), m.stack.unstack(m.init_state(1))
     assert isinstance(plain, UnstackedState)
     for token in TARGETS[0]:
         given = np.array([[token]])
-        logits, stacked = m.step(given, stacked, ctx)
-        others, plain = m.step(given, plain, ctx)
+        logits, stacked = step(m, given, stacked, ctx)
+        others, plain = step(m, given, plain, ctx)
         np.testing.assert_allclose(logits, others, atol=1e-12)
 
 
@@ -288,7 +322,7 @@ def test_linear_cross_attention_keeps_one_matrix_a_head():
     m = model("linear")
     longer = np.tile(SOURCES[0], 20)[None]
     shapes = [
-        jax.tree.map(jnp.shape, m.read_source(s, np.ones_like(s)).keys)
+        jax.tree.map(jnp.shape, jax.eval_shape(m.read_source, s, np.ones_like(s)).keys)
         for s in (SOURCES[0][None], longer)
     ]
     assert shapes[0] == shapes[1]
@@ -308,8 +342,10 @@ def test_a_source_of_padding_reads_the_same_whatever_its_length(name, packed):
 
     def logits(length: int) -> np.ndarray:
         empty, targets = np.zeros((1, length), int), np.array([[1, 4, 5, 2]])
-        source = m.read_source(empty, empty, np.ones((1, 4), int) if packed else None)
-        return np.asarray(m(targets, m.init_state(1), Context(source=source))[0])
+        source = read_source(m, empty, empty, np.ones((1, 4), int) if packed else None)
+        graph, own = nnx.split(m)
+        args = (targets, m.init_state(1), Context(source=source))
+        return np.asarray(program("__call__", graph)(own, *args)[0])
 
     np.testing.assert_allclose(logits(3), logits(9), atol=1e-12)
 
@@ -319,9 +355,7 @@ def test_a_target_depends_on_its_own_source_alone():
         m = model("full")
         row = packed_row(m.block_len)
         row["source"][0, 6] = other  # of the second source
-        source = m.read_source(row["source"], row["source_segment"], row["segment"])
-        ctx = Context(jnp.asarray(row["reset"]), jnp.asarray(row["valid"]), source=source)
-        return np.asarray(m(row["tokens"], m.init_state(1), ctx)[0][0])
+        return np.asarray(read_row_of(*nnx.split(m), row)[0])
 
     a, b = logits(5), logits(6)
     first = slice(0, len(TARGETS[0]))
@@ -352,8 +386,11 @@ def test_folded_maps_give_the_same(name):
     assert set(maps) == ({"causal"} if "rotated" in name else set())
     state, token = m.init_state(1), np.array([[3]])
     logits = [
-        one.step(
-            token, state, Context(source=one.read_source(SOURCES[0][None], np.ones((1, 5), int)))
+        step(
+            one,
+            token,
+            state,
+            Context(source=read_source(one, SOURCES[0][None], np.ones((1, 5), int))),
         )
         for one in (m, folded)
     ]
@@ -440,76 +477,113 @@ def variant(name: str, **changes: Any) -> tuple[Any, Any]:
     return graph, jax.tree.map(lambda a, b: jnp.asarray(b, a.dtype), params, runner(name)[1])
 
 
-def read_row(m: Any, row: dict[str, np.ndarray], at: slice = slice(None), state: Any = None) -> Any:
-    """Return logits [t v] and the state after a part of a packed row."""
-    source = m.read_source(row["source"], row["source_segment"], row["segment"][:, at])
-    ctx = Context(jnp.asarray(row["reset"][:, at]), jnp.asarray(row["valid"][:, at]), source=source)
-    logits, state = m(row["tokens"][:, at], m.init_state(1) if state is None else state, ctx)
+def read_row(m: Any, row: Any, state: Any = None) -> Any:
+    """Return logits [t v] and the state after a packed row."""
+    source = m.read_source(row["source"], row["source_segment"], row["segment"])
+    ctx = Context(jnp.asarray(row["reset"]), jnp.asarray(row["valid"]), source=source)
+    logits, state = m(row["tokens"], m.init_state(1) if state is None else state, ctx)
     return logits[0], state
 
 
-@pytest.mark.parametrize("name", ["full", "linear", "pattern", "gated", "delta", "feedback"])
+@functools.partial(jax.jit, static_argnums=0)
+def _read_row(graph: Any, params: Any, row: Any, state: Any) -> Any:
+    return read_row(nnx.merge(graph, params), row, state=state)
+
+
+def read_row_of(
+    graph: Any, params: Any, row: dict[str, np.ndarray], at: slice = slice(None), state: Any = None
+) -> Any:
+    """Like `read_row`, compiled."""
+    decoded = ("tokens", "segment", "reset", "valid")
+    part = {name: a[:, at] if name in decoded else a for name, a in row.items()}
+    return _read_row(graph, params, part, state)
+
+
+@some("full", "linear", "pattern", "delta", "feedback", slow="gated")
 def test_a_second_call_goes_on_with_the_state_and_the_source(name):
     m = model(name)
     row, block = packed_row(m.block_len), max(m.block_len, 3)
-    whole, _ = read_row(m, row)
-    first, state = read_row(m, row, slice(block))
-    second, _ = read_row(m, row, slice(block, None), state)
+    own = nnx.split(m)
+    whole, _ = read_row_of(*own, row)
+    first, state = read_row_of(*own, row, slice(block))
+    second, _ = read_row_of(*own, row, slice(block, None), state)
     seen = row["valid"][0]
     np.testing.assert_allclose(np.concatenate([first, second])[seen], whole[seen], atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["full", "full-linear", "linear", "gated", "feedback"])
+@some("full", "linear", "feedback", slow="full-linear gated")
 def test_bfloat16_stays_close(name):
     """Its weights are rounded to 8 bits, with which the errors of a few layers are about 1%."""
-    row, wide = packed_row(model(name).block_len), np.asarray(read_packed(name))
+    row, wide = packed_row(model(name).block_len), packed(name)
     with jax.enable_x64(False):
-        narrow = nnx.merge(*variant(name, dtype="bfloat16"))
-        source = narrow.read_source(row["source"], row["source_segment"], row["segment"])
+        narrow = variant(name, dtype="bfloat16")
+        sources = (row["source"], row["source_segment"], row["segment"])
+        source = jax.eval_shape(nnx.merge(*narrow).read_source, *sources)
         assert {a.dtype for a in jax.tree.leaves(source.keys)} == {jnp.dtype(jnp.bfloat16)}
-        logits = np.asarray(read_row(narrow, row)[0], float)
+        logits = np.asarray(read_row_of(*narrow, row)[0], float)
     seen = row["valid"][0]
     apart = np.abs(logits - wide)[seen]
     assert 0 < apart.mean() < 0.02 * wide[seen].std()
 
 
-@pytest.mark.parametrize("remat", ["attention", "layer", "block"])
-@pytest.mark.parametrize("name", ["full-linear", "gated"])
-def test_gradients_of_recomputed_layers_are_the_same(name, remat):
+@functools.cache
+def gradients(name: str, remat: str) -> Any:
     row = packed_row(MODELS[name].block_len)
     probe = (
         np.random.default_rng(0).normal(size=(row["tokens"].size, 19)) * row["valid"][0][:, None]
     )
+    graph, params = variant(name, remat=remat)
+    return jax.jit(
+        jax.grad(lambda params: (read_row(nnx.merge(graph, params), row)[0] * probe).sum())
+    )(params)
 
-    def gradients(how: str) -> Any:
-        graph, params = variant(name, remat=how)
-        return jax.jit(
-            jax.grad(lambda params: (read_row(nnx.merge(graph, params), row)[0] * probe).sum())
-        )(params)
 
-    kept, recomputed = gradients("none"), gradients(remat)
+@pytest.mark.parametrize(
+    ("name", "remat"),
+    [
+        ("full-linear", "layer"),
+        ("full-linear", "block"),
+        ("gated", "attention"),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("full-linear", "attention"), ("gated", "layer"), ("gated", "block"))
+        ),
+    ],
+)
+def test_gradients_of_recomputed_layers_are_the_same(name, remat):
+    kept, recomputed = gradients(name, "none"), gradients(name, remat)
     for a, b in zip(jax.tree.leaves(kept), jax.tree.leaves(recomputed), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-9)
 
 
-def dropping(name: str, key: int, **rates: float) -> np.ndarray:
-    """Return the logits [t v] of a packed row in training."""
+@functools.cache
+def in_training(name: str, **rates: float) -> tuple[Any, Any, Any]:
+    """Return a compiled function of keys, other state and a row, its keys and its other state."""
     c = replace(MODELS[name], dropout=DropoutConfig(**rates))
     graph, _, keys, rest = nnx.split(make_model(c, rngs=nnx.Rngs(0)), nnx.Param, DropoutKey, ...)
+
+    def read(keys: Any, rest: Any, row: Any) -> Any:
+        return read_row(nnx.merge(graph, runner(name)[1], keys, rest), row)[0]
+
+    return jax.jit(read), keys, rest
+
+
+def dropping(name: str, key: int, **rates: float) -> np.ndarray:
+    """Return the logits [t v] of a packed row in training."""
+    read, keys, rest = in_training(name, **rates)
     keys = jax.tree.map(lambda _: jnp.array([0, key], jnp.uint32), keys)
-    row = packed_row(c.block_len)
-    logits = read_row(nnx.merge(graph, runner(name)[1], keys, rest), row)[0]
-    return np.asarray(logits)[row["valid"][0]]
+    row = packed_row(MODELS[name].block_len)
+    return np.asarray(read(keys, rest, row))[row["valid"][0]]
 
 
-@pytest.mark.parametrize("name", ["full", "full-linear", "gated", "feedback"])
+@some("full", "feedback", slow="full-linear gated")
 def test_attention_to_an_encoder_is_dropped_by_the_key(name):
     first, again, other = (dropping(name, key, residual=0.5) for key in (1, 1, 2))
     np.testing.assert_array_equal(first, again)
     assert np.abs(first - other).max() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["full", "full-linear", "gated", "feedback"])
+@some("full-linear", "feedback", slow="full gated")
 def test_a_layer_that_is_dropped_reads_no_source(name, monkeypatch):
     """LayerDrop leaves out a layer with its attention to the encoder."""
     dropped = dropping(name, 1, layer=1.0)

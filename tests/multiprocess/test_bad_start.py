@@ -94,6 +94,17 @@ while len(list(folder.glob("ready-*"))) < 2:
 """
 
 
+# without a service there is no timeout of its own that must come first, for which 10 seconds are
+# added to that of the others
+WAIT_BRIEFLY = """
+import jax
+initialize = jax.distributed.initialize
+def initialize_briefly(*args, **given):
+    initialize(*args, **given | {"initialization_timeout": 2})
+jax.distributed.initialize = initialize_briefly
+"""
+
+
 def test_error_names_missing_processes(tmp_path: Path, path: Path) -> None:
     """One of three processes is missing, and one process waits at an address without a service."""
     port = free_port()
@@ -106,7 +117,8 @@ def test_error_names_missing_processes(tmp_path: Path, path: Path) -> None:
         )
         for i in (0, 2)
     ]
-    alone = start([str(path), run, *flags(1, 2, free_port())], patience=1)
+    arguments = [str(path), run, *flags(1, 2, free_port())]
+    alone = start(arguments, patience=1, more=WAIT_BRIEFLY)
     *missing, (status, said) = wait_all([*processes, alone])
     assert said.splitlines()[-1].startswith("famjax: no answer at 127.0.0.1:")
     assert status == 75

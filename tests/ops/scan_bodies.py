@@ -16,15 +16,17 @@ from famjax.ops.weight_einsum import weight_einsum
 
 B, D, G, E, F = 2, 4, 2, 3, 6
 
-# a failing example is not shrunk: it would compile many more
+# A failing example is not shrunk: it would compile many more. Beside the given ones, of which one
+# has every operation, few are compiled in quick runs, and more in others.
 QUICK = settings(
     derandomize=True,
     database=None,
     deadline=None,
-    max_examples=10,
+    max_examples=3,
     phases=(Phase.explicit, Phase.generate),
     suppress_health_check=list(HealthCheck),
 )
+MORE = settings(QUICK, max_examples=20)
 
 Params = dict[str, Array]
 Operation = Callable[[Params, Params, Array], Array]

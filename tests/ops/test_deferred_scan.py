@@ -12,7 +12,7 @@ import pytest
 import scan_bodies
 from hypothesis import example, given
 from hypothesis import strategies as st
-from scan_bodies import OPERATIONS, QUICK, assert_equal, names, normal, parameters
+from scan_bodies import MORE, OPERATIONS, QUICK, assert_equal, names, normal, parameters
 
 from famjax.core.remat import remat_with_policy
 from famjax.ops.deferred_scan import deferred_scan, plain_scan
@@ -152,7 +152,18 @@ def _loss(scan: Any, case: Case, *args: Any) -> Any:
 @example(Case((*OPERATIONS, *EXTRA), 4))
 @example(Case(("norm",), 4))
 def test_random_bodies_equal_plain_differentiation(case: Case) -> None:
-    """Values, and gradients of the kernels, the other parameters, the carry and xs."""
+    check(case)
+
+
+@pytest.mark.slow
+@MORE
+@given(cases)
+def test_more_bodies_equal_plain_differentiation(case: Case) -> None:
+    check(case)
+
+
+def check(case: Case) -> None:
+    """Compare values, and gradients of the kernels, the other parameters, the carry and xs."""
     n, b, d = case.iterations, scan_bodies.B, scan_bodies.D
     xs = (normal(50, n, b, d), normal(51, n, b, d))
     args = (*parameters(), (normal(30, b, d), normal(31, b)), xs)

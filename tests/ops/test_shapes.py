@@ -14,6 +14,8 @@ CHECKED = ("checked_shapes.py", "test_attention.py", "test_weight_einsum.py")
 def test_annotated_shapes_hold() -> None:
     argv = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "--shapes"]
     paths = [str(HERE / name) for name in CHECKED]
+    # which have the shapes of the same tests in float64
+    argv += ["-k", "not bfloat16"]
     done = subprocess.run([*argv, *paths], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from scan_bodies import (
+    MORE,
     OPERATIONS,
     QUICK,
     B,
@@ -154,7 +155,18 @@ def _loss(scan: Any, case: Case, *args: Any) -> tuple[Array, Any]:
 @example(Case(EVERYTHING, 5, 3, (2, 3)))
 @example(Case(("norm",), 4, 4, (1, 0)))
 def test_values_and_gradients_equal_plain_differentiation(case: Case) -> None:
-    """With respect to kernels, other parameters, the history and xs."""
+    check(case)
+
+
+@pytest.mark.slow
+@MORE
+@given(cases)
+def test_more_token_functions_equal_plain_differentiation(case: Case) -> None:
+    check(case)
+
+
+def check(case: Case) -> None:
+    """Compare values, and gradients of kernels, other parameters, the history and xs."""
     args = _arguments(case)
 
     def value_and_grad(scan: Any) -> Any:

@@ -136,7 +136,8 @@ ROTARY = {"positions": "rotary"}
 @pytest.mark.parametrize(
     "changes",
     [
-        OWN,
+        # distances that are learned, which `test_attention_span...` has too
+        pytest.param(OWN, marks=pytest.mark.slow),
         {**ROTARY, "adaptive_span": True, "kv_heads": 1},
         {**OWN, **ROTARY, "cache": "memory", "arch": {"pre_norm": False}, "remat": "layer"},
     ],
@@ -370,7 +371,8 @@ def with_spans(runner: StackRunner, shares: Any) -> Any:
 @pytest.mark.parametrize(
     ("stack_type", "changes", "attention_span"),
     [
-        (Feedback, {}, (8,)),
+        # one span for all layers
+        pytest.param(Feedback, {}, (8,), marks=pytest.mark.slow),
         (Feedback, {"composition": "same_and_lower", "cache": "memory"}, (8, 4)),
         (Transformer, {**OWN, **ROTARY}, (8, 4)),
     ],

@@ -92,6 +92,7 @@ def test_a_best_value_of_another_measure_does_not_count(
 def test_a_text_that_is_named_is_scored_in_bits(tmp_path: Path) -> None:
     (tmp_path / "own.txt").write_text("a text of its own, " * 40)
     keys = ["eval.every=4", f"eval.tasks=text:{tmp_path / 'own.txt'}", "eval.best=text"]
+    keys += ["train.steps=8"]
     config = small.config(tmp_path / "texts", "lanes", "text", *keys, "data.holdout=3")
     run = train(config, tmp_path / "run", quiet=True)
     found = evaluate_text(run, str(tmp_path / "own.txt"), quiet=True)

@@ -40,6 +40,8 @@ def base(tmp_path_factory):
     folder = tmp_path_factory.mktemp("base")
     config = small.config(folder / "texts")
     more = ["train.steps=3", "model.mixer=full", "model.capacity=2048", "model.layers=2"]
+    # one body is compiled for both layers
+    more += ["model.scan_layers=true"]
     with small.shared_programs():
         train(override(config, more), folder / "base", quiet=True)
     return folder / "base"

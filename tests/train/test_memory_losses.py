@@ -18,9 +18,12 @@ from famjax.experiment.load import load_config
 from famjax.train.loop import train
 from famjax.train.objective import NextToken
 
+pytestmark = pytest.mark.usefixtures("one_device")
 SMALL = [
     *("model.layers=2", "model.width=16", "model.heads=2", "model.mlp_width=32"),
     *("model.block_len=8", "model.memory_segments=0", "model.fam_len=3"),
+    # one body is compiled for both layers
+    "model.scan_layers=true",
     *("data.batch=2", "data.length=64", "train.log_every=1", "optimizer.warmup_steps=0"),
 ]
 
@@ -50,7 +53,7 @@ def test_weighted_losses_are_added_to_that_of_tokens() -> None:
     np.testing.assert_allclose(on.nats, off.nats)
 
 
-@pytest.mark.parametrize("layout", ["lanes", "packed"])
+@pytest.mark.parametrize("layout", ["lanes", pytest.param("packed", marks=pytest.mark.slow)])
 def test_losses_are_logged_and_lowered(tmp_path: Path, layout: str) -> None:
     (tmp_path / "train.txt").write_text(tiny.TEXT * 40)
     given = [*SMALL, f"data.files={tmp_path / 'train.txt'}", f"data.layout={layout}"]

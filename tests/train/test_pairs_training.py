@@ -201,6 +201,7 @@ def test_the_time_of_compiling_does_not_count(tmp_path: Path) -> None:
             assert took < compiled / 4  # and are not compiled again
 
 
+@pytest.mark.usefixtures("compiled_once")
 def test_a_translation_depends_on_no_other_source(tmp_path: Path) -> None:
     """An untrained model writes on to the most tokens of its source."""
     run = train(
@@ -257,6 +258,7 @@ def test_samples_depend_on_the_number_of_the_source_alone(tmp_path: Path) -> Non
     assert one[0] != one[1]
 
 
+@pytest.mark.usefixtures("compiled_once")
 def test_maps_of_cross_attention_are_trained_with_adapters_and_alone(tmp_path: Path) -> None:
     teacher = tmp_path / "teacher"
     train(config(tmp_path, "train.steps=1"), teacher, quiet=True)
@@ -311,7 +313,13 @@ def test_a_model_without_an_encoder_does_not_translate() -> None:
 
 
 @pytest.mark.usefixtures("compiled_once")
-@pytest.mark.parametrize("keys", ["", "model.encoder.cross=linear model.mixer=linear"])
+@pytest.mark.parametrize(
+    "keys",
+    [
+        "",
+        pytest.param("model.encoder.cross=linear model.mixer=linear", marks=pytest.mark.slow),
+    ],
+)
 def test_exports_equal_the_run(tmp_path: Path, keys: str) -> None:
     given = config(tmp_path, "train.steps=1", *keys.split())
     train(given, tmp_path / "run", quiet=True)

@@ -26,7 +26,12 @@ from famjax.train.loop import train
 
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
-MODES = [(layout, task) for layout in ("lanes", "packed") for task in ("text", "passkey")]
+# each layout and each task; the other pairs are slow
+MODES = [("lanes", "text"), ("packed", "passkey")]
+MODES += [
+    pytest.param(*mode, marks=pytest.mark.slow)
+    for mode in (("lanes", "passkey"), ("packed", "text"))
+]
 modes = pytest.mark.parametrize(("layout", "task"), MODES)
 
 
