@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import re
 from collections.abc import Sequence
@@ -176,11 +177,17 @@ def _describe_keys() -> dict[str, str]:
     return descriptions
 
 
+@functools.cache
+def _source_lines(cls: Any) -> list[str]:
+    """Return the stripped lines of a class; looking for them takes most of the time of a help."""
+    return [line.strip() for line in inspect.getsource(cls).splitlines()]
+
+
 def _comments(cls: Any, prefix: str = "") -> dict[str, str]:
     """Return the comment above each field of the schema, by key."""
     comments: dict[str, str] = {}
     pending: list[str] = []
-    for line in map(str.strip, inspect.getsource(cls).splitlines()):
+    for line in _source_lines(cls):
         if line.startswith("#"):
             pending.append(line.lstrip("# "))
             continue

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import ast
 import errno
-import functools
-import inspect
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -29,14 +26,6 @@ from famjax.experiment.load import (
     read_config,
     to_json,
 )
-
-
-@pytest.fixture(autouse=True, scope="module")
-def sources() -> Iterator[None]:
-    """Look for the source of a class once: each help does so for all sections of the config."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inspect, "getsource", functools.cache(inspect.getsource))
-        yield
 
 
 def fake_verb(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
