@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tyro
 
-from famjax.cli.eval_output import depth_labels, show
+from famjax.cli.eval_output import depth_labels, show_end, show_result, show_run
 from famjax.cli.eval_report import eval_folder, read_report, save_result
 from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.main import parse
@@ -49,7 +49,8 @@ class Arguments:
     Default: 256,1024,4096,16384 (passkey), 1024,4096,16384 (RULER), data.toy.test_steps (toy)."""
     examples: int | None = None
     """Number of documents or episodes of each length. Default: 20, or 1000 for toy tasks.
-    For files with questions, documents in all; for lm_eval, questions per task. Default: all."""
+    For files with questions, documents in all, of a collection's sets in turn; for lm_eval,
+    questions per task. Default: all."""
     questions: int | None = None
     """Number of questions about each document, which is read once.
     Default: 1, or all for questions in files."""
@@ -111,7 +112,7 @@ def run(argv: list[str]) -> int:
     if arguments.json:
         print(json.dumps(report))
     else:
-        show(report)
+        show_end(report)
     if arguments.plot:
         for path in plot(report, expanded(arguments.run) / "plots"):
             print(f"wrote {path}", file=sys.stderr)
@@ -121,7 +122,7 @@ def run(argv: list[str]) -> int:
 def evaluate(
     arguments: Arguments, tasks: list[tuple[str, str]], lengths: list[int] | None
 ) -> dict[str, Any]:
-    """Evaluate a run on all tasks, and save each result in the run's folder.
+    """Evaluate a run on all tasks; save each result in the run's folder, and print its tables.
 
     Returns:
       run, step, memory, and for each `Task.group` the list of its results; for passkey its rows.
@@ -158,9 +159,20 @@ def evaluate(
     ]
     for request in requests:
         TASKS[request.task].check_request(opened, request)
+    if len(requests) > 1:  # a single task checks its documents itself
+        for request in requests:
+            TASKS[request.task].check_documents(opened, request)
+    if not arguments.json:
+        show_run(report)
     for request in requests:
         task = TASKS[request.task]
-        result = task.evaluate(opened, request)
+        try:
+            result = task.evaluate(opened, request)
+        except KeyboardInterrupt:
+            if folder:
+                kept = "finished results and answers so far are in"
+                print(f"{kept} {folder}; the same command goes on", file=sys.stderr)
+            raise
         if task.group == "passkey":
             report["passkey"] = result
         else:
@@ -168,6 +180,8 @@ def evaluate(
         if folder:
             # after each task, so that an error in a later one loses nothing
             save_result(folder, opened.step, weights, task.group, request.task, result)
+        if not arguments.json:
+            show_result(task.group, result)
     return {**report, "memory": memory_report()}
 
 

@@ -9,11 +9,6 @@ from famjax.cli.tables import Output, Table
 from famjax.core.units import byte_size
 from famjax.eval.subsets import LENGTHS
 
-# keys of the report: groups that have a table of their own here, and keys that are not of a task
-_KNOWN = {
-    *("run", "step", "memory", "passkey", "toy", "text", "long", "questions", "lm_eval"),
-    "translate",
-}
 _NEGATIVE = (
     "gained by memory is negative where the memory makes predictions worse than a reset at every "
     "block: usual early in training, and for texts unlike the training data, or longer"
@@ -30,27 +25,25 @@ _UNIGRAM = (
 )
 
 
-def show(report: dict[str, Any]) -> None:
+def show_run(report: dict[str, Any]) -> None:
+    """Print which run is evaluated."""
+    Output().print(f"{report['run']}, step {report['step']:,}")
+
+
+def show_result(group: str, result: Any) -> None:
+    """Print the tables of a result, except for tasks of lm-evaluation-harness."""
+    if group == "lm_eval":
+        return  # `show_end` has one table of all
     out = Output()
-    out.print(f"{report['run']}, step {report['step']:,}")
-    groups = [
-        "passkey",
-        "toy",
-        "long",
-        "questions",
-        "text",
-        "lm_eval",
-        "translate",
-        *sorted(report.keys() - _KNOWN),
-    ]
-    for group in groups:
-        found = report.get(group, [])
-        if group == "lm_eval" and found:
-            out.print(harness_table(found))
-            continue
-        for result in [found] if group == "passkey" and found else found:
-            for part in result_tables(group, result):
-                out.print(part)
+    for part in result_tables(group, result):
+        out.print(part)
+
+
+def show_end(report: dict[str, Any]) -> None:
+    """Print what follows the results: the harness's scores, and the peak memory."""
+    out = Output()
+    if report["lm_eval"]:
+        out.print(harness_table(report["lm_eval"]))
     out.print(f"peak memory {byte_size(report['memory']['peak_bytes'])}")
 
 

@@ -322,6 +322,8 @@ def _prepare(label: str, name: str) -> Any:
 
     try:
         builder = tfds.builder(name)
+        if not builder.data_path.exists():
+            print(f"famjax: {label}: TFDS downloads it to {builder.data_dir}", file=sys.stderr)
         builder.download_and_prepare()
     except tfds.core.DatasetNotFoundError:
         # without community data sets: their list is in the cloud, and without a network took 20 s
@@ -329,7 +331,10 @@ def _prepare(label: str, name: str) -> Any:
         raise UserError(f"{label}: TFDS knows no such set{near}") from None
     except Exception as error:
         reason = str(error).strip().split("\n")[0]
-        raise UserError(f"{label}: could not be prepared: {reason}") from None
+        raise UserError(
+            f"{label}: could not be prepared ({reason}); run `tfds build {name}` where there is a "
+            "network, and set TFDS_DATA_DIR to the folder that it wrote"
+        ) from None
     return builder
 
 

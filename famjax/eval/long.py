@@ -38,6 +38,7 @@ from famjax.tasks.task import Request
 from famjax.train.run import Run
 
 LENGTHS = [1024, 4096, 16384]
+EXAMPLES = 20
 # RULER's bar, the score of Llama 2 7B at 4,096 tokens; NoLiMa's share of the base score
 RULER_BAR, NOLIMA_SHARE = 0.856, 0.85
 # number of equal parts of a document for which scores are reported
@@ -46,15 +47,12 @@ _DEPTHS = 5
 
 def evaluate(run: Run, request: Request) -> dict[str, Any]:
     """Return the results of `evaluate_long`; by default with the run's own files and facts."""
-    task, data = find_task(request.task), run.config.data
-    own = data.files if data.task != "text" else ""
-    files = request.files or (own if task.has_files else "")
-    facts = (request.facts or data.long.facts) if task.has_facts else ""
+    files, facts = _files(run, request)
     return evaluate_long(
         run,
         request.task,
         request.lengths or LENGTHS,
-        request.examples or 20,
+        request.examples or EXAMPLES,
         request.batch,
         request.questions or 1,
         files,
@@ -63,6 +61,26 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
         request.quiet,
         request.folder,
     )
+
+
+def check_documents(run: Run, request: Request) -> None:
+    """Raise the errors of `evaluate` that can be found before anything is read by the model."""
+    task, examples = find_task(request.task), request.examples or EXAMPLES
+    material = task.load(*_files(run, request), run.tokenizer)
+
+    def document(length: int, number: int) -> Document:
+        return task.evaluated_document(run.tokenizer, length, number, examples, material)
+
+    lengths = sorted(request.lengths or LENGTHS)
+    _check(run, request.task, document, lengths, examples, request.questions or 1)
+
+
+def _files(run: Run, request: Request) -> tuple[str, str]:
+    """Return the files of the filler and the file of the facts, by default the run's own."""
+    task, data = find_task(request.task), run.config.data
+    own = data.files if data.task != "text" else ""
+    files = request.files or (own if task.has_files else "")
+    return files, (request.facts or data.long.facts) if task.has_facts else ""
 
 
 def find_task(name: str) -> LongTask:
@@ -76,7 +94,7 @@ def evaluate_long(
     run: Run,
     name: str,
     lengths: Sequence[int],
-    examples: int = 20,
+    examples: int = EXAMPLES,
     batch: int = 8,
     questions: int = 1,
     files: str = "",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
 import jax
@@ -133,12 +133,17 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
 
 
 def _select(documents: list[AskedDocument], request: Request) -> list[AskedDocument]:
-    """Return the documents and questions that are asked for."""
-    asked = request.questions
-    return [
-        document._replace(questions=document.questions[:asked])
-        for document in documents[: request.examples]
-    ]
+    """Return the documents and questions that are asked for; of a collection, from all its sets."""
+    chosen, asked = _alternate(documents)[: request.examples], request.questions
+    return [document._replace(questions=document.questions[:asked]) for document in chosen]
+
+
+def _alternate(documents: Sequence[AskedDocument]) -> list[AskedDocument]:
+    """Return the documents with those of different data sets in turn."""
+    sets: dict[str, list[AskedDocument]] = {}
+    for document in documents:
+        sets.setdefault(document.questions[0].subset, []).append(document)
+    return [each for turn in zip_longest(*sets.values()) for each in turn if each is not None]
 
 
 def _metrics(task: QuestionSet, documents: Sequence[AskedDocument]) -> list[str]:

@@ -69,7 +69,7 @@ class Request(NamedTuple):
     tokenized: bool = False
 
 
-def _find(name: str) -> Callable[..., Any]:
+def find(name: str) -> Callable[..., Any]:
     """Return the function with the name "module:function"."""
     module, _, function = name.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), function)
@@ -158,7 +158,10 @@ class Task(abc.ABC):
         if self.needs_files and not request.files:
             raise UserError(f"{request.task}: names no files; write {request.task}:{self.files}")
         if self.request_check:
-            _find(self.request_check)(request)
+            find(self.request_check)(request)
+
+    def check_documents(self, run: Any, request: Request) -> None:  # noqa: B027, most need none
+        """Raise a `UserError` for documents that cannot be made, which takes reading the files."""
 
     def evaluate(self, run: Any, request: Request) -> Any:
         """Evaluate a `famjax.train.run.Run`, and return the results of `evaluation`.
@@ -166,7 +169,7 @@ class Task(abc.ABC):
         The argument has no type, since runs and evaluations need packages that need this one.
         """
         self.check_request(run, request)
-        return _find(self.evaluation)(run, request)
+        return find(self.evaluation)(run, request)
 
     def scores(self, results: Any) -> dict[str, float]:
         """Return the headline scores in what `evaluate` returned.

@@ -172,7 +172,7 @@ def test_a_negative_gain_is_explained_where_it_is_printed(
         text["memory_gain"] = dict.fromkeys(text["memory_gain"], gain)
         for row in text["by_position"]:
             row["loss_without_memory"] = row["loss"] + gain
-        eval_output.show(report)
+        eval_output.show_result("text", text)
         assert ("gained by memory is negative" in capsys.readouterr().out) == (gain < 0)
 
 

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tiny
 
 from famjax.cli import eval_report
 from famjax.cli.eval import Arguments, ignored_options
+from famjax.cli.main import main
 from famjax.cli.report import sample_examples
 
 
@@ -117,6 +121,39 @@ def test_examples_of_all_lengths_are_shown() -> None:
         *((4096, i) for i in range(2)),
     ]
     assert sample_examples(examples, 100) == examples
+
+
+def test_each_result_is_printed_when_it_is_there_and_kept_if_a_later_task_is_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = shutil.copytree(tiny.folder(), tmp_path / "run")
+    (tmp_path / "a.txt").write_text("some text to read " * 9)
+    tasks = f"text:{tmp_path}/a.txt,niah_single_1"
+
+    def stop(run: Any, request: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("famjax.eval.long.evaluate", stop)
+    assert main(["eval", str(folder), "--tasks", tasks, "--lengths", "1024"]) == 130
+    out, err = capsys.readouterr()
+    assert "bits per byte" in out
+    kept = f"finished results and answers so far are in {folder}/eval; the same command goes on"
+    assert err.splitlines()[-2:] == [kept, "famjax: stopped by Ctrl-C"]
+    saved = json.loads((folder / "eval" / "report.json").read_text())["results"]
+    assert any(name.startswith("text:") for name in saved)
+
+
+def test_documents_of_all_tasks_are_checked_before_the_first_is_evaluated(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("famjax.eval.long.evaluate_long", None)
+    tasks = ["--tasks", "niah_single_1,cwe", "--lengths", "1024"]
+    assert main(["eval", str(tiny.folder()), *tasks]) == 2
+    assert re.search(
+        r"^famjax: cwe: \d+ words fit, in which none is often, and it takes 120; ask for documents "
+        r"\d\.\d times as long\n\Z",
+        capsys.readouterr().err,
+    )
 
 
 def test_options_without_an_effect_on_a_task_are_told() -> None:

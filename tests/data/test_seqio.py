@@ -1,5 +1,6 @@
 """seqio tasks and TFDS datasets as sources: complete, disjoint between lanes, resumable."""
 
+import functools
 import json
 from functools import partial
 from itertools import islice
@@ -217,6 +218,18 @@ def test_an_unknown_tfds_dataset_is_rejected(monkeypatch):
     monkeypatch.setattr(community, "community_register", lambda: pytest.fail("network access"))
     with pytest.raises(UserError, match="knows no such set; did you mean 'imdb_reviews'"):
         TfSource(DataConfig(tfds="imdb_review"), load_tokenizer("bytes"), 0)
+
+
+def test_a_set_that_cannot_be_downloaded_comes_with_what_prepares_it(tmp_path, monkeypatch, capsys):
+    def fail(self, **kwargs):
+        raise OSError("no route to host\nafter 5 tries")
+
+    monkeypatch.setattr(tfds.core.DatasetBuilder, "download_and_prepare", fail)
+    monkeypatch.setattr(tfds, "builder", functools.partial(tfds.builder, data_dir=tmp_path))
+    said = r"could not be prepared \(no route to host\); run `tfds build mnist` where there is a n"
+    with pytest.raises(UserError, match=said):
+        TfSource(DataConfig(tfds="mnist"), load_tokenizer("bytes"), 0)
+    assert f"TFDS downloads it to {tmp_path}/mnist" in capsys.readouterr().err
 
 
 def test_a_mocked_public_dataset_works_with_lanes_and_packing(tmp_path):

@@ -18,11 +18,13 @@ from famjax.cli.main import main
 from famjax.core.errors import UserError
 from famjax.eval import answer_scores
 from famjax.eval.examples import Example
-from famjax.eval.questions import _score
+from famjax.eval.questions import _score, _select
 from famjax.eval.subsets import mean_score, subset_rows
 from famjax.tasks import TASKS
 from famjax.tasks.questions import longbench
 from famjax.tasks.questions.question_set import QuestionSet
+from famjax.tasks.questions.records import Asked, AskedDocument
+from famjax.tasks.task import Request
 
 STORY = "Dogs ran off. " * 9
 
@@ -231,6 +233,21 @@ def test_leval_has_a_row_for_each_data_set(
     assert result["metric"] == "mean"
     assert result["score"] == pytest.approx(np.mean([r["score"] for r in result["subsets"]]))
     assert [row["by_words"] for row in result["subsets"]] == [{}, {}]
+
+
+def test_examples_are_of_all_data_sets_in_turn() -> None:
+    documents = [
+        AskedDocument(name, (Asked("?", ("a",), subset=name[0]),))
+        for name in ("a1", "a2", "a3", "b1", "c1", "c2")
+    ]
+
+    def chosen(examples: int | None) -> list[str]:
+        request = Request("longbench", "files", examples=examples)
+        return [document.text for document in _select(documents, request)]
+
+    assert chosen(None) == ["a1", "b1", "c1", "a2", "c2", "a3"]
+    # fewer are the first of more, so that an evaluation of more keeps their answers
+    assert chosen(4) == ["a1", "b1", "c1", "a2"]
 
 
 def test_a_missing_library_is_named_before_anything_is_read(

@@ -212,6 +212,12 @@ def test_a_window_reads_the_last_tokens_and_says_so(short: None, tmp_path: Path)
             "a reference that answers .* is empty",
         ),
         ("narrativeqa", {"passage": " ", "question": "b", "answer": "c"}, "document is empty"),
+        ("narrativeqa", {"passage": "a", "question": " ", "answer": "c"}, "question is empty"),
+        (
+            "quality",
+            {"article": "a", "questions": [{**quality()[0]["questions"][0], "question": ""}]},
+            "question is empty",
+        ),
         ("narrativeqa", {"passage": "a", "question": "b", "answer": 3}, "a field is not what"),
         ("quality", {"article": "a", "questions": []}, "has no question"),
         ("narrativeqa", {"passage": None, "question": "b", "answer": "c"}, "None is a NoneType"),

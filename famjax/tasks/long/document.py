@@ -22,7 +22,7 @@ from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.data.sources import Key, Piece, Source, Split, TextSource
 from famjax.tasks.long.filler import Filler, cycle_sentences, repeat_noise
-from famjax.tasks.task import Task
+from famjax.tasks.task import Request, Task, find
 from famjax.tokenizers.tokenizer import Tokenizer
 
 # last number of the seed of a training and of an evaluated document; to draw a part of the document
@@ -243,6 +243,7 @@ class LongTask(Task):
     options: tuple[str, ...] = ("lengths", "examples", "questions", "ablate")
     files = "FILES"
     evaluation = "famjax.eval.long:evaluate"
+    documents_check = "famjax.eval.long:check_documents"
     headline = "score"
     name: str
     source: str
@@ -258,6 +259,9 @@ class LongTask(Task):
     def has_facts(self) -> bool:
         """Whether the facts are read from a file, `data.long.facts`."""
         return False
+
+    def check_documents(self, run: Any, request: Request) -> None:
+        find(self.documents_check)(run, request)
 
     @abc.abstractmethod
     def make_content(self, rng: np.random.Generator, material: Material) -> Content:

@@ -64,8 +64,8 @@ class CommonWords(LongTask):
         total = room.count([f"{middle + i}. {other(i)}" for i in range(200)])
         if total < self.fewest:
             raise UserError(
-                f"{self.name}: {total} words fit, in which none is often; ask for a length that "
-                f"holds at least {self.fewest}"
+                f"{self.name}: {total} words fit, in which none is often, and it takes "
+                f"{self.fewest}; ask for documents {self.fewest / max(total, 1):.1f} times as long"
             )
         # in a short list, common words are at most half of it
         often = min(self.often, total // (2 * self.common))
@@ -117,7 +117,8 @@ class FrequentWords(LongTask):
         if total < self.fewest:
             raise UserError(
                 f"{self.name}: {total} words fit, of which the most frequent ones are equally "
-                f"frequent; ask for a length that holds at least {self.fewest}"
+                f"frequent, and it takes {self.fewest}; ask for documents "
+                f"{self.fewest / max(total, 1):.1f} times as long"
             )
         zeta = np.pi**2 / 6
         ends: list[int] = []

@@ -40,7 +40,7 @@ def _parse(record: dict[str, Any]) -> AskedDocument:
             raise UserError(f"gold_label {label!r} is none of 1 to {len(options)}")
         right = options[label - 1]
         listed = "".join(f"\n ({chr(65 + i)}) {text}" for i, text in enumerate(options))
-        prompt = question_prompt(f"{asked['question'].strip()}\n{listed}")
+        prompt = question_prompt(asked["question"], f"\n{listed}".rstrip())
         questions.append(Asked(prompt, (right,), options))
     return AskedDocument(_article(record), tuple(questions))
 

@@ -199,9 +199,11 @@ def _check(document: AskedDocument) -> None:
             raise UserError("nothing follows the document, so that nothing is asked")
 
 
-def question_prompt(question: str) -> str:
-    """Return the prompt of a question, which follows its document."""
-    return f"\n\nQuestion: {question.strip()}{_ANSWER}"
+def question_prompt(question: str, options: str = "") -> str:
+    """Return the prompt of a question, with its options on lines, which follows its document."""
+    if not question.strip():
+        raise UserError("the question is empty")
+    return f"\n\nQuestion: {question.strip()}{options}{_ANSWER}"
 
 
 def strings(value: Any) -> tuple[str, ...]:
