@@ -7,6 +7,7 @@ from typing import Any
 
 from famjax.cli.tables import Output, Table
 from famjax.core.units import byte_size
+from famjax.eval.effective_length import effective_lengths
 from famjax.eval.subsets import LENGTHS
 
 _NEGATIVE = (
@@ -59,7 +60,10 @@ def result_tables(group: str, result: Any) -> list[Table | str]:
             ablation_table("passkey", result, name, "key_accuracy")
             for name in dict.fromkeys(name for row in result for name in row.get("ablations", {}))
         ]
-        return [passkey_table(result), reading_table(result), *ablations]
+        scores = [{"length": row["length"], "score": row["key_accuracy"]} for row in result]
+        scores.sort(key=lambda row: row["length"])
+        effective = _effective(effective_lengths(scores))
+        return [passkey_table(result), effective, reading_table(result), *ablations]
     if group == "toy":
         return [toy_table(result)]
     if group == "long":
@@ -280,17 +284,22 @@ def rows_table(title: str, rows: list[dict[str, Any]]) -> Table:
     return table
 
 
+def _percent_range(interval: Sequence[float]) -> str:
+    return "{:.0f}-{:.0f}".format(*(100 * end for end in interval))
+
+
 def passkey_table(rows: list[dict[str, Any]]) -> Table:
     keys, digits = 100 * rows[0]["key_chance"], rows[0]["token_chance"]
     table = Table(
         f"passkey (guessing gets {keys:.3g}% of whole keys, {digits:.0%} of digits)",
-        ("tokens", "documents", "whole keys", "digits"),
+        ("tokens", "documents", "whole keys", "95%", "digits"),
     )
     for row in rows:
         table.add_row(
             f"{row['length']:,}",
             f"{row['examples']:,}",
             f"{row['key_accuracy']:.1%}",
+            _percent_range(row["interval"]) if "interval" in row else "",
             f"{row['token_accuracy']:.1%}",
         )
     return table
@@ -353,7 +362,7 @@ def long_table(long: dict[str, Any]) -> Table:
             f"{row['length']:,}",
             f"{row['examples']:,}",
             f"{row['score']:.1%}",
-            "{:.0f}-{:.0f}".format(*(100 * end for end in row["interval"])),
+            _percent_range(row["interval"]),
             *("" if share is None else f"{share:.0%}" for share in row["by_depth"]),
             f"{row['cut']:,}",
         )

@@ -104,7 +104,7 @@ def _with_other_lengths(group: str, result: Any, before: Any) -> Any:
             return joined
         result = {**result, "rows": joined}
         if group == "long":
-            from famjax.eval.long import effective_lengths  # JAX
+            from famjax.eval.effective_length import effective_lengths
 
             result["effective_length"] = effective_lengths(joined)
     return result

@@ -18,6 +18,7 @@ import numpy as np
 
 from famjax.core.errors import UserError
 from famjax.eval.ablated_reading import AblatedReading
+from famjax.eval.effective_length import effective_lengths
 from famjax.eval.examples import (
     Example,
     Examples,
@@ -39,8 +40,6 @@ from famjax.train.run import Run
 
 LENGTHS = [1024, 4096, 16384]
 EXAMPLES = 20
-# RULER's bar, the score of Llama 2 7B at 4,096 tokens; NoLiMa's share of the base score
-RULER_BAR, NOLIMA_SHARE = 0.856, 0.85
 # number of equal parts of a document for which scores are reported
 _DEPTHS = 5
 
@@ -198,26 +197,6 @@ def evaluate_long(
 def _batches(numbers: Sequence[int], size: int) -> Iterator[Sequence[int]]:
     for first in range(0, len(numbers), size):
         yield numbers[first : first + size]
-
-
-def effective_lengths(rows: Sequence[dict[str, Any]]) -> dict[str, int | None]:
-    """Return for each rule the longest length up to which all scores reach the rule's bar.
-
-    The bar of RULER is 85.6%, that of NoLiMa 85% of the score at the shortest length. The result is
-    None if not even the shortest length reaches it.
-
-    Args:
-      rows: rows with length and score, in ascending order of lengths.
-    """
-    bars = {"ruler": RULER_BAR, "nolima": NOLIMA_SHARE * rows[0]["score"]}
-    lengths: dict[str, int | None] = {}
-    for rule, bar in bars.items():
-        lengths[rule] = None
-        for row in rows:
-            if row["score"] < bar or not row["score"]:
-                break
-            lengths[rule] = row["length"]
-    return lengths
 
 
 def score(output: str, question: Question) -> float:

@@ -84,13 +84,13 @@ def evaluate_passkey(
 
     Returns:
       A row for each length: length, examples, key_accuracy (share of answers with all tokens
-      correct), token_accuracy, key_chance and token_chance (of guessing digits), read (tokens of
-      each document that were read after the question at the next shorter length), seconds,
-      tokens_per_second (of these tokens), peak_bytes (of the process when the length was first
-      read), by_document (whether each key was found), updates (blocks per document), state_bytes
-      (of one document), ablations (for each by name: score, the share of keys that it finds, and
-      gain, the mean paired difference and its 95% interval over documents), documents (a hash: runs
-      with the same hash read the same documents).
+      correct), interval (95%, over documents), token_accuracy, key_chance and token_chance (of
+      guessing digits), read (tokens of each document that were read after the question at the next
+      shorter length), seconds, tokens_per_second (of these tokens), peak_bytes (of the process when
+      the length was first read), by_document (whether each key was found), updates (blocks per
+      document), state_bytes (of one document), ablations (for each by name: score, the share of
+      keys that it finds, and gain, the mean paired difference and its 95% interval over documents),
+      documents (a hash: runs with the same hash read the same documents).
 
     Raises:
       UserError: a length is too short for the task or exceeds full attention's KV cache, there is
@@ -401,13 +401,15 @@ def _passkey_row(
     task: Passkey, length: int, batches: list[dict[str, Any]], version: str
 ) -> dict[str, Any]:
     answers = [hits for batch in batches for hits in batch["hits"]]
+    found = np.array([all(hits) for hits in answers], float)
     digits = np.array([task.digits / len(hits) for hits in answers])
     seconds = sum(batch["seconds"] for batch in batches)
     read = sum(batch["read"] * len(batch["hits"]) for batch in batches)
     return {
         "length": length,
         "examples": len(answers),
-        "key_accuracy": float(np.mean([all(hits) for hits in answers])),
+        "key_accuracy": float(np.mean(found)),
+        "interval": np.clip(mean_interval(found)[1:], 0, 1).tolist(),
         "token_accuracy": float(np.mean(np.concatenate(answers))),
         "key_chance": 10.0**-task.digits,
         # chance to guess a token that has the answer's mean number of digits

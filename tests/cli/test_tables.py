@@ -61,6 +61,7 @@ def inference_config() -> Iterator[Table]:
         "state_bytes": 123_456_789,
         "updates": 81_920,
         "answer_seconds": 12.34,
+        "interval": [0.98, 1.0],
     }
     yield eval_output.passkey_table([passkey, passkey])
     yield eval_output.reading_table([passkey])

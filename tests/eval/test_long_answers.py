@@ -14,11 +14,12 @@ from long_texts import facts, load
 
 from famjax.core.errors import UserError
 from famjax.eval import long
+from famjax.eval.effective_length import effective_lengths
 from famjax.eval.examples import Example, Examples, examples_name, read_lines, weights_version
 from famjax.eval.intervals import mean_interval
 from famjax.eval.lane_answers import answer_prompts
 from famjax.eval.lane_stream import LaneStream
-from famjax.eval.long import effective_lengths, evaluate_long, score
+from famjax.eval.long import evaluate_long, score
 from famjax.eval.memory import update_tokens
 from famjax.eval.passkey import evaluate_passkey
 from famjax.eval.streaming import Streamer
