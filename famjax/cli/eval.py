@@ -162,9 +162,7 @@ def evaluate(
     if len(requests) > 1:  # a single task checks its documents itself
         for request in requests:
             TASKS[request.task].check_documents(opened, request)
-    if not arguments.json:
-        show_run(report)
-    for request in requests:
+    for number, request in enumerate(requests):
         task = TASKS[request.task]
         try:
             result = task.evaluate(opened, request)
@@ -181,6 +179,8 @@ def evaluate(
             # after each task, so that an error in a later one loses nothing
             save_result(folder, opened.step, weights, task.group, request.task, result)
         if not arguments.json:
+            if not number:
+                show_run(report)
             show_result(task.group, result)
     return {**report, "memory": memory_report()}
 
