@@ -167,9 +167,9 @@ def evaluate(
         try:
             result = task.evaluate(opened, request)
         except KeyboardInterrupt:
-            if folder:
-                kept = "finished results and answers so far are in"
-                print(f"{kept} {folder}; the same command goes on", file=sys.stderr)
+            if folder and folder.exists():
+                kept = f"results of finished tasks are in {folder}"
+                print(f"{kept}; answers kept there are not asked again", file=sys.stderr)
             raise
         if task.group == "passkey":
             report["passkey"] = result

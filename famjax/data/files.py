@@ -116,7 +116,9 @@ def open_text(path: str) -> BinaryIO:
         if is_parquet(path):
             return open_parquet(path)
         if suffix == ".zst":
-            return cast(BinaryIO, zstd.open(path, "rb"))
+            # as long a window as `zstd --long` can write, instead of 128 MiB
+            window: dict[int, int] = {zstd.DecompressionParameter.window_log_max: 31}
+            return cast(BinaryIO, zstd.open(path, "rb", options=window))
         if suffix == ".gz":
             return cast(BinaryIO, gzip.open(path, "rb"))
         if suffix == ".xz":

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+from collections import Counter
 from collections.abc import Iterator
-from typing import BinaryIO, cast
+from typing import Any, BinaryIO, cast
 
 from famjax.core.errors import UserError
 from famjax.core.optional import missing_message, missing_modules
@@ -21,10 +22,11 @@ def is_parquet(path: str) -> bool:
 def open_parquet(path: str) -> BinaryIO:
     """Open a Parquet file as a stream of JSON lines, which reads forwards only.
 
-    Values without a form in JSON, such as dates and bytes, become strings.
+    Lines have the columns that JSON can express, without nulls. Bytes are taken as UTF-8; a value
+    that is not is left out.
 
     Raises:
-      UserError: pyarrow is not installed.
+      UserError: pyarrow is not installed, or cannot read such a file; also when it is read.
       EOFError: the file is truncated or damaged; also when it is read.
     """
     if missing := missing_modules(["pyarrow"]):
@@ -34,11 +36,19 @@ def open_parquet(path: str) -> BinaryIO:
     def lines() -> Iterator[bytes]:
         try:
             with pyarrow.parquet.ParquetFile(path) as file:
-                for batch in file.iter_batches(_ROWS):
+                columns = _json_columns(path, file.schema_arrow)
+                for batch in file.iter_batches(_ROWS, columns=columns):
                     for row in batch.to_pylist():
-                        yield json.dumps(row, ensure_ascii=False, default=str).encode() + b"\n"
-        except (pyarrow.ArrowException, UnicodeDecodeError):
+                        # if there is nothing but nulls, the error is to name them
+                        kept = _without_nulls(row) or dict.fromkeys(row)
+                        yield json.dumps(kept, ensure_ascii=False).encode() + b"\n"
+        except UnicodeDecodeError:
+            raise UserError(f"{path}: a text is not UTF-8; write the file again") from None
+        except pyarrow.ArrowInvalid:
             raise EOFError(path) from None
+        except pyarrow.ArrowException as error:
+            reason = str(error).strip().split("\n")[0]
+            raise UserError(f"{path}: pyarrow cannot read it ({reason})") from None
         except OSError as error:
             if error.errno:
                 raise
@@ -47,18 +57,61 @@ def open_parquet(path: str) -> BinaryIO:
     return cast(BinaryIO, io.BufferedReader(_Stream(lines())))
 
 
+def _json_columns(path: str, schema: Any) -> list[str]:
+    """Return the names of the columns whose values JSON can express, or that may be text."""
+    name, count = Counter(schema.names).most_common(1)[0] if schema.names else ("", 1)
+    if count > 1:
+        raise UserError(f"{path}: {count} columns are named {name!r}; give each its own name")
+    return [field.name for field in schema if _is_bytes(field.type) or _is_json(field.type)]
+
+
+def _is_bytes(kind: Any) -> bool:
+    from pyarrow import types
+
+    return types.is_binary(kind) or types.is_large_binary(kind)
+
+
+def _is_json(kind: Any) -> bool:
+    from pyarrow import types
+
+    if types.is_dictionary(kind):
+        return _is_json(kind.value_type)
+    if types.is_struct(kind):
+        return all(_is_json(field.type) for field in kind)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return _is_json(kind.value_type)
+    scalar = (types.is_string, types.is_large_string, types.is_integer, types.is_floating)
+    return any(test(kind) for test in (*scalar, types.is_boolean, types.is_null))
+
+
+def _without_nulls(value: Any) -> Any:
+    """Return a value without the nulls that Parquet has for the keys that an object lacks."""
+    if isinstance(value, dict):
+        kept = ((key, _without_nulls(each)) for key, each in value.items())
+        return {key: each for key, each in kept if each is not None}
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value]
+    if isinstance(value, bytes):
+        try:
+            return value.decode("utf-8")
+        except UnicodeDecodeError:
+            return None
+    return value
+
+
 class _Stream(io.RawIOBase):
     """A stream of the bytes of an iterator."""
 
     def __init__(self, parts: Iterator[bytes]):
         self._parts = parts
-        self._rest = b""
+        self._rest = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
-        self._rest = self._rest or next(self._parts, b"")
+        # a view, since slices of bytes would copy the rest of a long line each time
+        self._rest = self._rest or memoryview(next(self._parts, b""))
         size = min(len(buffer), len(self._rest))
         buffer[:size], self._rest = self._rest[:size], self._rest[size:]
         return size

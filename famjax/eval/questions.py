@@ -132,6 +132,15 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
     }
 
 
+def check_documents(run: Run, request: Request) -> None:
+    """Raise the errors of `evaluate` about lines that cannot be read, and metrics not installed."""
+    task = TASKS[request.task]
+    assert isinstance(task, QuestionSet)
+    assert request.files  # `needs_files`
+    documents, _ = task.load(request.files, request.skip_broken)
+    check_metrics(_metrics(task, _select(documents, request)))
+
+
 def _select(documents: list[AskedDocument], request: Request) -> list[AskedDocument]:
     """Return the documents and questions that are asked for; of a collection, from all its sets."""
     chosen, asked = _alternate(documents)[: request.examples], request.questions

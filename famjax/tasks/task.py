@@ -98,6 +98,8 @@ class Task(abc.ABC):
         which import the tasks.
       request_check: name "module:function" of a function that takes a `Request`, and raises a
         `UserError` for a mistake in it; "" is none.
+      documents_check: name of a function that takes a `Run` and a `Request`, and raises a
+        `UserError` for a mistake that is found by reading the files; "" is none.
       headline: name of the score by which a run is judged, in each row of the results.
       lower_is_better: whether a lower headline is better.
       reads_sources: whether the task is for models with an encoder; if not, it is for models
@@ -114,6 +116,7 @@ class Task(abc.ABC):
     has_parts = False
     evaluation: str
     request_check = ""
+    documents_check = ""
     headline: str
     lower_is_better = False
     reads_sources = False
@@ -160,8 +163,10 @@ class Task(abc.ABC):
         if self.request_check:
             find(self.request_check)(request)
 
-    def check_documents(self, run: Any, request: Request) -> None:  # noqa: B027, most need none
-        """Raise a `UserError` for documents that cannot be made, which takes reading the files."""
+    def check_documents(self, run: Any, request: Request) -> None:
+        """Raise a `UserError` for mistakes that are found by reading the files."""
+        if self.documents_check:
+            find(self.documents_check)(run, request)
 
     def evaluate(self, run: Any, request: Request) -> Any:
         """Evaluate a `famjax.train.run.Run`, and return the results of `evaluation`.

@@ -137,7 +137,7 @@ def test_each_result_is_printed_when_it_is_there_and_kept_if_a_later_task_is_sto
     assert main(["eval", str(folder), "--tasks", tasks, "--lengths", "1024"]) == 130
     out, err = capsys.readouterr()
     assert "bits per byte" in out
-    kept = f"finished results and answers so far are in {folder}/eval; the same command goes on"
+    kept = f"results of finished tasks are in {folder}/eval; answers kept there are not asked again"
     assert err.splitlines()[-2:] == [kept, "famjax: stopped by Ctrl-C"]
     saved = json.loads((folder / "eval" / "report.json").read_text())["results"]
     assert any(name.startswith("text:") for name in saved)
@@ -154,6 +154,10 @@ def test_documents_of_all_tasks_are_checked_before_the_first_is_evaluated(
         r"\d\.\d times as long\n\Z",
         capsys.readouterr().err,
     )
+    (tmp_path / "qa.jsonl").write_text('{"passage": "a", "question": "", "answer": "b"}')
+    tasks = ["--tasks", f"niah_single_1,narrativeqa:{tmp_path}/qa.jsonl", "--lengths", "1024"]
+    assert main(["eval", str(tiny.folder()), *tasks]) == 2
+    assert "qa.jsonl, line 1: the question is empty" in capsys.readouterr().err
 
 
 def test_options_without_an_effect_on_a_task_are_told() -> None:

@@ -21,8 +21,18 @@ BYTES = load_tokenizer("bytes")
 ROWS = [{"text": f"document {i}: äöü 漢字\0\n" * 50, "id": i} for i in range(40)]
 
 
+def _schema(rows):
+    """Return the types of the columns, of which each row may have some."""
+    columns = {key: value for row in rows for key, value in row.items() if value is not None}
+    types = {key: pyarrow.scalar(value).type for key, value in columns.items()}
+    nothing = {key: pyarrow.null() for row in rows for key in row if key not in types}
+    return pyarrow.schema(list((types | nothing).items()))
+
+
 def write(path, rows):
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path, row_group_size=7)
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist(rows, _schema(rows)), path, row_group_size=7
+    )
     return path
 
 
@@ -89,13 +99,37 @@ def test_folders_have_texts_and_tables(tmp_path):
     assert len(make(tmp_path)) == 4
 
 
-def test_values_that_json_lacks_are_strings(tmp_path):
-    row = {"text": "a", "day": datetime.date(2026, 11, 26), "image": b"\xff", "score": float("nan")}
+def test_columns_that_json_lacks_are_left_out(tmp_path):
+    row = {"text": "a", "day": datetime.date(2026, 11, 26), "image": b"\xff", "n": [{"m": 1}]}
     path = write(tmp_path / "a.parquet", [row])
     with open_text(str(path)) as stream:
-        (line,) = stream
-    assert json.loads(line)["day"] == "2026-11-26"
+        assert [json.loads(line) for line in stream] == [{"text": "a", "n": [{"m": 1}]}]
     assert len(make(path)) == 1
+    # what should be a text is not made one
+    path = write(tmp_path / "b.parquet", [{"text": datetime.date(2026, 11, 26), "id": 1}])
+    with pytest.raises(UserError, match=r"b\.parquet, row 1: no \"text\".*it has 'id'"):
+        make(path)
+
+
+def test_texts_may_be_bytes(tmp_path):
+    path = write(tmp_path / "a.parquet", [{"text": "äöü".encode()}])
+    assert list(make(path).texts()) == ["äöü"]
+    path = write(tmp_path / "b.parquet", [{"text": b"\xff"}])
+    with pytest.raises(UserError, match=r"b\.parquet, row 1"):
+        make(path)
+
+
+def test_rows_of_different_forms_lack_the_keys_of_others(tmp_path):
+    rows = [{"inputs": "a", "targets": "b"}, {"prompt": "c", "response": "d"}, {"text": "e"}]
+    table, lines = write(tmp_path / "a.parquet", rows), write_lines(tmp_path / "a.jsonl", rows)
+    assert read(make(table)) == read(make(lines))
+
+
+def test_columns_of_the_same_name_are_rejected(tmp_path):
+    table = pyarrow.table([["a"], ["b"]], names=["text", "text"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(UserError, match=r"a\.parquet: 2 columns are named 'text'; give each"):
+        make(tmp_path)
 
 
 def test_a_row_without_a_document_is_named(tmp_path):

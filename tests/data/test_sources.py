@@ -682,6 +682,13 @@ def test_error_names_truncated_archives(tmp_path, suffix):
         make(tmp_path)
 
 
+def test_zstd_with_a_long_window_is_read(tmp_path):
+    options = {zstd.CompressionParameter.window_log: 28}
+    with zstd.open(tmp_path / "a.txt.zst", "wb", options=options) as file:
+        file.write(b"word " * 1000)
+    assert list(make(tmp_path).texts()) == ["word " * 1000]
+
+
 def test_invalid_holdouts_are_rejected(folder):
     for holdout in (-1, 1):
         with pytest.raises(UserError, match="must be 0"):

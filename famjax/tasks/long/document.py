@@ -22,7 +22,7 @@ from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.data.sources import Key, Piece, Source, Split, TextSource
 from famjax.tasks.long.filler import Filler, cycle_sentences, repeat_noise
-from famjax.tasks.task import Request, Task, find
+from famjax.tasks.task import Task
 from famjax.tokenizers.tokenizer import Tokenizer
 
 # last number of the seed of a training and of an evaluated document; to draw a part of the document
@@ -259,9 +259,6 @@ class LongTask(Task):
     def has_facts(self) -> bool:
         """Whether the facts are read from a file, `data.long.facts`."""
         return False
-
-    def check_documents(self, run: Any, request: Request) -> None:
-        find(self.documents_check)(run, request)
 
     @abc.abstractmethod
     def make_content(self, rng: np.random.Generator, material: Material) -> Content:

@@ -37,6 +37,7 @@ class QuestionSet(EvaluationTask):
     files = "FILES.jsonl"
     needs_files = True
     evaluation = "famjax.eval.questions:evaluate"
+    documents_check = "famjax.eval.questions:check_documents"
     headline = "score"
     instead = (
         'to train on such questions write them as {"inputs": ..., "targets": ...} lines, for '
