@@ -11,6 +11,7 @@ from famjax.core.errors import UserError
 from famjax.core.folder_lock import lock_folder
 from famjax.core.json_files import RUN_AGAIN, read_json, write_json
 from famjax.core.paths import expanded
+from famjax.eval.effective_length import effective_lengths
 
 REPORT = "report.json"
 
@@ -104,8 +105,6 @@ def _with_other_lengths(group: str, result: Any, before: Any) -> Any:
             return joined
         result = {**result, "rows": joined}
         if group == "long":
-            from famjax.eval.effective_length import effective_lengths
-
             result["effective_length"] = effective_lengths(joined)
     return result
 

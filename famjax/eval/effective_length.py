@@ -1,4 +1,4 @@
-"""Effective lengths: how long a document may be."""
+"""Effective lengths, by the rules of RULER and NoLiMa."""
 
 from __future__ import annotations
 

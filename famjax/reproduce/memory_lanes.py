@@ -5,8 +5,6 @@ from __future__ import annotations
 from famjax.reproduce import _text
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
 
-_PARTS = "parts of 64 kB"
-
 
 def _variant(name: str, *overrides: str) -> Variant:
     return Variant(name, (*_text.CONTINUED, *_text.FAM, "model.fam_len=8", *overrides))
@@ -25,11 +23,14 @@ MEMORY_LANES = Experiment(
     config="text_bswa",
     variants=(
         *map(_rows, (2, 8, 32)),
-        _variant(_PARTS, "data.part_bytes=64000"),
+        _variant("parts of 64 kB", "data.part_bytes=64000"),
         _variant("parts of 8 kB", "data.part_bytes=8000"),
     ),
     measure=_text.CODE,
-    orderings=(Ordering(_PARTS, "8 of 512"), Ordering("2 of 2048", "8 of 512")),
+    orderings=tuple(
+        Ordering(name, "8 of 512")
+        for name in ("2 of 2048", "32 of 128", "parts of 64 kB", "parts of 8 kB")
+    ),
     overrides=_text.SHAPE,
     base=_text.BASE,
     note=_text.NOTE + " The memory is a gated FAM of 8 tokens without a segment. A lane reads one "

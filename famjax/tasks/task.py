@@ -69,7 +69,7 @@ class Request(NamedTuple):
     tokenized: bool = False
 
 
-def find(name: str) -> Callable[..., Any]:
+def _find(name: str) -> Callable[..., Any]:
     """Return the function with the name "module:function"."""
     module, _, function = name.partition(":")
     found: Callable[..., Any] = getattr(importlib.import_module(module), function)
@@ -161,12 +161,12 @@ class Task(abc.ABC):
         if self.needs_files and not request.files:
             raise UserError(f"{request.task}: names no files; write {request.task}:{self.files}")
         if self.request_check:
-            find(self.request_check)(request)
+            _find(self.request_check)(request)
 
     def check_documents(self, run: Any, request: Request) -> None:
         """Raise a `UserError` for mistakes that are found by reading the files."""
         if self.documents_check:
-            find(self.documents_check)(run, request)
+            _find(self.documents_check)(run, request)
 
     def evaluate(self, run: Any, request: Request) -> Any:
         """Evaluate a `famjax.train.run.Run`, and return the results of `evaluation`.
@@ -174,7 +174,7 @@ class Task(abc.ABC):
         The argument has no type, since runs and evaluations need packages that need this one.
         """
         self.check_request(run, request)
-        return find(self.evaluation)(run, request)
+        return _find(self.evaluation)(run, request)
 
     def scores(self, results: Any) -> dict[str, float]:
         """Return the headline scores in what `evaluate` returned.
