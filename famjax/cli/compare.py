@@ -146,6 +146,8 @@ def text_table(label: str, names: Sequence[str], results: Sequence[dict[str, Any
     against = f"against {names[0]}"
     columns = ("run", "bits per byte", against, "95%", "gained by memory", "tokens/s")
     table = Table(label, columns, words=(0,))
+    # with --ablate the documents are read once more, and slower
+    is_alike = len({tuple(result.get("ablations", ())) for result in results}) == 1
     for name, result in zip(names, results, strict=True):
         difference = _difference(result, results[0]) if result is not results[0] else None
         table.add_row(
@@ -154,7 +156,7 @@ def text_table(label: str, names: Sequence[str], results: Sequence[dict[str, Any
             "" if difference is None else f"{difference[0]:+.4f}",
             "" if difference is None else ends_of(difference[1:]),
             f"{result['memory_gain']['bits_per_byte']:.4f}",
-            f"{result['tokens_per_second']:,.0f}",
+            f"{result['tokens_per_second']:,.0f}" if is_alike else "",
         )
     return table
 

@@ -27,6 +27,7 @@ class AblatedReading:
       names: "" for the run as it is, then the ablations.
       answering: for each name, the stream that answers questions from the states after reading.
       seconds: time that the run as it is has spent reading, without the ablations.
+      has_answered: whether the functions that answer are compiled; set by the evaluation.
 
     Raises:
       UserError: the model does not have the part that an ablation takes away.
@@ -49,6 +50,7 @@ class AblatedReading:
             name: stream.new_stream(answers) for name, stream in self._reading.items()
         }
         self.seconds = 0.0
+        self.has_answered = False
         # with a reset at every block, only the tokens after the last whole block matter: the
         # ablated stream need not read the others
         self._skips_reset = update == run.model.block_len

@@ -117,18 +117,21 @@ class FamjaxLM(TemplateLM):
         """Return the text generated after each context, up to the first of its stop strings."""
         generator = Generator(self._run)
         texts = []
-        with TokenProgress("answers", len(requests), self._quiet) as progress:
-            for context, settings in (request.args for request in requests):
+        contexts = [np.array(self.tok_encode(r.args[0]), np.int32) for r in requests]
+        tokens, asked = sum(map(len, contexts)), len(requests)
+        with TokenProgress("answers", tokens, self._quiet, answers=asked) as progress:
+            for context, (_, settings) in zip(contexts, (r.args for r in requests), strict=True):
                 settings = normalize_gen_kwargs(settings, _MAX_GENERATED)
                 sampling = {name: settings[name] for name in _SAMPLING if name in settings}
                 pieces = generator.continue_tokens(
-                    np.array(self.tok_encode(context), np.int32),
+                    context,
                     settings["max_gen_toks"],
                     stop=[stop for stop in settings["until"] if stop],
                     **sampling,
                 )
                 texts.append("".join(pieces))
-                progress.advance(1)
+                progress.advance(len(context))
+                progress.answer(1)
         return texts
 
 

@@ -17,6 +17,7 @@ def answer_prompts(
     prompts: Sequence[np.ndarray],
     most: Sequence[int],
     is_done: Callable[[int, str], bool],
+    on_token: Callable[[], None] = lambda: None,
 ) -> list[tuple[str, bool]]:
     """Read a prompt [n] in each lane, and continue it greedily.
 
@@ -26,6 +27,7 @@ def answer_prompts(
       prompts: tokens of the prompts, [n] each.
       most: maximum number of tokens of each answer.
       is_done: called with a lane and its text so far; returns whether the answer is complete.
+      on_token: called after each token that is added to the answers.
 
     Returns:
       for each lane the text, and whether it was cut at its maximum number of tokens.
@@ -52,6 +54,7 @@ def answer_prompts(
             return [ended[lane] for lane in range(lanes)]
         stream.step_lanes(likeliest[:, None])
         logits = np.asarray(stream.logits)
+        on_token()
 
 
 def score_continuations(

@@ -170,7 +170,8 @@ def evaluate_long(
         for numbers in _batches(store.missing(length, range(examples)), batch)
     ]
     total = sum(n * len(numbers) for n, numbers in left) * reading.passes
-    with TokenProgress(name, total, quiet) as progress:
+    asked = sum(len(numbers) for _, numbers in left) * questions * len(reading.names)
+    with TokenProgress(name, total, quiet, answers=asked) as progress:
         if left:
             with progress.compiling():
                 reading.warm_up()
@@ -267,14 +268,28 @@ def _ask(
     found = list(reading.read(list(documents), lambda n: documents[n].tokens(), progress.advance))
     # sort by number, since documents end in any order
     found.sort(key=lambda each: each[""].number)
+    if not reading.has_answered:
+        # compile now, so that timings exclude it: two tokens are the question's call and a step
+        with progress.compiling():
+            for name in reading.names:
+                _answer(run, reading, name, found, documents, 0, most=2)
+        reading.has_answered = True
     begin = time.perf_counter()
     rows = []
     for question in range(questions):
         asked = [documents[each[""].number].content.questions[question] for each in found]
-        outputs = {
-            name: _answer(run, reading, name, found, documents, question) for name in reading.names
-        }
-        progress.answer(len(found) * len(outputs))
+        outputs = {}
+        for name in reading.names:
+            outputs[name] = _answer(
+                run,
+                reading,
+                name,
+                found,
+                documents,
+                question,
+                on_token=lambda: progress.answer(0),
+            )
+            progress.answer(len(found))
         for i, each in enumerate(found):
             document = documents[each[""].number]
             (text, cut), *others = (outputs[name][i] for name in reading.names)
@@ -309,11 +324,17 @@ def _answer(
     found: Sequence[dict[str, ReadDocument]],
     documents: dict[int, Document],
     question: int,
+    most: int | None = None,
+    on_token: Callable[[], None] = lambda: None,
 ) -> list[tuple[str, bool]]:
     """Return the answer about each document with an ablation, and whether the answer was cut.
 
     An answer ends with a stop token, when its score is settled, or at its maximum number of tokens.
     It counts as cut if it reached the maximum without the full score.
+
+    Args:
+      most: maximum number of tokens of an answer; None is that of its document.
+      on_token: called after each token that is added to the answers.
     """
     asked = [documents[each[name].number].content.questions[question] for each in found]
     answers = answer_prompts(
@@ -324,8 +345,9 @@ def _answer(
             np.concatenate([each[name].left, documents[each[name].number].questions[question]])
             for each in found
         ],
-        [documents[each[name].number].most_written for each in found],
+        [most or documents[each[name].number].most_written for each in found],
         lambda lane, text: _is_settled(text, asked[lane]),
+        on_token,
     )
     return [
         (text, cut and score(text, which) < 1)

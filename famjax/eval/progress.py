@@ -27,12 +27,19 @@ class TokenProgress:
       total: total work, in the units of `part` in `advance`; None if unknown.
       quiet: whether to show nothing.
       patience: seconds before the first output.
+      answers: total number of answers, if there are any.
     """
 
     def __init__(
-        self, what: str, total: int | None = None, quiet: bool = False, patience: float = 5.0
+        self,
+        what: str,
+        total: int | None = None,
+        quiet: bool = False,
+        patience: float = 5.0,
+        answers: int = 0,
     ):
         self._what, self._total, self._quiet, self._patience = what, total, quiet, patience
+        self._total_answers = answers
         console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._console = console
         live = console.is_terminal and not console.is_dumb_terminal
@@ -51,7 +58,10 @@ class TokenProgress:
         self._show(now, *self._first)
 
     def answer(self, count: int) -> None:
-        """Count answers; the time that they take goes into the estimate of what is left."""
+        """Count answers; the time that they take goes into the estimate of what is left.
+
+        With 0, only the time is shown anew, for an answer that takes long.
+        """
         self._answers += count
         if self._first is not None:
             self._show(time.monotonic(), *self._first)
@@ -106,7 +116,9 @@ class TokenProgress:
             rest = max(self._total - self._part, 0)
             left = timedelta(seconds=round(elapsed * rest / (self._part - part)))
             line += f", {1 - rest / self._total:.0%}, {left} left"
-        return f"{line}, {self._answers:,} answers" if self._answers else line
+        if self._total_answers:
+            return f"{line}, {self._answers:,} of {self._total_answers:,} answers"
+        return line
 
     def __enter__(self) -> TokenProgress:
         return self

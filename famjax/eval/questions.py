@@ -273,7 +273,8 @@ def _answer_all(
     reading = AblatedReading(run, plan.lanes, answers, plan.chunk, request.ablate)
     by_number = {each.number: each for each in work}
     total = sum(each.size for each in work) * reading.passes
-    with TokenProgress(task.name, total, request.quiet) as progress:
+    asked = _count_answers(task, work) * len(reading.names)
+    with TokenProgress(task.name, total, request.quiet, answers=asked) as progress:
         with progress.compiling():
             reading.warm_up()
         found = reading.read(
@@ -306,6 +307,12 @@ def _answer_all(
                 batches.append((_group(each.number), rows, times))
             # one write of the file for all of them
             store.add(*batches)
+
+
+def _count_answers(task: QuestionSet, work: Sequence[_Work]) -> int:
+    """Return how many answers are written; for a choice, how many options are scored."""
+    asked = [question for each in work for question in each.document.questions]
+    return sum(len(each.options) for each in asked) if _is_ranked(task) else len(asked)
 
 
 def _count_held(run: Run, lanes: int, readings: int) -> int:
@@ -354,6 +361,7 @@ def _answer(
             [prompt.tokens for prompt in together],
             [_most(run, task, prompt.asked) for prompt in together],
             is_done,
+            lambda: progress.answer(0),
         )
         for i, (text, cut) in zip(numbers, outputs, strict=True):
             found[i] = _score(task, prompts[i].asked, text, cut)

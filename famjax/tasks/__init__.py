@@ -10,6 +10,7 @@ from famjax.tasks.harness import HarnessTask
 from famjax.tasks.long.babilong import BabiLong
 from famjax.tasks.long.frequencies import CommonWords, FrequentWords
 from famjax.tasks.long.needles import NEEDLES
+from famjax.tasks.long.passkey_depth import PasskeyDepth
 from famjax.tasks.long.questions import QUESTIONS
 from famjax.tasks.long.variables import VariableTracking
 from famjax.tasks.passkey import PasskeyTask
@@ -34,6 +35,7 @@ TASKS: dict[str, Task] = {
     "fwe": FrequentWords(),
     **QUESTIONS,
     "babilong": BabiLong(),
+    "passkey_depth": PasskeyDepth(),
     "narrativeqa": NARRATIVE_QA,
     "qasper": QASPER,
     "quality": QUALITY,

@@ -85,13 +85,14 @@ def test_compilation_shows_a_spinner_on_a_terminal(monkeypatch: pytest.MonkeyPat
 def test_answers_are_counted_and_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    times = iter([0.0, 1.0, 6.0, 7.0, 17.0])
+    times = iter([0.0, 1.0, 6.0, 7.0, 17.0, 30.0])
     monkeypatch.setattr(progress.time, "monotonic", lambda: next(times))
-    with TokenProgress("reading", 300) as shown:
+    with TokenProgress("reading", 300, answers=40) as shown:
         shown.advance(100)
-        for _ in range(3):
-            shown.answer(5)
+        for count in (5, 5, 5, 0):
+            shown.answer(count)
     assert capsys.readouterr().err.splitlines() == [
-        "reading: 100 tokens, 0 tokens/s, 5 answers",
-        "reading: 100 tokens, 0 tokens/s, 15 answers",
+        "reading: 100 tokens, 0 tokens/s, 5 of 40 answers",
+        "reading: 100 tokens, 0 tokens/s, 15 of 40 answers",
+        "reading: 100 tokens, 0 tokens/s, 15 of 40 answers",
     ]

@@ -118,6 +118,7 @@ _LONG: dict[str, tuple[int, Any]] = {
     "qa_1": (640, _SQUAD),
     "qa_2": (700, _HOTPOT),
     "babilong": (420, _BABI),
+    "passkey_depth": (480, None),
 }
 
 # a record, as a line of a file
