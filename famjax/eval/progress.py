@@ -83,6 +83,16 @@ class TokenProgress:
 
         The body should be the first call of a jitted function.
         """
+        since = time.monotonic()
+        with self._show_compiling():
+            yield
+        if self._first is not None:
+            # rates exclude it after the first advance, too
+            begin, tokens, part = self._first
+            self._first = begin + time.monotonic() - since, tokens, part
+
+    @contextmanager
+    def _show_compiling(self) -> Iterator[None]:
         if self._quiet:
             yield
             return

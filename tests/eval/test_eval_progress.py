@@ -57,6 +57,23 @@ def test_unknown_total_and_a_slow_first_call(
     ]
 
 
+def test_a_later_compilation_is_excluded(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+    with TokenProgress("reading", 400) as shown:
+        shown.advance(100)
+        clock[0] = 2.0
+        shown.advance(100)
+        with shown.compiling():
+            clock[0] = 32.0
+        clock[0] = 34.0
+        shown.advance(100)
+    line = "reading: 300 tokens, 50 tokens/s, 75%, 0:00:02 left"
+    assert capsys.readouterr().err.splitlines() == [line]
+
+
 def test_long_compilation_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with TokenProgress("reading") as shown, shown.compiling():
         pass
