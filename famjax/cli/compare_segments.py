@@ -71,7 +71,7 @@ def draw_segments(
     """
     from famjax.config.resolved import resolve_model
     from famjax.mixers import mixer_specs
-    from famjax.train.run import read_config
+    from famjax.train.run_folder import read_config
 
     normalized = normalized_scores(found, shared)
     if not normalized:

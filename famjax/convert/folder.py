@@ -38,7 +38,7 @@ from famjax.models.remap_params import canonical_name, check_compatible, is_feat
 from famjax.tokenizers.load import WORDS, load_tokenizer, save_tokenizer
 from famjax.tokenizers.tokenizer import Tokenizer
 from famjax.train.checkpoint import Checkpoints
-from famjax.train.run import CHECKPOINTS, CONFIG, with_vocab_size
+from famjax.train.run_folder import CHECKPOINTS, CONFIG, with_vocab_size
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 # largest accepted difference of logits, as a fraction of their range

@@ -12,7 +12,8 @@ from famjax.core.errors import UserError
 from famjax.core.json_files import read_json
 from famjax.core.paths import expanded
 from famjax.tokenizers.load import load_tokenizer
-from famjax.train.run import CONFIG, Run, open_run
+from famjax.train.run import Run, open_run
+from famjax.train.run_folder import CONFIG
 
 
 def open_model(

@@ -15,7 +15,8 @@ from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import abstract_inference_model, remap_params
 from famjax.tokenizers.load import load_tokenizer
 from famjax.tokenizers.tokenizer import Tokenizer, check_same_ids
-from famjax.train.run import CONFIG, open_run
+from famjax.train.run import open_run
+from famjax.train.run_folder import CONFIG
 
 # Hugging Face's config.json, kept for a later export
 SOURCE = "hf_config.json"

@@ -17,7 +17,8 @@ from famjax.export.source import ExportSource
 from famjax.parallel.sharding import path_name
 from famjax.tokenizers.load import save_tokenizer
 from famjax.train.checkpoint import Checkpoints
-from famjax.train.run import CHECKPOINTS, open_run
+from famjax.train.run import open_run
+from famjax.train.run_folder import CHECKPOINTS
 
 _README = """\
 # {name}

@@ -28,7 +28,7 @@ from famjax.export.source import ExportSource
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import abstract_inference_model, canonical_name
 from famjax.train.checkpoint import Checkpoints
-from famjax.train.run import CHECKPOINTS
+from famjax.train.run_folder import CHECKPOINTS
 
 _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _NEEDED = ("torch", "transformers", "peft")

@@ -32,7 +32,7 @@ from famjax.models.fold_feature_maps import (
 )
 from famjax.models.language_model import LanguageModel
 from famjax.parallel.sharding import path_name
-from famjax.train.run import CONFIG
+from famjax.train.run_folder import CONFIG
 
 PLATFORMS = ("cpu", "cuda", "tpu")
 # arrays by name: plain dicts need no famjax classes when the program is loaded

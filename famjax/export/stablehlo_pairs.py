@@ -24,7 +24,7 @@ from famjax.export.source import ExportSource
 from famjax.export.tokenizer import write_tokenizer
 from famjax.models.fold_feature_maps import fold_feature_maps, folding_notes
 from famjax.models.seq2seq import Seq2Seq
-from famjax.train.run import CONFIG
+from famjax.train.run_folder import CONFIG
 
 _README = """\
 # {name}

@@ -158,7 +158,7 @@ def fill_vocab_size(config: Config) -> Config:
     if config.model.vocab_size:
         return config
     from famjax.pipeline import make_tokenizer
-    from famjax.train.run import with_vocab_size
+    from famjax.train.run_folder import with_vocab_size
 
     try:
         tokenizer = make_tokenizer(config.data)

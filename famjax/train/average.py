@@ -14,7 +14,8 @@ from famjax.core.errors import UserError
 from famjax.core.types import Params, PyTree
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.partition import inference_config, partition_trainable
-from famjax.train.run import CHECKPOINTS, Run, copy_run_files, open_run
+from famjax.train.run import Run, open_run
+from famjax.train.run_folder import CHECKPOINTS, copy_run_files
 
 # key in `extra` of a checkpoint that is a mean: the steps of the checkpoints averaged
 AVERAGED = "averaged"

@@ -12,7 +12,7 @@ from famjax.processes.collective import process_index
 from famjax.tasks import TASKS
 from famjax.tasks.parse import parse_tasks
 from famjax.train.hooks import Hook
-from famjax.train.run import copy_run_files
+from famjax.train.run_folder import copy_run_files
 from famjax.train.saving import save
 from famjax.train.session import Session
 

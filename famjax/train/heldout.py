@@ -26,7 +26,7 @@ from famjax.train.hooks import Hook
 from famjax.train.log import summarize
 from famjax.train.objective import sum_metrics
 from famjax.train.program import TrainProgram
-from famjax.train.run import CHECKED
+from famjax.train.run_folder import CHECKED
 from famjax.train.session import Session
 from famjax.train.state import MetricSums
 

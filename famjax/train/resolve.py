@@ -13,7 +13,7 @@ from famjax.parallel.mesh import MeshDemand, choose_mesh, is_auto
 from famjax.tasks import TASKS
 from famjax.tokenizers.tokenizer import Tokenizer
 from famjax.train.program import mesh_demand
-from famjax.train.run import with_vocab_size
+from famjax.train.run_folder import with_vocab_size
 
 RESOLVED = "resolved.json"
 

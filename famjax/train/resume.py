@@ -21,9 +21,11 @@ from famjax.parallel import sharding
 from famjax.processes.collective import broadcast_from_first
 from famjax.train.average import AVERAGED
 from famjax.train.checkpoint import wrap_extra_errors
+from famjax.train.checkpoint_checks import check_constants
 from famjax.train.partition import check_base, has_frozen_params
 from famjax.train.profile import check_profile_steps
-from famjax.train.run import check_constants, check_resumable, initial_weights
+from famjax.train.run import initial_weights
+from famjax.train.run_folder import check_resumable
 from famjax.train.session import Session
 from famjax.train.state import TrainState, from_tree, to_tree
 from famjax.train.warmup import resize_memory, row_length_at, with_row_length

@@ -24,7 +24,7 @@ from famjax.train.clock import Clock
 from famjax.train.program import TrainProgram, make_program, mesh_demand
 from famjax.train.progress import Progress
 from famjax.train.resolve import resolve
-from famjax.train.run import CHECKED
+from famjax.train.run_folder import CHECKED
 from famjax.train.startup import describe_epochs, startup_lines
 from famjax.train.state import TrainState
 from famjax.train.warmup import row_length_at, with_row_length

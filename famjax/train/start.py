@@ -20,7 +20,8 @@ from famjax.train.metrics import METRICS
 from famjax.train.partition import has_frozen_params
 from famjax.train.progress import Progress
 from famjax.train.resolve import save_resolved
-from famjax.train.run import CHECKPOINTS, check_initial_model, prepare_run
+from famjax.train.run import check_initial_model
+from famjax.train.run_folder import CHECKPOINTS, prepare_run
 from famjax.train.session import ProgramMaker, Session
 from famjax.train.task_scores import check_tasks
 

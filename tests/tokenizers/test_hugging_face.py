@@ -349,7 +349,7 @@ def test_a_tokenizer_with_other_ids_is_rejected(folders, folder):
 
 def test_a_run_keeps_the_ids_of_its_init(folders, folder, tmp_path):
     from famjax.config.schema import Config, DataConfig
-    from famjax.train.run import prepare_run
+    from famjax.train.run_folder import prepare_run
 
     def prepare(name, spec, init="", has_checkpoint=False):
         config = Config(init=str(init), data=DataConfig(tokenizer=str(spec)))
@@ -373,7 +373,7 @@ def test_a_run_keeps_the_ids_of_its_init(folders, folder, tmp_path):
 @pytest.mark.parametrize("is_finetuned", [False, True])
 def test_a_run_with_bytes_has_no_copy_to_lose(folders, tmp_path, is_finetuned):
     from famjax.config.schema import Config, DataConfig
-    from famjax.train.run import prepare_run
+    from famjax.train.run_folder import prepare_run
 
     bytes_run, other = (
         Config(init="there" * is_finetuned, data=DataConfig(tokenizer=str(spec)))
@@ -399,7 +399,7 @@ def test_old_runs_and_sentencepiece_folders_load(model, tmp_path):
 
 def test_training_copies_the_tokenizer(folders, tmp_path):
     from famjax.config.schema import Config, DataConfig
-    from famjax.train.run import prepare_run, run_tokenizer
+    from famjax.train.run_folder import prepare_run, run_tokenizer
 
     config = Config(data=DataConfig(tokenizer=str(folders["llama"])))
     config, tokenizer = prepare_run(tmp_path / "run", config, has_checkpoint=False)
