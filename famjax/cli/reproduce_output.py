@@ -245,15 +245,12 @@ def plot(results: Results) -> Figure:
         np.multiply(factor, mean_and_interval(results.values(v.name, score.name))) for v in done
     ]
     if experiment.axis:
-        _draw_lines(axes, done, points)
+        _draw_lines(axes, done, points, score.unit)
         axes.set_xlabel(experiment.axis)
     else:
-        axes.bar(
-            [variant.name for variant in done],
-            [point[0] for point in points],
-            yerr=[np.nan_to_num(point[1]) for point in points],
-            capsize=3,
-        )
+        mean, half = np.array(points).T
+        names = [variant.name for variant in done]
+        axes.bar(names, mean, yerr=_error_bars(mean, half, score.unit), capsize=3)
     axes.set_ylabel(f"{score.name}, %" if score.unit else score.name)
     return figure
 
@@ -268,16 +265,29 @@ def _draw_points(axes: Any, results: Results) -> None:
         if values[0]:
             line = np.array([mean_and_interval(each) for each in values]) * (100 if unit else 1)
             mean, half = line.T
-            half = np.nan_to_num(half)
+            bars = _error_bars(mean, half, unit)
             x = list(points.values())
-            axes.errorbar(x, mean, yerr=half, marker="o", capsize=3, label=variant.name)
+            axes.errorbar(x, mean, yerr=bars, marker="o", capsize=3, label=variant.name)
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(points.values()), list(points))
     axes.set(xlabel=experiment.axis, ylabel=unit or "")
     axes.legend()
 
 
-def _draw_lines(axes: Any, variants: Sequence[Variant], points: Sequence[np.ndarray]) -> None:
+def _error_bars(mean: np.ndarray, half: np.ndarray, unit: str) -> np.ndarray:
+    """Return the lengths of the error bars below and above means [n], [2 n].
+
+    Shares end at 0 and 100%, which Student's interval of a few seeds may exceed.
+    """
+    half = np.nan_to_num(half)
+    if unit != "%":
+        return np.stack([half, half])
+    return np.stack([np.minimum(half, mean), np.minimum(half, 100 - mean)])
+
+
+def _draw_lines(
+    axes: Any, variants: Sequence[Variant], points: Sequence[np.ndarray], unit: str
+) -> None:
     """Draw a line for each `line` of the variants, and a horizontal one for those without x."""
     lines = list(dict.fromkeys(variant.line for variant in variants if variant.x is not None))
     for line in lines:
@@ -287,8 +297,8 @@ def _draw_lines(axes: Any, variants: Sequence[Variant], points: Sequence[np.ndar
             if variant.x is not None and variant.line == line
         ]
         x, mean, half = np.array(own).T
-        half = np.nan_to_num(half)
-        axes.errorbar(x, mean, yerr=half, marker="o", capsize=3, label=line or None)
+        bars = _error_bars(mean, half, unit)
+        axes.errorbar(x, mean, yerr=bars, marker="o", capsize=3, label=line or None)
     places = [variant.x for variant in variants if variant.x]
     if places and max(places) >= _FAR_APART * min(places):
         axes.set_xscale("log")

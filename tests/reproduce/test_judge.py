@@ -2,8 +2,10 @@
 
 import math
 
+import numpy as np
 import pytest
 
+from famjax.cli.reproduce_output import _error_bars
 from famjax.reproduce.judge import judge, mean_and_interval
 
 
@@ -52,3 +54,13 @@ def test_seeds_are_paired():
     found = judge([0.11, 0.52, 0.93], [0.10, 0.51, 0.92], True)
     assert found.verdict == "holds"
     assert found.difference == pytest.approx(0.01)
+
+
+def test_error_bars_of_shares_end_at_0_and_100():
+    mean, half = np.array([59.4, 0.0, 50.0]), np.array([110.1, np.nan, 10.0])
+    below, above = _error_bars(mean, half, "%")
+    np.testing.assert_allclose(below, [59.4, 0, 10])
+    np.testing.assert_allclose(above, [40.6, 0, 10])
+    below, above = _error_bars(mean, half, "")
+    np.testing.assert_allclose(below, [110.1, 0, 10])
+    np.testing.assert_allclose(above, below)
