@@ -156,7 +156,7 @@ def _resident_bytes() -> float:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", action="store_true", help="run the tests marked slow or long as well")
+    parser.addoption("--slow", action="store_true", help="run tests marked slow or long as well")
     parser.addoption("--shapes", action="store_true", help="check the shapes of famjax/ops")
 
 

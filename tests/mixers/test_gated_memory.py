@@ -68,6 +68,7 @@ def test_gates_are_trained(folder: Path) -> None:
         assert (a != initial).all(), name
 
 
+@pytest.mark.long
 def test_gates_are_trained_together_with_adapters(folder: Path, tmp_path: Path) -> None:
     main(["convert", str(folder / "sum"), str(tmp_path / "new"), "--to", "keep", GATED])
     new = open_run(tmp_path / "new")
@@ -108,6 +109,7 @@ def test_programs_have_equal_logits(folder: Path, tmp_path: Path) -> None:
     assert main(["export", str(folder / "gated"), str(tmp_path / "out"), *form]) == 0
 
 
+@pytest.mark.long
 def test_exports_have_equal_logits(folder: Path, tmp_path: Path) -> None:
     for form in ("hf", "orbax"):
         # each format is compared with the run when it is written

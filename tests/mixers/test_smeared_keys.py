@@ -112,6 +112,7 @@ def test_mixers_change_with_smeared_keys(folder: Path, tmp_path: Path) -> None:
     assert smears(run)[0].shape == (2, 2)
 
 
+@pytest.mark.long
 def test_a_trained_model_gets_smeared_keys(folder: Path, tmp_path: Path) -> None:
     """Half of the heads begin nearly as they were; the new weights are trained with adapters."""
     assert main(["export", str(folder / "plain"), str(tmp_path / "hf")]) == 0
@@ -127,6 +128,7 @@ def test_a_trained_model_gets_smeared_keys(folder: Path, tmp_path: Path) -> None
     assert not np.array_equal(found, [[-5, 2], [-5, 2]])
 
 
+@pytest.mark.long
 def test_a_run_continues_with_smeared_keys(folder: Path, tmp_path: Path) -> None:
     shape = [key for key in SMALL if not key.startswith("model.")]
     keys = [f"init={folder / 'plain'}", "model.smeared_keys=true", "optimizer.learning_rate=1e-9"]
@@ -141,6 +143,7 @@ def test_smeared_keys_cannot_be_taken_away(folder: Path, tmp_path: Path) -> None
         load_pretrained(tmp_path / "hf", smeared_keys=False)
 
 
+@pytest.mark.long
 def test_a_layer_of_a_hybrid_gets_smeared_keys(tmp_path: Path, folder: Path) -> None:
     """The others keep theirs."""
     keys = [key for key in SMALL if not key.startswith("model.fam_len")]
