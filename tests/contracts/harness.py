@@ -235,7 +235,7 @@ def marked(cases: Sequence[str], slow: Sequence[str], long: Sequence[str]) -> An
 
 
 def but(*quick: str) -> list[str]:
-    """Return the KINDS beside those that quick runs have."""
+    """Return KINDS without those given, which quick runs have."""
     return [case for case in KINDS if case not in quick]
 
 

@@ -17,7 +17,7 @@ from famjax.stacks.residual import ResidualStack
 
 from .harness import VOCAB, B, Runner, W, but, close, kinds, normal, runner, stream
 
-# one of each kind of state
+# quick runs have one of each kind of state
 LONG = but("bswa-1", "fam-1-3", "fm-2", "delta-smeared", "linear", "feedback-all", "lstm")
 # beside each mixer and stack, CI has what a memory begins with: a prompt or a prefix
 all_kinds = kinds(("fam-gated", "fam-smeared", "bswa,fam", "feedback-same_and_lower"), long=LONG)

@@ -26,7 +26,7 @@ from .harness import (
     same,
 )
 
-# windows, segments and memories of others
+# their windows, segments and memories are those of others
 LONG = (*FURTHER, "swa-2", "bswa_sg-2", "transformer-shared", "autocompressor")
 all_cases = every(*CASES, long=LONG)
 # each kind of memory that is passed on, and each kind of state without one

@@ -28,7 +28,7 @@ MORE = ("fam-gated", "fam-static", "fam-zero", "bswa,fam", "linear-rfa", "feedba
 
 
 # one of each kind of state
-FEW = ("fam-1-3", "delta-smeared", "linear", "feedback-all")
+FEW = ("fam-1-3", "delta-smeared", "linear", "feedback-all", "lstm")
 
 
 # those in MORE have the parameters and states of others, but for a few that are replicated
