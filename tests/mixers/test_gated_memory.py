@@ -23,7 +23,8 @@ from famjax.parallel.sharding import path_name
 from famjax.train.loop import train
 from famjax.train.run import Run, open_run
 
-pytestmark = pytest.mark.usefixtures("one_device")
+# nearly all tests need two runs; the contracts have the layers
+pytestmark = [pytest.mark.usefixtures("one_device"), pytest.mark.long]
 SMALL = [
     *("model.layers=2", "model.width=16", "model.heads=2", "model.mlp_width=32"),
     *("model.block_len=8", "model.fam_len=3", "model.memory_segments=1"),
@@ -68,7 +69,6 @@ def test_gates_are_trained(folder: Path) -> None:
         assert (a != initial).all(), name
 
 
-@pytest.mark.long
 def test_gates_are_trained_together_with_adapters(folder: Path, tmp_path: Path) -> None:
     main(["convert", str(folder / "sum"), str(tmp_path / "new"), "--to", "keep", GATED])
     new = open_run(tmp_path / "new")
@@ -109,7 +109,6 @@ def test_programs_have_equal_logits(folder: Path, tmp_path: Path) -> None:
     assert main(["export", str(folder / "gated"), str(tmp_path / "out"), *form]) == 0
 
 
-@pytest.mark.long
 def test_exports_have_equal_logits(folder: Path, tmp_path: Path) -> None:
     for form in ("hf", "orbax"):
         # each format is compared with the run when it is written

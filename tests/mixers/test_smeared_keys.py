@@ -24,7 +24,8 @@ from famjax.train.manifest import write_manifest
 from famjax.train.metrics import read_metrics
 from famjax.train.run import Run, open_run
 
-pytestmark = pytest.mark.usefixtures("one_device")
+# nearly all tests need two runs; the contracts have the layers
+pytestmark = [pytest.mark.usefixtures("one_device"), pytest.mark.long]
 SMALL = [
     *("model.layers=2", "model.width=16", "model.heads=2", "model.mlp_width=32"),
     *("model.block_len=8", "model.fam_len=3", "model.memory_segments=1"),
@@ -112,7 +113,6 @@ def test_mixers_change_with_smeared_keys(folder: Path, tmp_path: Path) -> None:
     assert smears(run)[0].shape == (2, 2)
 
 
-@pytest.mark.long
 def test_a_trained_model_gets_smeared_keys(folder: Path, tmp_path: Path) -> None:
     """Half of the heads begin nearly as they were; the new weights are trained with adapters."""
     assert main(["export", str(folder / "plain"), str(tmp_path / "hf")]) == 0
@@ -128,7 +128,6 @@ def test_a_trained_model_gets_smeared_keys(folder: Path, tmp_path: Path) -> None
     assert not np.array_equal(found, [[-5, 2], [-5, 2]])
 
 
-@pytest.mark.long
 def test_a_run_continues_with_smeared_keys(folder: Path, tmp_path: Path) -> None:
     shape = [key for key in SMALL if not key.startswith("model.")]
     keys = [f"init={folder / 'plain'}", "model.smeared_keys=true", "optimizer.learning_rate=1e-9"]
@@ -143,7 +142,6 @@ def test_smeared_keys_cannot_be_taken_away(folder: Path, tmp_path: Path) -> None
         load_pretrained(tmp_path / "hf", smeared_keys=False)
 
 
-@pytest.mark.long
 def test_a_layer_of_a_hybrid_gets_smeared_keys(tmp_path: Path, folder: Path) -> None:
     """The others keep theirs."""
     keys = [key for key in SMALL if not key.startswith("model.fam_len")]
