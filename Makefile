@@ -4,7 +4,8 @@
 # make demo-finetune-full  the same with three seeds, and with FAM and the paper's update; 90 minutes
 # make demo-finetune-large BOOKS=TRAINING:HELD_OUT  with a base pretrained for an hour; hours
 # make demo-text  memories and windows on the standard library's code, three seeds; hours
-# make test       the quick tests; make test-slow: those that take minutes each
+# make test       the quick tests; with CI=1 the long ones too, which take seconds each
+# make test-slow  the long tests, and those that take minutes each
 # make test-mutants  deliberate bugs, each of which the tests must catch
 # make tour       the README's five minutes at tiny sizes, in an environment without extras
 # make docs       build the documentation site in site/; a broken link is an error
@@ -46,7 +47,7 @@ test-mutants: $(VENV)/.installed-dev
 	$(BIN)/python tests/mutants.py
 
 test-slow: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest --slow -m slow --timeout 3600
+	$(BIN)/python -m pytest --slow -m "slow or long" --timeout 3600
 
 tour: $(PLAIN)/.installed
 	$(PLAIN)/bin/python tests/tour.py

@@ -21,8 +21,8 @@ import jaxtyping
 import pytest
 
 # Compilation takes most of the time: a third of it optimizes code that runs for milliseconds, two
-# fifths of the rest fuses with MLIR, and no core is left to compile one program in parallel. The
-# slow tests run for long and use the default options.
+# fifths of the rest fuses with MLIR, and no core is left to compile one program in parallel. With
+# `--slow`, programs run for long and are compiled with the default options.
 _FLAGS = {"--xla_force_host_platform_device_count": "8"}
 _QUICK = {
     "--xla_backend_optimization_level": "0",
@@ -156,7 +156,7 @@ def _resident_bytes() -> float:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
+    parser.addoption("--slow", action="store_true", help="run tests marked slow or long as well")
     parser.addoption("--shapes", action="store_true", help="check the shapes of famjax/ops")
 
 
@@ -202,7 +202,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: (*first, item.path.parent.name).index(item.path.parent.name))
     if config.getoption("--slow"):
         return
-    skip = pytest.mark.skip(reason="slow: run by make test-slow")
+    left_out = {"slow": "run by make test-slow"}
+    if not os.environ.get("CI"):
+        left_out["long"] = "run by CI and by make test-slow"
     for item in items:
-        if "slow" in item.keywords:
-            item.add_marker(skip)
+        for tier, where in left_out.items():
+            if item.get_closest_marker(tier):
+                item.add_marker(pytest.mark.skip(reason=f"{tier}: {where}"))

@@ -544,6 +544,8 @@ def run(mutant: Mutant, home: Path) -> tuple[bool, float]:
     try:
         argv = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
         environment = {**os.environ, "PYTHONPATH": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+        # a bug may be caught by a long test, which `make test` leaves out
+        environment["CI"] = "1"
         status = subprocess.run(
             [*argv, *mutant.tests.split()],
             cwd=home,

@@ -14,7 +14,7 @@ from famjax.train.recipe import claim_folder, train_and_time
 @pytest.mark.parametrize(
     "models",
     [
-        (DemoModel("FAM"), DemoModel("M1", "bswa", 1)),
+        pytest.param((DemoModel("FAM"), DemoModel("M1", "bswa", 1)), marks=pytest.mark.long),
         pytest.param(
             (DemoModel("FAM"), DemoModel("DELTA", "delta"), DemoModel("M1", "bswa", 1)),
             marks=pytest.mark.slow,

@@ -71,7 +71,8 @@ def test_adamw_against_numpy() -> None:
 @pytest.mark.parametrize(
     ("mixer", "name"),
     [
-        *(("fam", "adamw"), ("delta", "nag"), ("delta", "adafactor")),
+        *(("fam", "adamw"), ("delta", "nag")),
+        pytest.param("delta", "adafactor", marks=pytest.mark.long),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (("delta", "adamw"), ("fam", "nag"), ("fam", "adafactor"))

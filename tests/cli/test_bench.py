@@ -48,6 +48,7 @@ def test_every_size_and_length_is_measured(short_fam, capsys, monkeypatch, tmp_p
     assert [row["tokens"] for row in report["lengths"]] == [19, 35]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("blocks", [(4,), pytest.param((4, 8), marks=pytest.mark.slow)], ids=str)
 def test_a_delta_memory_is_compared_with_windows(blocks, capsys, monkeypatch, tmp_path):
     """At each block length; the floor is the ratio of FLOPs."""
@@ -279,6 +280,7 @@ def test_linear_mistakes_are_one_line_errors(capsys):
     assert "--length 100: must be at least 512" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_evaluation_is_compared_with_the_bare_pass(capsys, tmp_path):
     sizes = [*config_of(TINY, tmp_path), "--batch", "2", "--length", "600", "--turns", "2"]
     assert main(["bench", "eval", *sizes, "--json"]) == 0
@@ -291,6 +293,7 @@ def test_evaluation_is_compared_with_the_bare_pass(capsys, tmp_path):
     assert "share of the bare throughput" in capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_beam_search_is_compared_with_greedy_decoding(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(beam, "MIXERS", ("fam",))
     monkeypatch.setattr(beam, "has_peers", lambda: False)
@@ -307,6 +310,7 @@ def test_beam_search_is_compared_with_greedy_decoding(capsys, monkeypatch, tmp_p
     assert "comparing with transformers needs torch, transformers" in printed.err
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not beam.has_peers(), reason="needs " + ", ".join(beam.PEERS))
 def test_transformers_writes_the_same_hypotheses():
     model = replace(TINY, width=32, mlp_width=32, vocab_size=64)

@@ -52,6 +52,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [str(home / "a"), str(home / "b")]
 
 
+@pytest.mark.long
 def test_runs_are_compared(
     runs: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -84,6 +84,7 @@ def test_tables_are_of_the_training_task(run: str, capsys: pytest.CaptureFixture
     assert "effective length: none (RULER" in out
 
 
+@pytest.mark.long
 def test_long_documents_are_asked_by_length_and_depth(
     run: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -259,6 +260,7 @@ def test_a_folder_that_is_not_a_run_is_rejected(
 # generate ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_saved_state_can_be_loaded_later(
     run: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -277,6 +279,7 @@ def test_a_saved_state_can_be_loaded_later(
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.long
 def test_beam_search_writes_the_best_hypothesis(
     run: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,6 +62,7 @@ def run_command(command: str, capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().out
 
 
+@pytest.mark.long
 def test_suggestions_work_with_held_out_text(suggestions, tmp_path, capsys) -> None:
     evaluation, generation = suggestions(f"data.files={texts(tmp_path / 'texts', 60)}")
     assert evaluation == "famjax eval 'my runs/x'"

@@ -105,6 +105,7 @@ def test_verbs_that_a_model_with_an_encoder_lacks_are_refused(
     assert what in error_line(given, capsys)
 
 
+@pytest.mark.long
 def test_a_converted_model_goes_on_with_its_source(
     home: Path,
     tmp_path: Path,
@@ -130,6 +131,7 @@ def test_a_generator_reads_no_sources(home: Path) -> None:
         Generator(open_run(home / "run"))
 
 
+@pytest.mark.long
 def test_results_of_other_searches_are_kept_and_runs_compared(
     home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

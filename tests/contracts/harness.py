@@ -159,7 +159,8 @@ KINDS += ["bswa,fam"]
 KINDS += ["linear", "feedback-all", "feedback-same_and_lower", "transformer-shared", "lstm"]
 KINDS += ["rmt", "autocompressor"]
 
-# further variants of a mixer or stack in KINDS: slow in tests that do not depend on what is theirs
+# further variants of a mixer or stack in KINDS: long or slow in tests that do not depend on what is
+# theirs
 FURTHER = ("fam-gated", "fam-smeared", "fam-static", "fam-zero", "bswa,fam")
 FURTHER += ("feedback-same_and_lower",)
 
@@ -200,27 +201,42 @@ FAMILIES |= {
 }
 
 
-def every(*cases: str, slow: Sequence[str] = ()) -> Any:
-    """Parametrize a test with cases: in quick runs only KINDS and the options of families.
+def every(*cases: str, slow: Sequence[str] = (), long: Sequence[str] = FURTHER) -> Any:
+    """Parametrize a test with cases: in CI only KINDS and the options of families.
 
-    In quick runs, the other variants, and those in `slow`, are only compared with their
-    transcriptions.
+    The other variants, and those in `slow`, are only compared with their transcriptions there.
+    Quick runs leave out those in `long` too.
     """
-    quick, mark = {*KINDS, *FAMILIES}, pytest.mark.slow
-    given = [case if case in quick else pytest.param(case, marks=mark) for case in cases]
-    given += [pytest.param(case, marks=mark) for case in slow]
-    return pytest.mark.parametrize("case", given)
+    others = [case for case in cases if case not in {*KINDS, *FAMILIES}]
+    return marked((*cases, *slow), (*others, *slow), long)
 
 
 def kinds(
-    slow: Sequence[str] = FURTHER, without: Sequence[str] = (), also: Sequence[str] = ()
+    slow: Sequence[str] = FURTHER,
+    without: Sequence[str] = (),
+    also: Sequence[str] = (),
+    long: Sequence[str] = (),
 ) -> Any:
-    """Parametrize a test with KINDS, of which quick runs leave out those in `slow`."""
-    given = [case for case in KINDS if case not in without] + [*also]
-    mark = pytest.mark.slow
-    return pytest.mark.parametrize(
-        "case", [pytest.param(case, marks=mark) if case in slow else case for case in given]
-    )
+    """Parametrize a test with KINDS.
+
+    CI leaves out those in `slow`, and quick runs those in `long` too.
+    """
+    return marked([*(case for case in KINDS if case not in without), *also], slow, long)
+
+
+def marked(cases: Sequence[str], slow: Sequence[str], long: Sequence[str]) -> Any:
+    """Parametrize a test with cases, some of which are slow or long."""
+
+    def marks(case: str) -> Any:
+        return pytest.mark.slow if case in slow else pytest.mark.long if case in long else ()
+
+    given = [pytest.param(case, marks=marks(case)) for case in cases]
+    return pytest.mark.parametrize("case", given)
+
+
+def but(*quick: str) -> list[str]:
+    """Return KINDS without those given, which quick runs have."""
+    return [case for case in KINDS if case not in quick]
 
 
 class Runner:

@@ -177,6 +177,7 @@ def test_one_cluster_is_a_plain_softmax_and_a_projected_embedding():
         close(np.asarray(a), np.asarray(b))
 
 
+@pytest.mark.long
 @both
 def test_sharded_equals_unsharded(case, monkeypatch):
     """With chunked losses: rows of a chunk stay on their devices."""

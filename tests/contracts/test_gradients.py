@@ -15,16 +15,18 @@ from famjax.config.schema import ModelConfig
 from famjax.core.types import Context
 from famjax.stacks.residual import ResidualStack
 
-from .harness import KINDS, VOCAB, B, Runner, W, close, kinds, normal, runner, stream
+from .harness import VOCAB, B, Runner, W, but, close, kinds, normal, runner, stream
 
-# beside each mixer and stack, quick runs have what a memory begins with: a prompt or a prefix
-all_kinds = kinds(("fam-gated", "fam-smeared", "bswa,fam", "feedback-same_and_lower"))
+# quick runs have one of each kind of state
+LONG = but("bswa-1", "fam-1-3", "fm-2", "delta-smeared", "linear", "feedback-all", "lstm")
+# beside each mixer and stack, CI has what a memory begins with: a prompt or a prefix
+all_kinds = kinds(("fam-gated", "fam-smeared", "bswa,fam", "feedback-same_and_lower"), long=LONG)
 # swa is bswa with another mask
-most_kinds = kinds(without=("swa-2",))
+most_kinds = kinds(without=("swa-2",), long=LONG)
 
 # a scan over calls compiles as long as a call; kinds of state with a gradient, and without one
 SEGMENTED = ("bswa-1", "bswa_sg-2", "fam-1-3", "delta-smeared", "feedback-all")
-segmented = kinds([case for case in KINDS if case not in SEGMENTED], without=("swa-2",))
+segmented = kinds(but(*SEGMENTED), without=("swa-2",), long=but("fam-1-3", "feedback-all"))
 
 X = stream(length=4 * W)
 PROBE = normal(9, B, 4 * W, VOCAB)
@@ -151,9 +153,12 @@ def test_a_stopped_gradient_is_cut_at_carried_keys_and_values_too(mixer):
 @pytest.mark.parametrize(
     ("case", "changes"),
     [
-        ("fam-1-3", {"scan_layers": False}),
-        *((case, {"remat": "layer"}) for case in ("delta-smeared", "fm-2")),
         ("fam-1-3", {"remat": "attention"}),
+        pytest.param("fam-1-3", {"scan_layers": False}, marks=pytest.mark.long),
+        *(
+            pytest.param(case, {"remat": "layer"}, marks=pytest.mark.long)
+            for case in ("delta-smeared", "fm-2")
+        ),
         *(
             pytest.param(case, {"remat": "layer"}, marks=pytest.mark.slow)
             for case in ("fam-1-3", "fam-gated")
@@ -173,7 +178,8 @@ def test_scan_and_remat_change_no_number(case, changes):
 @pytest.mark.parametrize(
     "case",
     [
-        *("fam-1-3", "delta-smeared", "bswa_sg-2", "fm-2"),
+        *("fam-1-3", "delta-smeared"),
+        *(pytest.param(case, marks=pytest.mark.long) for case in ("bswa_sg-2", "fm-2")),
         *(
             pytest.param(case, marks=pytest.mark.slow)
             for case in (
@@ -195,11 +201,16 @@ def test_sequential_blocks_have_the_same_gradients(case):
 @pytest.mark.parametrize(
     ("case", "changes"),
     [
-        ("bswa-1", {"remat": "block"}),
         ("swa-2", {"scan_layers": False, "remat": "layer"}),
-        ("full", {"scan_layers": False}),
-        ("bswa,fam", {"scan_layers": False, "remat": "block"}),
         ("transformer-shared", {"remat": "layer"}),
+        *(
+            pytest.param(case, changes, marks=pytest.mark.long)
+            for case, changes in (
+                ("bswa-1", {"remat": "block"}),
+                ("full", {"scan_layers": False}),
+                ("bswa,fam", {"scan_layers": False, "remat": "block"}),
+            )
+        ),
     ],
     ids=str,
 )

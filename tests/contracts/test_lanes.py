@@ -10,12 +10,29 @@ from hypothesis import strategies as st
 
 from famjax.config.derived import is_segmented
 
-from .harness import CASES, FAMILIES, WIDTH, B, Runner, W, close, every, lane, normal, runner, same
+from .harness import (
+    CASES,
+    FAMILIES,
+    FURTHER,
+    WIDTH,
+    B,
+    Runner,
+    W,
+    close,
+    every,
+    lane,
+    normal,
+    runner,
+    same,
+)
 
-all_cases = every(*CASES)
+# their windows, segments and memories are those of others
+LONG = (*FURTHER, "swa-2", "bswa_sg-2", "transformer-shared", "autocompressor")
+all_cases = every(*CASES, long=LONG)
 # each kind of memory that is passed on, and each kind of state without one
 PASSED = ("fam-1-3", "fam-static", "fam-zero", "delta-smeared", "block_recurrent", "rmt")
 PASSED += ("autocompressor", "full", "bswa-1", "fm-2", "linear", "feedback-all", "lstm")
+QUICK = ("fam-1-3", "delta-smeared", "block_recurrent", "rmt", "bswa-1")
 
 
 class Call(NamedTuple):
@@ -81,11 +98,15 @@ class Fresh:
 
 
 # with options of families: a table of positions, which a reset begins again, and each stack and
-# mixer whose state they change; the other combinations are quick in test_stream
+# mixer whose state they change; test_stream has the other combinations
 _RESET = ("full, others", "swa-2, families", "fam-1-3, families", "feedback-all, others")
 
 
-@every(*CASES, *_RESET, slow=[name for name in FAMILIES if name not in _RESET])
+@every(
+    *(*CASES, *_RESET),
+    slow=[name for name in FAMILIES if name not in _RESET],
+    long=(*LONG, *_RESET),
+)
 @settings(max_examples=8, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 99))
 def test_each_lane_is_a_fresh_stream_of_its_valid_tokens(case, data, seed):
@@ -141,7 +162,11 @@ def test_padding_values_have_no_effect(case):
     same(with_junk[valid], y[valid])
 
 
-@every(*PASSED, slow=[case for case in CASES if case not in PASSED])
+@every(
+    *PASSED,
+    slow=[case for case in CASES if case not in PASSED],
+    long=[case for case in PASSED if case not in QUICK],
+)
 def test_pass_state_starts_a_document_with_the_last_memory(case):
     """Random state passing keeps the memory and not the window; without one it is a reset."""
     r = runner(case)

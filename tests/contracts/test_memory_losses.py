@@ -15,7 +15,7 @@ from oracles import transformer
 from famjax.core.types import Context
 
 from . import transcription
-from .harness import WIDTH, B, W, close, jit, runner
+from .harness import WIDTH, B, W, close, jit, marked, runner
 
 TOKENS = 3 * W
 
@@ -95,6 +95,7 @@ def test_the_writing_of_the_delta_rule_equals_its_transcription(case: str) -> No
 
 
 # static summary tokens have the offset too
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["fam-static", pytest.param("fam-1-3", marks=pytest.mark.slow)])
 def test_random_offsets_change_no_loss(case: str) -> None:
     """Each row has its own prompt then; rows are not as many as blocks."""
@@ -125,7 +126,7 @@ def test_padding_and_partial_blocks_do_not_count(case: str) -> None:
     ("case", "names"),
     [
         ("fam-gated", ("diversity", "reconstruction")),
-        ("delta-smeared", ("writing",)),
+        pytest.param("delta-smeared", ("writing",), marks=pytest.mark.long),
         pytest.param("fam-1-3", ("diversity", "reconstruction"), marks=pytest.mark.slow),
     ],
 )
@@ -146,9 +147,7 @@ def test_a_document_within_a_call_begins_with_the_learned_memory(
         assert parts[1].writing == 0
 
 
-@pytest.mark.parametrize(
-    "case", ["fam-gated", "delta-smeared", pytest.param("fam-1-3", marks=pytest.mark.slow)]
-)
+@marked(("delta-smeared", "fam-gated", "fam-1-3"), slow=("fam-1-3",), long=("fam-gated",))
 def test_gradients_are_finite(case: str) -> None:
     r = runner(case)
     x = inputs(B)
@@ -165,6 +164,7 @@ def test_gradients_are_finite(case: str) -> None:
     assert max(np.abs(leaf).max() for leaf in leaves) > 1e-3
 
 
+@pytest.mark.long
 def test_the_target_of_the_reconstruction_is_a_constant() -> None:
     """The gradient with respect to a layer's output is 0."""
     r = runner("fam-1-3")

@@ -28,10 +28,12 @@ from .harness import (
     B,
     Runner,
     W,
+    but,
     close,
     init_params,
     jit,
     kinds,
+    marked,
     normal,
     runner,
     same,
@@ -41,8 +43,10 @@ from .harness import (
 # 8 ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "case", ["swa-2", "bswa-0", "bswa-1", "bswa-3", "transformer-own", "transformer-shared"]
+@marked(
+    ["swa-2", "bswa-0", "bswa-1", "bswa-3", "transformer-own", "transformer-shared"],
+    slow=(),
+    long=("swa-2", "bswa-0", "bswa-3", "transformer-own"),
 )
 def test_windows_are_independent_of_the_position(case):
     """If all blocks are equal, outputs and state stop changing once all memory segments are full.
@@ -75,10 +79,7 @@ def test_the_window_of_fam_is_independent_of_the_position():
     assert np.abs(near.fam - far.fam).max() > 0
 
 
-@pytest.mark.parametrize(
-    "case",
-    ["feedback-all", "lstm", "rmt", pytest.param("feedback-layer", marks=pytest.mark.slow)],
-)
+@marked(["feedback-all", "lstm", "rmt", "feedback-layer"], slow=("feedback-layer",), long=("rmt",))
 def test_unbounded_mixers_are_as_precise_far_from_the_start(case):
     """After 300 blocks, the float32 error relative to float64 is as small as at the start."""
     r, exact = runner(case, x64=False), runner(case)
@@ -133,6 +134,7 @@ def test_linear_layers_rotate_precisely_far_from_the_start(case):
     ("fam-gated", "fam-smeared", "bswa,fam", "feedback-same_and_lower"),
     without=["linear"],
     also=["linear-relu"],
+    long=but("full", "fam-1-3", "delta-smeared", "feedback-all"),
 )
 def test_a_common_offset_is_an_identity(case):
     """RoPE on queries and keys depends on differences of positions only, so in exact arithmetic an
@@ -146,10 +148,16 @@ def test_a_common_offset_is_an_identity(case):
 @pytest.mark.parametrize(
     ("case", "remat"),
     [
-        *((case, "none") for case in ("full", "swa-2", "bswa-1", "fam-1-3", "fam-static")),
+        *((case, "none") for case in ("full", "swa-2", "bswa-1", "fam-1-3")),
         # S without an offset; test_a_common_offset_is_an_identity has blocks that read one
-        *((case, "none") for case in ("linear", "delta-smeared", "fam-gated")),
-        ("fam-1-3", "block"),
+        *((case, "none") for case in ("linear", "delta-smeared")),
+        *(
+            pytest.param(case, remat, marks=pytest.mark.long)
+            for case, remat in (
+                *(("fam-static", "none"), ("fam-gated", "none")),
+                ("fam-1-3", "block"),
+            )
+        ),
         *(
             pytest.param(case, remat, marks=pytest.mark.slow)
             for case, remat in (
@@ -198,6 +206,7 @@ def test_offsets_apply_by_row_at_every_position(case, remat, monkeypatch):
     assert (moved[1:] > 1e-3).all()
 
 
+@pytest.mark.long
 def test_an_offset_moves_learned_positions_of_its_row():
     r = runner("fam-1-3, others")
     size = r.config.capacity
@@ -243,8 +252,10 @@ def test_an_offset_of_queries_alone_is_no_identity():
     ("update", "grows", "dtype"),
     [
         ("sum", True, "float32"),
-        ("gated", False, "bfloat16"),
-        ("static", False, "float32"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (("gated", False, "bfloat16"), ("static", False, "float32"))
+        ),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
@@ -290,8 +301,14 @@ def error(a: Any, b: Any) -> float:
 @pytest.mark.parametrize(
     "case",
     [
-        *("bswa-1", "fam-1-3", "fm-2", "delta-smeared", "linear", "linear-performer"),
-        *("feedback-all", "transformer-own", "lstm", "rmt"),
+        *("fam-1-3", "delta-smeared", "linear", "lstm"),
+        *(
+            pytest.param(case, marks=pytest.mark.long)
+            for case in (
+                *("bswa-1", "fm-2", "linear-performer"),
+                *("feedback-all", "transformer-own", "rmt"),
+            )
+        ),
         # layers that are among those above, and another composition
         *(
             pytest.param(case, marks=pytest.mark.slow)
@@ -333,6 +350,7 @@ def test_bfloat16_stays_finite_and_close(case):
             assert error(narrow_layer.fam, wide_layer.fam) < 0.1
 
 
+@pytest.mark.long
 def test_a_gated_memory_in_bfloat16_is_as_close_as_with_rounded_weights():
     """Over 200 blocks, with initial parameters.
 

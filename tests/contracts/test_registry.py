@@ -21,7 +21,7 @@ from famjax.stacks import STACKS
 
 from . import transcription
 from .harness import CASES, KINDS
-from .test_sharded import QUICK, SHARDED, SLOW
+from .test_sharded import LONG, QUICK, SHARDED, SLOW
 
 
 def allowed(section: type, name: str) -> set[Any]:
@@ -39,7 +39,7 @@ def test_every_mixer_has_a_case_an_oracle_and_a_schema_entry():
     assert called == set(transformer.LAYERS)
 
 
-@pytest.mark.parametrize("cases", [SHARDED, QUICK + SLOW], ids=["rows", "tokens"])
+@pytest.mark.parametrize("cases", [SHARDED, QUICK + LONG + SLOW], ids=["rows", "tokens"])
 def test_every_mixer_and_kind_of_memory_runs_on_a_mesh(cases: tuple[str, ...]) -> None:
     configs = [CASES[case] for case in cases]
     assert {mixer for config in configs for mixer in mixer_pattern(config)} == set(MIXERS)

@@ -14,7 +14,7 @@ from famjax.config.schema import MeshConfig
 from famjax.core.types import Context
 from famjax.parallel import sharding
 
-from .harness import CASES, VOCAB, Runner, W, close, jit
+from .harness import CASES, VOCAB, Runner, W, but, close, jit, marked
 
 LANES = 4
 
@@ -27,10 +27,12 @@ SHARDED += ("rmt", "autocompressor")
 MORE = ("fam-gated", "fam-static", "fam-zero", "bswa,fam", "linear-rfa", "feedback-same_and_lower")
 
 
+# one of each kind of state
+FEW = ("fam-1-3", "delta-smeared", "linear", "feedback-all", "lstm")
+
+
 # those in MORE have the parameters and states of others, but for a few that are replicated
-@pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=pytest.mark.slow) if c in MORE else c for c in SHARDED]
-)
+@marked(SHARDED, slow=MORE, long=but(*FEW))
 def test_sharded_equals_unsharded(case):
     """Shard lanes over data and fsdp, heads over tensor; run a call with a reset, then a step."""
     # vocabulary and heads are divisible, so that everything that can be sharded is
@@ -81,7 +83,8 @@ def call_and_loss(r: Runner, params: Any, tokens: Any, ctx: Context, state: Any)
 # tokens on several devices; one case of each communication: several hops, a ring with shared
 # parameters and one without, a mask by distance, gathered tensors
 # FAM's is in tests/train/test_sharded.py too
-QUICK = ("bswa-3", "delta-smeared", "linear", "full", "lstm")
+QUICK = ("bswa-3", "linear", "lstm")
+LONG = ("delta-smeared", "full")
 SLOW = ("swa-6", "bswa_sg-2", "bswa-0", "fam-0-1", "bswa,fam", "fam,linear", "linear-rfa")
 SLOW += ("fam-1-3", "fam-gated", "fam-smeared", "fam-static", "fam-zero", "fm-1", "fm-2")
 SLOW += ("bswa-smeared",)
@@ -90,7 +93,7 @@ SLOW += ("feedback-all", "feedback-same_and_lower", "transformer-shared")
 SLOW += ("rmt", "autocompressor")
 
 
-@pytest.mark.parametrize("case", [*QUICK, *(pytest.param(c, marks=pytest.mark.slow) for c in SLOW)])
+@marked((*QUICK, *LONG, *SLOW), slow=SLOW, long=LONG)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -30,16 +30,18 @@ from .harness import (
     B,
     Runner,
     W,
+    but,
     close,
     every,
     kinds,
+    marked,
     runner,
     same,
 )
 
 all_cases = pytest.mark.parametrize("case", CASES)
 # in other dtypes: the variants of a mixer differ in what they compute, not in how it is kept
-all_kinds = kinds()
+all_kinds = kinds(long=but("full", "fam-1-3", "linear", "feedback-all", "lstm"))
 
 ALL = np.ones((B, LENGTH), bool)
 
@@ -137,7 +139,11 @@ def test_step_token_by_token_is_one_call(case):
     close(state, end)
 
 
-@pytest.mark.parametrize("case", FAMILIES)
+# one of each kind of positions, and of keys and values
+FEW = ("full, families", "bswa-3, others", "fam-1-3, families", "feedback-previous, families")
+
+
+@marked([*FAMILIES], (), [case for case in FAMILIES if case not in FEW])
 def test_step_equals_call_with_the_options_of_families(case):
     r = runner(case)
     whole, end = r.whole

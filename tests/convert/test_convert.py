@@ -79,6 +79,7 @@ def error_line(capsys, *argv):
     return capsys.readouterr().err.splitlines()[-1].removeprefix("famjax: ")
 
 
+@pytest.mark.long
 def test_a_converted_model_is_a_run_and_can_be_trained(llama, tmp_path, capsys):
     target = tmp_path / "fam"
     sizes = ["model.block_len=8", "model.fam_len=2", "model.memory_segments=2"]
@@ -433,6 +434,7 @@ def test_invalid_layers_are_rejected(text):
         parse_layers(text, 4)
 
 
+@pytest.mark.long
 def test_conversion_keeps_the_number_of_parameters(llama, tmp_path):
     target = tmp_path / "hybrid"
     assert main(["convert", str(llama), str(target), "--to", "bswa", "--layers", "::2"]) == 0

@@ -183,6 +183,7 @@ def test_initial_maps_depend_only_on_their_layer(llama, hybrid_folder, work_dir)
         assert (first[name] == second[name]).all(), name
 
 
+@pytest.mark.long
 def test_the_source_may_be_a_run(lora, work_dir):
     tuned_run = open_run(lora)
     again = convert(lora, "again", "--layers", "3")
@@ -320,7 +321,8 @@ SMALL = ModelConfig(
 @pytest.mark.parametrize(
     ("kind", "scale"),
     [
-        *(("relu", 9.0), ("cos", 0.0)),
+        ("relu", 9.0),
+        pytest.param("cos", 0.0, marks=pytest.mark.long),
         *(pytest.param(kind, 0.0, marks=pytest.mark.slow) for kind in ("learned_elu", "tanh")),
     ],
 )

@@ -212,6 +212,7 @@ def test_the_text_of_a_tfds_dataset_is_read(tmp_path):
             document(source, 0, 1, 0)
 
 
+@pytest.mark.long
 def test_an_unknown_tfds_dataset_is_rejected(monkeypatch):
     """The suggestion needs no network, unlike the list of community datasets."""
     community = tfds.core.community

@@ -343,7 +343,9 @@ def test_a_long_scan_reports_its_progress(tmp_path, monkeypatch, capsys):
     assert said[0].endswith("a.jsonl")
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
+@pytest.mark.parametrize(
+    "suffix", [".gz", *(pytest.param(suffix, marks=pytest.mark.long) for suffix in (".xz", ".zst"))]
+)
 def test_a_long_seek_in_a_compressed_text_is_reported(tmp_path, monkeypatch, capsys, suffix):
     with OPENERS[suffix](tmp_path / f"a.txt{suffix}", "wb") as file:
         file.write(b"word " * 1_500_000)

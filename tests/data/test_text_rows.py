@@ -113,6 +113,7 @@ def test_mistakes_are_one_line_errors(files: Path, more: list[str], said: str) -
         config(files, *more)
 
 
+@pytest.mark.long
 def test_a_run_resumes_with_as_many_rows_and_is_evaluated_on_its_holdout(
     files: Path, tmp_path: Path
 ) -> None:

@@ -31,7 +31,7 @@ def text() -> np.ndarray:
     return np.random.default_rng(0).integers(97, 122, size=4 * W + 3).astype(np.int32)
 
 
-@pytest.mark.parametrize("segments", [0, 2])
+@pytest.mark.parametrize("segments", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_weights_of_fam_by_kind_of_key(segments: int, text: np.ndarray) -> None:
     run = tiny.run_with("fam", seed=1, memory_segments=segments, fam_update="gated")
     layers = measure_attention(run, text, quiet=True)
@@ -89,6 +89,7 @@ def _first(layer: Any) -> tuple[Any, Any]:
     return graph, jax.tree.map(lambda a: a[0], params)
 
 
+@pytest.mark.long
 def test_a_window_and_a_mixture(text: np.ndarray) -> None:
     (layer, *_) = measure_attention(tiny.run_with("bswa", memory_segments=1), text, quiet=True)
     assert layer.memory_mass is None
@@ -103,6 +104,7 @@ def test_a_window_and_a_mixture(text: np.ndarray) -> None:
     assert [each.mixer for each in delta] == ["delta", "delta"]
 
 
+@pytest.mark.long
 def test_the_gradient_reaches_as_far_as_the_receptive_field(text: np.ndarray) -> None:
     window = tiny.run_with("bswa", seed=1, memory_segments=1)
     own = gradient_by_block(window, text)
@@ -149,6 +151,7 @@ def test_mistakes(text: np.ndarray) -> None:
         measure_attention(tiny.run_with("full,fam"), text, needed=[0, 1], quiet=True)
 
 
+@pytest.mark.long
 def test_only_maps_that_are_drawn_leave_the_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -30,13 +30,15 @@ STOPS = np.array([2, 7], np.int32)
 PROMPTS = np.random.default_rng(1).integers(VOCAB, size=(2, 7)).astype(np.int32)
 SETTINGS = BeamSettings(beams=3, max_tokens=9, size=VOCAB)
 ALPHAS = (0.0, 1.0, 2.0, -0.5)
-QUICK = ("full", "bswa-1", "fam-1-3", "delta-smeared", "linear")
-QUICK += ("feedback-all", "transformer-shared", "lstm", "rmt")
+QUICK = ("full", "fam-1-3", "lstm")
+LONG = ("bswa-1", "delta-smeared", "linear", "feedback-all", "transformer-shared", "rmt")
 
 
-def kinds(*quick: str) -> Any:
-    slow = [pytest.param(case, marks=pytest.mark.slow) for case in KINDS if case not in quick]
-    return pytest.mark.parametrize("case", [*quick, *slow])
+def kinds(quick: tuple[str, ...], long: tuple[str, ...]) -> Any:
+    slow = [case for case in KINDS if case not in (*quick, *long)]
+    given = [pytest.param(case, marks=pytest.mark.long) for case in long]
+    given += [pytest.param(case, marks=pytest.mark.slow) for case in slow]
+    return pytest.mark.parametrize("case", [*quick, *given])
 
 
 class Model:
@@ -103,7 +105,7 @@ def assert_same(
     np.testing.assert_allclose([s for _, s in ours], [s for _, s in theirs], atol=tol, rtol=0)
 
 
-@kinds(*QUICK)
+@kinds(QUICK, LONG)
 def test_lists_of_tokens_find_the_same(case: str) -> None:
     m, lengths = model(case), set()
     stops = m.likely()
@@ -117,6 +119,7 @@ def test_lists_of_tokens_find_the_same(case: str) -> None:
     assert {9} < lengths
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "size", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 3))]
 )
@@ -202,7 +205,7 @@ def test_the_search_ends_when_nothing_can_improve(monkeypatch: pytest.MonkeyPatc
             np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize("best", [1, 2])
+@pytest.mark.parametrize("best", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_the_best_alone_are_found_in_fewer_steps(best: int) -> None:
     log_probs = np.asarray(jax.nn.log_softmax(Table().table))
     for alpha in ALPHAS:
@@ -217,7 +220,7 @@ def test_the_best_alone_are_found_in_fewer_steps(best: int) -> None:
             assert_same(row(found, i), theirs[:best], 1e-5)
 
 
-@pytest.mark.parametrize("best", [1, None])
+@pytest.mark.parametrize("best", [1, pytest.param(None, marks=pytest.mark.long)])
 def test_one_search_finds_the_best_by_several_penalties(best: int | None) -> None:
     alphas = np.linspace(0, 2, 6, dtype=np.float32)
     for seed in range(3):
@@ -248,6 +251,7 @@ def test_a_long_hypothesis_overtakes_those_that_ended() -> None:
     assert_same(row(jax.device_get(found), 0), theirs, 1e-6)
 
 
+@pytest.mark.long
 def test_each_row_is_searched_by_itself() -> None:
     """Rows whose prompts have other lengths, one of which ends before the others."""
     r = runner("fam-1-3", x64=False)
@@ -302,6 +306,7 @@ def test_states_follow_their_beams_with_few_copies(seed: int) -> None:
         np.testing.assert_array_equal(copied[1], state[1][:, sources])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", ["fam-1-3", "full, others"])
 def test_unstacked_layers_give_the_same(case: str) -> None:
     r = runner(case, x64=False)
@@ -321,7 +326,13 @@ def test_unstacked_layers_give_the_same(case: str) -> None:
         assert_same(row(stacked, i), row(unstacked, i), 1e-5)
 
 
-@pytest.mark.parametrize(("alpha", "size"), [(0.0, 0), (1.0, 0), (0.5, 2), (-1.0, 0), (1.0, 3)])
+@pytest.mark.parametrize(
+    ("alpha", "size"),
+    [
+        *((1.0, 0), (0.5, 2)),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in ((0.0, 0), (-1.0, 0), (1.0, 3))),
+    ],
+)
 def test_transformers_finds_the_same(alpha: float, size: int) -> None:
     folder, _ = pretrained("llama")
     prompts, stops = TOKENS[:, :20], [9, 48]
@@ -435,6 +446,7 @@ def test_mistakes_are_one_line_errors(generator: Generator, options: Any, line: 
     assert str(error.value).startswith(line)
 
 
+@pytest.mark.long
 def test_the_cache_of_full_attention_holds_all_but_the_last_token() -> None:
     generator = Generator(tiny.run_with("full", capacity=16))
     # bos and the prompt

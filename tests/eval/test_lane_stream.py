@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import tiny
-from contracts.harness import FURTHER, VOCAB, kinds, runner
+from contracts.harness import FURTHER, VOCAB, but, kinds, runner
 
 from famjax.core.errors import UserError
 from famjax.eval.ablations import parse_ablations
@@ -18,7 +18,10 @@ from famjax.eval.streaming import Streamer
 
 
 # one of each kind of state
-@kinds((*FURTHER, "swa-2", "bswa_sg-2", "fm-2", "transformer-shared", "autocompressor"))
+@kinds(
+    slow=(*FURTHER, "swa-2", "bswa_sg-2", "fm-2", "transformer-shared", "autocompressor"),
+    long=but("full", "fam-1-3", "lstm"),
+)
 def test_each_lane_is_a_stream_by_itself(case: str) -> None:
     r = runner(case, x64=False)
     model = r.model(r.params)
@@ -117,6 +120,7 @@ def test_a_reset_at_every_block_leaves_the_last_block(text: np.ndarray, rest: in
     np.testing.assert_allclose(found, alone.logits[0], atol=3e-5, rtol=0)
 
 
+@pytest.mark.long
 def test_without_segments_and_memory_nothing_is_left(text: np.ndarray) -> None:
     """What each ablation leaves: without FAM a window, without a window's segments FAM alone."""
     for mixer in ("bswa", "fm"):

@@ -258,6 +258,7 @@ def test_gains_are_paired_and_have_intervals(run: Run) -> None:
     assert not long._row(run, 64, without, times, 10)["ablations"]
 
 
+@pytest.mark.long
 def test_rows_say_how_long_and_how_deep(run: Run) -> None:
     result = evaluate_long(run, "niah_single_1", [1200, 600], 5, 5, quiet=True)
     assert result["source"].startswith("RULER")

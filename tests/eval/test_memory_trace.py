@@ -108,6 +108,7 @@ def test_gates_interpolate_the_update() -> None:
         assert (found.turn[1:] == 0).all() == (opening == 0)
 
 
+@pytest.mark.long
 def test_the_sum_update_has_no_gates() -> None:
     assert trace_memory(run("sum"), TOKENS, quiet=True).gates.shape == (N, 0, 3)
 
@@ -151,6 +152,7 @@ def test_replacing_a_memory_by_itself_changes_nothing() -> None:
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.long
 def test_reach_equals_the_gradient() -> None:
     """It equals differences of the loss by each memory component three blocks before."""
     model = run().model
@@ -247,6 +249,7 @@ def delta_states() -> list[Any]:
     return held
 
 
+@pytest.mark.long
 def test_measures_of_a_delta_rule_memory() -> None:
     trace = trace_memory(delta_run(), TOKENS, quiet=True)
     s = np.asarray(delta_states()[3][1].s[:, 0], np.float64)  # [l g k e]
@@ -285,6 +288,7 @@ def test_rates_are_those_of_the_tokens() -> None:
     assert (found.rank == 1).all()
 
 
+@pytest.mark.long
 def test_the_token_with_a_high_rate_is_shown_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

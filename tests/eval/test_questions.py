@@ -360,6 +360,7 @@ def test_it_is_no_task_to_train_on() -> None:
         load_config("text_fam", ["data.task=xlsum"])
 
 
+@pytest.mark.long
 def test_an_evaluation_goes_on_with_more_documents(
     short: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

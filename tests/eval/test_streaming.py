@@ -144,7 +144,9 @@ def test_full_attention_rejects_tokens_beyond_its_capacity() -> None:
     assert stream.tokens == 64
 
 
-@pytest.mark.parametrize("mixer", ["bswa", "fam", "delta"])
+@pytest.mark.parametrize(
+    "mixer", ["fam", *(pytest.param(mixer, marks=pytest.mark.long) for mixer in ("bswa", "delta"))]
+)
 def test_blocks_in_parts_have_the_same_losses(mixer: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests have many devices, where all blocks are computed at once."""
     expected = Streamer(tiny.model(mixer), B, chunk=16).losses(TOKENS, TARGETS)[0]
@@ -187,7 +189,7 @@ def test_one_shape_is_compiled(streamer: Streamer) -> None:
     assert [program._cache_size() for program in programs] == before
 
 
-@pytest.mark.parametrize("mixer", ["fam", "bswa"])
+@pytest.mark.parametrize("mixer", [pytest.param("fam", marks=pytest.mark.long), "bswa"])
 def test_sharded_parameters_are_used_in_place(mixer: str) -> None:
     graph, params = nnx.split(tiny.model(mixer))
     whole = Streamer(tiny.model(mixer), B, chunk=16).losses(TOKENS, TARGETS)[0]

@@ -274,6 +274,7 @@ def test_passkey_of_a_model_equals_its_own_argmax(needle_within: int) -> None:
         assert row["tokens_per_second"] > 0
 
 
+@pytest.mark.long
 def test_passkey_without_a_part_of_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

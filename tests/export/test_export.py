@@ -254,6 +254,7 @@ def test_stablehlo_export_computes_the_same_logits(tmp_path):
     assert names["likeliest"].tolist() == [text[-1]] * 2
 
 
+@pytest.mark.long
 def test_an_adaptive_model_is_exported_as_stablehlo_only(tmp_path, monkeypatch):
     run = tiny.run_with("bswa", adaptive=AdaptiveConfig("64,128", factor=2))
     monkeypatch.setattr(exporting, "open_model", lambda folder: run)

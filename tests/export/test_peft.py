@@ -45,8 +45,8 @@ def source_with_adapters(case: str, **lora) -> ExportSource:
     [
         ("llama", {"alpha": 5.0}),
         ("gpt-neox", {"alpha": 5.0, "rs": True}),
-        ("gpt2", {"on": "attention.[qv],mlp.*"}),
-        ("gemma-3", {"on": "attention.out", "dropout": 0.5}),
+        pytest.param("gpt2", {"on": "attention.[qv],mlp.*"}, marks=pytest.mark.long),
+        pytest.param("gemma-3", {"on": "attention.out", "dropout": 0.5}, marks=pytest.mark.long),
     ],
 )
 def test_peft_has_the_same_logits(case, lora, tmp_path):

@@ -30,9 +30,9 @@ SHAPE = [
             "stack=feedback model.feedback.cache=memory model.dropout.hidden=0.1",
             marks=pytest.mark.slow,
         ),
-        "stack=transformer",
+        pytest.param("stack=transformer", marks=pytest.mark.long),
         "stack=lstm",
-        "stack=rmt model.block_len=4 model.fam_len=2",
+        pytest.param("stack=rmt model.block_len=4 model.fam_len=2", marks=pytest.mark.long),
         pytest.param(
             "stack=autocompressor model.block_len=4 model.fam_len=2 data.toy.concatenate=false",
             marks=pytest.mark.slow,

@@ -59,12 +59,14 @@ def logits(run: Path) -> np.ndarray:
     return tiny.logits(model, np.random.default_rng(0).integers(9, size=(1, 32)))
 
 
+@pytest.mark.long
 def test_a_given_window_begins_as_it_was(folder: Path, tmp_path: Path) -> None:
     command = ["convert", str(folder / "window"), str(tmp_path / "new")]
     assert main([*command, "--to", "block_recurrent", "model.fam_len=3"]) == 0
     np.testing.assert_allclose(logits(tmp_path / "new"), logits(folder / "window"), atol=1e-5)
 
 
+@pytest.mark.long
 def test_states_are_trained_beside_adapters(folder: Path) -> None:
     model = open_model(str(folder / "adapted")).model
     cell = model.stack.layers[1].mixer.recurrent_cell
@@ -72,12 +74,14 @@ def test_states_are_trained_beside_adapters(folder: Path) -> None:
     assert np.abs(cell.token_out.kernel[...]).max() > 1e-4
 
 
+@pytest.mark.long
 def test_it_is_exported_in_the_formats_that_have_the_layer(folder: Path, tmp_path: Path) -> None:
     assert export(folder / "adapted", tmp_path / "stablehlo", "stablehlo")
     with pytest.raises(UserError, match="does not support a block-recurrent state; take --format"):
         export(folder / "adapted", tmp_path / "hf", "hf")
 
 
+@pytest.mark.long
 def test_its_memory_is_measured_and_taken_away(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -115,6 +115,7 @@ def _report(graph: Any, params: Any, tokens: Any, ctx: Context) -> Any:
     return stack.report(x, state, ctx), memories, stack.attention_mass(x, state, ctx)
 
 
+@pytest.mark.long
 def test_each_kind_of_memory_is_reported_apart() -> None:
     found, memories, mass = mixed_report(24)
     names = {"memory_norm", "memory_share", "memory_rate", "memory_closed"}
@@ -143,6 +144,7 @@ def test_a_layer_that_reads_nothing_has_no_share() -> None:
     assert (model.stack.attention_mass(x, model.init_state(1), Context()) == 0).all()
 
 
+@pytest.mark.long
 def test_exports_have_equal_logits(folder: Path, tmp_path: Path) -> None:
     for form in ("hf", "orbax", "stablehlo"):
         # each format is compared with the run when it is written
@@ -192,6 +194,7 @@ def test_a_memory_of_another_rate_is_refused(
         load_state(tmp_path / "x", run)
 
 
+@pytest.mark.long
 def test_a_window_is_given_a_memory_that_adapters_train_with_it(
     folder: Path, tmp_path: Path
 ) -> None:

@@ -54,6 +54,7 @@ def prefix(run: Path) -> np.ndarray:
     return np.asarray(open_model(str(run)).model.stack.layers[0].mixer.prefix[...])
 
 
+@pytest.mark.long
 def test_prefixes_are_trained_beside_adapters(run: Path) -> None:
     before, after = prefix(run.parent / "whole"), prefix(run)
     assert after.shape == (2, 3, 16)
@@ -61,6 +62,7 @@ def test_prefixes_are_trained_beside_adapters(run: Path) -> None:
     assert open_model(str(run)).config.model.fam_position == "zero"
 
 
+@pytest.mark.long
 def test_variants_are_exported_where_their_layers_are(run: Path, tmp_path: Path) -> None:
     assert export(run, tmp_path / "stablehlo", "stablehlo")
     with pytest.raises(UserError, match=r"does not support model\.fam_init=prefix; take --format"):

@@ -52,6 +52,7 @@ def last_line(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err.splitlines()[-1]
 
 
+@pytest.mark.long
 def test_segments_are_exported_in_the_formats_that_have_the_layer(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -62,6 +63,7 @@ def test_segments_are_exported_in_the_formats_that_have_the_layer(
         export(folder / "fm", tmp_path / "hf", "hf")
 
 
+@pytest.mark.long
 def test_static_summary_tokens_are_exported_to_pytorch(folder: Path, tmp_path: Path) -> None:
     assert export(folder / "static", tmp_path / "hf", "hf")
     _, model = load_pretrained(tmp_path / "hf")
@@ -73,6 +75,7 @@ def test_static_summary_tokens_are_exported_as_programs(folder: Path, tmp_path: 
     assert export(folder / "static", tmp_path / "stablehlo", "stablehlo")
 
 
+@pytest.mark.long
 def test_a_trained_window_becomes_one_of_outputs_and_back(folder: Path, tmp_path: Path) -> None:
     for run, to in (("fm", "bswa"), ("bswa", "fm")):
         source = folder / "fm" if run == "fm" else tmp_path / run
@@ -87,6 +90,7 @@ def parameters(run: Path) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path): np.asarray(a) for path, a in leaves}
 
 
+@pytest.mark.long
 def test_the_memory_of_segments_is_not_one_beside_the_window(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

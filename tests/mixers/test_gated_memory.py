@@ -23,7 +23,8 @@ from famjax.parallel.sharding import path_name
 from famjax.train.loop import train
 from famjax.train.run import Run, open_run
 
-pytestmark = pytest.mark.usefixtures("one_device")
+# nearly all tests need two runs; the contracts have the layers
+pytestmark = [pytest.mark.usefixtures("one_device"), pytest.mark.long]
 SMALL = [
     *("model.layers=2", "model.width=16", "model.heads=2", "model.mlp_width=32"),
     *("model.block_len=8", "model.fam_len=3", "model.memory_segments=1"),

@@ -105,6 +105,7 @@ def test_sizes_and_flops_come_from_the_spec() -> None:
     assert forward_flops(SHAPE) == 2 * (SHAPE.layers * layer + d * SHAPE.vocab_size)
 
 
+@pytest.mark.long
 def test_a_new_mixer_trains_resumes_and_is_evaluated(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

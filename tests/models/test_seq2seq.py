@@ -220,9 +220,10 @@ def _feedback_stack(c: ModelConfig, params: Any, layers: Any) -> feedback.Stack:
     )
 
 
-def some(*quick: str, slow: str) -> Any:
+def some(*quick: str, slow: str = "", long: str = "") -> Any:
     """Parametrize a test with models, of which quick runs leave out those that add least."""
-    marked = [pytest.param(name, marks=pytest.mark.slow) for name in slow.split()]
+    marked = [pytest.param(name, marks=pytest.mark.long) for name in long.split()]
+    marked += [pytest.param(name, marks=pytest.mark.slow) for name in slow.split()]
     return pytest.mark.parametrize("name", [*quick, *marked])
 
 
@@ -232,7 +233,11 @@ def x64():
         yield
 
 
-@pytest.mark.parametrize("name", TRANSCRIBED)
+# variants of the others
+OTHERS = ("full-unrolled", "own-embedding", "feedback-post", "feedback-top", "transformer-post")
+
+
+@some(*(name for name in TRANSCRIBED if name not in OTHERS), long=" ".join(OTHERS))
 def test_models_equal_their_transcriptions(name):
     for pair in range(2):
         np.testing.assert_allclose(read_alone(name, pair), transcribe(name, pair), atol=1e-10)
@@ -240,23 +245,24 @@ def test_models_equal_their_transcriptions(name):
 
 # those that are slow here have a transcription, or the mixer of others
 ALIKE = "full-unrolled own-embedding gated feedback-post feedback-top transformer"
+LONG = "bswa pattern delta"
 
 
-@some(*(name for name in MODELS if name not in ALIKE.split()), slow=ALIKE)
+@some(*(n for n in MODELS if n not in f"{ALIKE} {LONG}".split()), slow=ALIKE, long=LONG)
 def test_pairs_in_one_row_equal_each_pair_alone(name):
     for pair, at in enumerate(starts(name)):
         alone = read_alone(name, pair)
         np.testing.assert_allclose(packed(name)[at : at + len(alone)], alone, atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["full", "linear", "feedback", "pattern"])
+@some("full", "linear", "feedback", long="pattern")
 def test_pairs_of_a_batch_equal_each_pair_alone(name):
     for pair in range(2):
         together = read_alone(name, pair, together=True)
         np.testing.assert_allclose(together, read_alone(name, pair), atol=1e-10)
 
 
-@some("full", "full-linear", "feedback", "gated", slow="transformer-post")
+@some("full", slow="transformer-post", long="full-linear feedback gated")
 def test_gradients_equal_finite_differences(name):
     """Of all parameters along a random direction; encoder and cross attention are among them."""
     params = runner(name)[1]
@@ -305,7 +311,7 @@ def test_beams_share_a_source(name):
         state = steps[0][1]
 
 
-@pytest.mark.parametrize("name", ["full", "linear", "pattern"])
+@some("full", "linear", long="pattern")
 def test_an_unstacked_state_gives_the_same(name):
     m = model(name)
     ctx = Context(source=read_source(m, SOURCES[0][None], np.ones((1, 5), int)))
@@ -499,7 +505,7 @@ def read_row_of(
     return _read_row(graph, params, part, state)
 
 
-@some("full", "linear", "pattern", "delta", "feedback", slow="gated")
+@some("full", "linear", "feedback", slow="gated", long="pattern delta")
 def test_a_second_call_goes_on_with_the_state_and_the_source(name):
     m = model(name)
     row, block = packed_row(m.block_len), max(m.block_len, 3)
@@ -511,7 +517,7 @@ def test_a_second_call_goes_on_with_the_state_and_the_source(name):
     np.testing.assert_allclose(np.concatenate([first, second])[seen], whole[seen], atol=1e-10)
 
 
-@some("full", "linear", "feedback", slow="full-linear gated")
+@some("full", slow="full-linear gated", long="linear feedback")
 def test_bfloat16_stays_close(name):
     """Its weights are rounded to 8 bits, with which the errors of a few layers are about 1%."""
     row, wide = packed_row(model(name).block_len), packed(name)
@@ -541,9 +547,11 @@ def gradients(name: str, remat: str) -> Any:
 @pytest.mark.parametrize(
     ("name", "remat"),
     [
-        ("full-linear", "layer"),
         ("full-linear", "block"),
-        ("gated", "attention"),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in (("full-linear", "layer"), ("gated", "attention"))
+        ),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (("full-linear", "attention"), ("gated", "layer"), ("gated", "block"))
@@ -583,7 +591,7 @@ def test_attention_to_an_encoder_is_dropped_by_the_key(name):
     assert np.abs(first - other).max() > 1e-3
 
 
-@some("full-linear", "feedback", slow="full gated")
+@some("full-linear", slow="full gated", long="feedback")
 def test_a_layer_that_is_dropped_reads_no_source(name, monkeypatch):
     """LayerDrop leaves out a layer with its attention to the encoder."""
     dropped = dropping(name, 1, layer=1.0)

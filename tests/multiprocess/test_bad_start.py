@@ -55,6 +55,7 @@ def path(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_different_settings_and_unshared_folders_are_rejected(tmp_path: Path, path: Path) -> None:
     """Every process prints a line that names the process and what differs."""
     port, runs = free_port(), [tmp_path / "a", tmp_path / "b"]

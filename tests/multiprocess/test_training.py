@@ -99,6 +99,7 @@ def assert_gone(done: list[tuple[int, str]], victim: int, step: int) -> None:
         assert "Traceback" not in said
 
 
+@pytest.mark.long
 def test_two_processes_equal_one_and_resume_after_a_kill(tmp_path: Path) -> None:
     """FAM in lanes, with carried memory, on 2 x 2 devices."""
     path, reference, resumed = (
@@ -131,6 +132,7 @@ def test_resume_after_process_zero_was_killed(tmp_path: Path) -> None:
     assert_close(run, tmp_path / "one", 1e-3)
 
 
+@pytest.mark.long
 def test_resume_with_other_numbers_of_devices_and_processes(tmp_path: Path) -> None:
     """Train on one device, on eight in three axes, in four processes until one receives a signal,
     and on one device again; the result equals a run on one device."""

@@ -30,7 +30,10 @@ QUICK |= {(HEADS[0], False, 0.0), (HEADS[2], True, 0.7)}
     ],
     ids=str,
 )
-@pytest.mark.parametrize(("dtype", "apart"), [("float64", 1e-12), ("bfloat16", 0.02)])
+@pytest.mark.parametrize(
+    ("dtype", "apart"),
+    [("float64", 1e-12), pytest.param("bfloat16", 0.02, marks=pytest.mark.long)],
+)
 def test_gradient_equals_plain_differentiation(heads, masked, cap, dtype, apart):
     (h, g), t, s, e = heads, 5, 7, 8
     rng = np.random.default_rng(0)

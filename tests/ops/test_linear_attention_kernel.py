@@ -106,6 +106,7 @@ def test_results_and_gradients_equal_xla(one_device, platform):
     close(ours, xla_results("float32"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("platform", PLATFORMS)
 def test_bfloat16_results_are_close_to_xla(one_device, platform):
     """Both round pairs to bfloat16: results differ where float32 sums round differently."""
@@ -156,7 +157,9 @@ def test_one_key_head_for_all_queries(one_device, platform):
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
-@pytest.mark.parametrize("sizes", [(2, 2, 2, 1), (1, 2, 2, 2)])
+@pytest.mark.parametrize(
+    "sizes", [(2, 2, 2, 1), pytest.param((1, 2, 2, 2), marks=pytest.mark.long)]
+)
 def test_sharded_rows_and_heads(platform, sizes):
     """On 8 devices: rows over 2 x 2 and key heads over 2; or tokens over 2 of them."""
     args = random_inputs(t=128 * sizes[3], b=4, r=1)

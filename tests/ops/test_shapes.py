@@ -6,11 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
 # with `--shapes`; tests of whole models also pass NumPy arrays, which are not checked
 CHECKED = ("checked_shapes.py", "test_attention.py", "test_weight_einsum.py")
 
 
+@pytest.mark.long
 def test_annotated_shapes_hold() -> None:
     argv = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", "--shapes"]
     paths = [str(HERE / name) for name in CHECKED]

@@ -6,6 +6,7 @@ import functools
 
 import jax
 import numpy as np
+import pytest
 
 from famjax.config.schema import Config
 from famjax.experiment.load import override
@@ -14,6 +15,9 @@ from famjax.plan import hlo
 from famjax.plan.worker import batch_shapes
 from famjax.train.program import make_program
 from famjax.train.resolve import resolve
+
+# both tests need both programs
+pytestmark = pytest.mark.long
 
 LAYERS, BLOCKS, BLOCK, FAM = 2, 5, 16, 2
 SHAPE = [

@@ -122,6 +122,7 @@ def test_of_several_experiments_those_that_have_a_model_are_run(fake, tmp_path, 
     assert [page.stem for page in (tmp_path / "pages").glob("ft*.md")] == [names[1]]
 
 
+@pytest.mark.long
 def test_results_with_overrides_are_apart(fake, tmp_path):
     assert reproduce(tmp_path, COPY, "--seeds", "1", "train.steps=7") == 0
     page = (tmp_path / "pages" / f"{COPY}.md").read_text()
@@ -134,6 +135,7 @@ def test_results_with_overrides_are_apart(fake, tmp_path):
     assert f"famjax reproduce {COPY} --seeds 1\n" in page
 
 
+@pytest.mark.long
 def test_a_failure_is_told_and_the_rest_is_done_later(fake, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FAKE_FAILS", "Feedback")
     assert reproduce(tmp_path, COPY, "--seeds", "1", "--jobs", "1") == 2
@@ -151,6 +153,7 @@ def test_what_does_not_fit_into_the_time_is_said(fake, tmp_path, capsys):
     assert "6 trainings are left" in err
 
 
+@pytest.mark.long
 def test_bases_come_first_and_are_shared(fake, tmp_path, monkeypatch):
     monkeypatch.setattr("famjax.reproduce.measures.CodeMeasure.prepare", lambda *_: ())
     chosen = {"fam-table-3": "FAM 1", "fam-table-4": "1 previous"}
@@ -205,6 +208,7 @@ def test_code_that_changed_meanwhile_trains_nothing(tmp_path):
     assert not (tmp_path / TRAININGS).exists()
 
 
+@pytest.mark.long
 def test_a_training_is_measured(tmp_path):
     cell = Cell(str(tmp_path), "tiny", "one", 1)
     run_cell(cell, tiny_experiment("tiny"))
@@ -226,6 +230,7 @@ def test_a_training_is_measured(tmp_path):
     assert read_result(cell, replace(again, overrides=(*TINY, "train.steps=3"))) is None
 
 
+@pytest.mark.long
 def test_what_was_continued_counts(tmp_path):
     base = tiny_experiment("based", base=("optimizer.warmup_steps=1",), timed=True)
     base = replace(base, variants=(Variant("one", ("train.steps=1",)),))

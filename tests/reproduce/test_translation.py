@@ -43,6 +43,7 @@ def write_pairs(folder: Path, count: int = 60) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("compiled_once")
 @pytest.mark.parametrize(
     ("name", "variant"),

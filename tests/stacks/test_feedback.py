@@ -139,7 +139,10 @@ ROTARY = {"positions": "rotary"}
         # distances that are learned, which `test_attention_span...` has too
         pytest.param(OWN, marks=pytest.mark.slow),
         {**ROTARY, "adaptive_span": True, "kv_heads": 1},
-        {**OWN, **ROTARY, "cache": "memory", "arch": {"pre_norm": False}, "remat": "layer"},
+        pytest.param(
+            {**OWN, **ROTARY, "cache": "memory", "arch": {"pre_norm": False}, "remat": "layer"},
+            marks=pytest.mark.long,
+        ),
     ],
     ids=str,
 )
@@ -204,7 +207,7 @@ GRADIENTS = {
 @pytest.mark.parametrize(
     ("case", "x64", "tolerance"),
     [
-        ("dropout", True, 1e-10),
+        pytest.param("dropout", True, 1e-10, marks=pytest.mark.long),
         # these compile the longest
         pytest.param("spans", True, 1e-10, marks=pytest.mark.slow),
         pytest.param("families", True, 1e-10, marks=pytest.mark.slow),
@@ -224,6 +227,7 @@ def test_token_scan_gradients_equal_plain_differentiation(case, x64, tolerance, 
     assert all(jax.tree.leaves(moved))  # every parameter has an effect
 
 
+@pytest.mark.long
 def test_a_training_step_takes_no_more_memory_than_a_transformer():
     shape = ModelConfig(
         layers=4, width=64, heads=4, mlp_width=256, block_len=1, mlp="relu", vocab_size=32,
@@ -373,7 +377,10 @@ def with_spans(runner: StackRunner, shares: Any) -> Any:
     [
         # one span for all layers
         pytest.param(Feedback, {}, (8,), marks=pytest.mark.slow),
-        (Feedback, {"composition": "same_and_lower", "cache": "memory"}, (8, 4)),
+        pytest.param(
+            *(Feedback, {"composition": "same_and_lower", "cache": "memory"}, (8, 4)),
+            marks=pytest.mark.long,
+        ),
         (Transformer, {**OWN, **ROTARY}, (8, 4)),
     ],
     ids=str,
@@ -452,6 +459,7 @@ def test_after_n_sweeps_the_first_n_tokens_are_exact(exact):
         assert all(np.isfinite(a).all() for a in jax.tree.leaves((end, grads)))
 
 
+@pytest.mark.long
 def test_one_sweep_per_token_is_exact(exact):
     """One more sweep detects that nothing changes. Gradients too, as it is a fixed point."""
     state, expected = exact
@@ -504,7 +512,9 @@ def test_cached_memory_is_smaller_than_its_keys_and_values(changes, factor):
     close(found, expected)
 
 
-@both_stacks
+@pytest.mark.parametrize(
+    "stack_type", [pytest.param(Feedback, marks=pytest.mark.long), Transformer]
+)
 def test_in_bfloat16_parameters_and_gradients_stay_float32(stack_type):
     narrow, wide = (
         StackRunner(config(composition="previous", dtype=kind), stack_type, x64=False)

@@ -44,6 +44,14 @@ CASES = {
     # FAM's memory prompt passes through the layers too
     "fam": linear("linear,fam", TURNED, layers=4, tied=False),
 }
+QUICK = ("linear", "hybrid", "fam")
+
+
+def cases(*names: str) -> Any:
+    """Parametrize a test with cases, of which quick runs have those in QUICK."""
+    long = pytest.mark.long
+    given = [name if name in QUICK else pytest.param(name, marks=long) for name in names]
+    return pytest.mark.parametrize("case", given)
 
 
 @functools.cache
@@ -63,7 +71,7 @@ def match_outputs(case: str) -> tuple[np.ndarray, np.ndarray]:
     return r.run(jit(functools.partial(match, r)))
 
 
-@pytest.mark.parametrize("case", CASES)
+@cases(*CASES)
 def test_the_stream_is_that_of_the_softmax_model(case: str) -> None:
     """The softmax model has the same weights, full instead of linear attention, and no maps."""
     r = runner(case)
@@ -83,7 +91,7 @@ def test_the_stream_is_that_of_the_softmax_model(case: str) -> None:
     assert np.abs(own - expected).max() > 1e-3 * np.abs(expected).max()
 
 
-@pytest.mark.parametrize("case", ["linear", "hybrid", "unrolled"])
+@cases("linear", "hybrid", "unrolled")
 def test_errors_equal_the_oracle(case: str) -> None:
     r = runner(case)
     layers = transcription.residual_layers(r.config, pure(r.params)["stack"])
@@ -99,7 +107,7 @@ def pure(params: Any) -> Any:
     return jax.tree.map(np.asarray, nnx.to_pure_dict(params))
 
 
-@pytest.mark.parametrize("case", ["post", "unrolled", "fam"])
+@cases("post", "unrolled", "fam")
 def test_only_maps_have_gradients(case: str) -> None:
     """They equal central differences, and all other gradients are 0."""
     r = runner(case)

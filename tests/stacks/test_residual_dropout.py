@@ -112,6 +112,7 @@ def test_step_and_init_state_have_no_dropout(mixer: str) -> None:
     same(begin(shape(mixer, EVERY)), begin(shape(mixer)))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mixer", ["bswa", pytest.param("fam", marks=pytest.mark.slow)])
 def test_scan_and_remat_have_equal_masks(mixer: str) -> None:
     config = shape(mixer, EVERY)

@@ -55,6 +55,7 @@ def test_the_memory_of_rmt_does_not_grow():
         np.testing.assert_allclose(size, 1, rtol=1e-4)
 
 
+@pytest.mark.long
 def test_a_document_beyond_the_segments_of_an_autocompressor():
     """A `UserError`, or under jit NaN from the first token on that is beyond; not after a reset."""
     case = replace(CASES["autocompressor"], capacity=2 * W)

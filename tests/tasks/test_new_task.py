@@ -30,6 +30,7 @@ def register_task(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TASKS, "last_letter", LastLetter())
 
 
+@pytest.mark.long
 def test_a_new_task_trains_and_is_evaluated(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

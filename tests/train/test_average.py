@@ -102,6 +102,7 @@ def test_the_best_checkpoint_has_the_tokenizer_too(run: Path) -> None:
     assert open_run(run / "best").tokenizer.encode("document").size
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("compiled_once")
 def test_it_is_the_start_of_other_runs_but_cannot_be_continued(run: Path) -> None:
     average_of(run, 3)
@@ -119,6 +120,7 @@ def average_of(run: Path, last: int) -> None:
     save_average(average(run, last), run, run / "average")
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("compiled_once")
 def test_of_adapters_only_the_trained_parameters_are_averaged(run: Path) -> None:
     keys = [f"init={run}", "model.lora.rank=2", "optimizer.learning_rate=0.1", "train.steps=6"]

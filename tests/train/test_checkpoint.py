@@ -332,6 +332,7 @@ def run_until_killed(folder, renames=0, seconds=0.0):
     return steps
 
 
+@pytest.mark.long
 def test_a_save_may_be_killed_at_any_moment(tmp_path):
     """Each process verifies what the previous one left when killed, and continues saving."""
     chance, sure = random.Random(), 0

@@ -64,6 +64,7 @@ def test_the_best_checkpoint_is_a_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert kept.fingerprint() != open_run(tmp_path / "run").fingerprint()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("compiled_once")
 def test_a_best_value_of_another_measure_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -88,6 +89,7 @@ def test_a_best_value_of_another_measure_does_not_count(
     assert "passkey is not measured as before" in "".join(capsys.readouterr())
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("compiled_once")
 def test_a_text_that_is_named_is_scored_in_bits(tmp_path: Path) -> None:
     (tmp_path / "own.txt").write_text("a text of its own, " * 40)

@@ -107,6 +107,7 @@ def test_spans_are_clipped_to_0_and_1() -> None:
     assert bounded["other"] == 2
 
 
+@pytest.mark.long
 def test_sweeps_are_used_in_training_only(tmp_path: Path) -> None:
     given = config("model.feedback.sweeps=2", "model.feedback.tolerance=1", "train.steps=2")
     run = train(given, tmp_path / "run", quiet=True)
@@ -209,6 +210,7 @@ def test_relative_positions_are_remapped_to_another_span() -> None:
         np.testing.assert_array_equal(found[:, :-near], table[:, :1].repeat(span - near, 1))
 
 
+@pytest.mark.long
 def test_training_starts_from_a_converted_model(tmp_path: Path) -> None:
     """Start from a folder with a residual model; `load_config` makes its layers feedback layers."""
     residual = [

@@ -29,7 +29,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.usefixtures("compiled_once")
-@pytest.mark.parametrize("layout", ["lanes", "packed"])
+@pytest.mark.parametrize("layout", ["lanes", pytest.param("packed", marks=pytest.mark.long)])
 def test_heldout_loss_equals_famjax_eval(tmp_path: Path, layout: str) -> None:
     config = small.config(tmp_path / "texts", layout, "text", *EVAL)
     run = train(config, tmp_path / "run", quiet=True)
@@ -42,6 +42,7 @@ def test_heldout_loss_equals_famjax_eval(tmp_path: Path, layout: str) -> None:
     assert all(np.isfinite(last[name]) for name in FIELDS)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("compiled_once")
 def test_heldout_evaluation_does_not_change_a_bit_of_the_run(tmp_path: Path) -> None:
     config = small.config(tmp_path / "texts", "lanes", "text", *EVAL)

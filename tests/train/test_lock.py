@@ -70,6 +70,7 @@ def test_a_killed_process_releases_the_lock(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.long
 def test_one_of_many_simultaneous_starts_holds_the_lock(tmp_path: Path) -> None:
     folder, count = tmp_path / "run", 6
     ready, done, held = threading.Barrier(count), threading.Event(), []
@@ -305,6 +306,7 @@ def test_a_lock_is_acquired_when_its_remote_holder_ends(tmp_path: Path, monkeypa
     assert len(notes) == 1
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("short_timeouts")
 def test_one_of_many_that_wait_for_a_dead_host_holds_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -178,6 +178,7 @@ def test_adapters_of_another_base_are_rejected(base, adapter_run, tmp_path):
         open_run(moved)
 
 
+@pytest.mark.long
 def test_nested_adapters_open_on_any_mesh(adapter_run, tmp_path):
     """Trained on eight devices and opened on one."""
     _, folder = adapter_run

@@ -105,6 +105,7 @@ def test_only_feature_maps_are_trained(hybrid_model: Path, matched_run: Run) -> 
     assert changed == {name for name in before if "/map/" in name}
 
 
+@pytest.mark.long
 def test_the_next_stage_starts_with_the_feature_maps(work_dir: Path, matched_run: Run) -> None:
     opened = weights(open_run(work_dir / "matched"))
     assert all((opened[name] == array).all() for name, array in weights(matched_run).items())
@@ -175,6 +176,7 @@ def packed_batch() -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.long
 def test_accumulation_on_eight_devices_gives_the_same_gradients() -> None:
     plain, other = step_results(), step_results("train.accumulate=2", mesh=(2, 2, 2))
     assert plain.keys() == other.keys()
@@ -185,6 +187,7 @@ def test_accumulation_on_eight_devices_gives_the_same_gradients() -> None:
         np.testing.assert_allclose(other[name], value, rtol=0, atol=atol, err_msg=name)
 
 
+@pytest.mark.long
 def test_bfloat16_gradients_agree() -> None:
     plain, other = step_results(), step_results("model.dtype=bfloat16")
     assert other["bad"] == 0

@@ -53,6 +53,7 @@ def test_weighted_losses_are_added_to_that_of_tokens() -> None:
     np.testing.assert_allclose(on.nats, off.nats)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", ["lanes", pytest.param("packed", marks=pytest.mark.slow)])
 def test_losses_are_logged_and_lowered(tmp_path: Path, layout: str) -> None:
     (tmp_path / "train.txt").write_text(tiny.TEXT * 40)
@@ -67,6 +68,7 @@ def test_losses_are_logged_and_lowered(tmp_path: Path, layout: str) -> None:
     assert last["diversity"] < first["diversity"] < 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "keys", [("model.fam_len=3", "model.fam_update=gated"), ("model.mixer=delta",)]
 )

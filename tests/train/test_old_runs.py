@@ -34,6 +34,7 @@ def fixture_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return copy
 
 
+@pytest.mark.long
 def test_a_run_of_version_0_1_resumes() -> None:
     assert main(["train", "run/config.json", "train.steps=6", "--run", "run"]) == 0
     rows = read_metrics(Path("run/metrics.jsonl"))

@@ -99,6 +99,7 @@ def test_resume_after_crashes_is_bitwise_equal(
     assert_same(reference, resumed, given)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("compiled_once")
 def test_parts_of_a_batch_add_up(tmp_path: Path) -> None:
     """Of equal batches the first steps have the same loss, whatever parts they are read in."""
@@ -110,6 +111,7 @@ def test_parts_of_a_batch_add_up(tmp_path: Path) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("compiled_once")
 def test_a_model_learns_to_write_words_backwards_and_is_evaluated(tmp_path: Path) -> None:
     tasks = f"translate:{tmp_path / 'words'}={tmp_path / 'backwards'}"
@@ -158,7 +160,9 @@ def test_a_model_learns_to_write_words_backwards_and_is_evaluated(tmp_path: Path
     "keys",
     [
         "model.encoder.cross=linear model.encoder.features=8",
-        "model.stack=feedback model.mixer=fam model.feedback.span=16",
+        pytest.param(
+            "model.stack=feedback model.mixer=fam model.feedback.span=16", marks=pytest.mark.long
+        ),
         pytest.param("model.mixer=fam model.block_len=4 model.fam_len=4", marks=pytest.mark.slow),
         pytest.param("model.mixer=linear", marks=pytest.mark.slow),
     ],
@@ -184,6 +188,7 @@ def test_pairs_left_out_are_told_after_an_epoch(
     assert said.count("1 of 51 pairs are longer than data.source_length=28") == 1
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("compiled_once")
 def test_the_time_of_compiling_does_not_count(tmp_path: Path) -> None:
     run = train(config(tmp_path, "train.steps=1"), tmp_path / "run", quiet=True)
@@ -201,6 +206,7 @@ def test_the_time_of_compiling_does_not_count(tmp_path: Path) -> None:
             assert took < compiled / 4  # and are not compiled again
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("compiled_once")
 def test_a_translation_depends_on_no_other_source(tmp_path: Path) -> None:
     """An untrained model writes on to the most tokens of its source."""
@@ -258,6 +264,7 @@ def test_samples_depend_on_the_number_of_the_source_alone(tmp_path: Path) -> Non
     assert one[0] != one[1]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("compiled_once")
 def test_maps_of_cross_attention_are_trained_with_adapters_and_alone(tmp_path: Path) -> None:
     teacher = tmp_path / "teacher"
@@ -362,6 +369,7 @@ def assert_searches_equal(run: Run, model: Any, beams: int, length_penalty: floa
         assert float(theirs.sequences_scores[0]) == pytest.approx(ours.score, abs=1e-4)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("compiled_once", "remote_code")
 def test_transformers_generates_what_the_run_writes(tmp_path: Path) -> None:
     """An exported encoder-decoder, loaded with the code in its folder by its README."""
@@ -386,6 +394,7 @@ def test_transformers_generates_what_the_run_writes(tmp_path: Path) -> None:
     assert (model.mixer, model.encoder.layers, model.encoder.shared) == ("bswa", 1, False)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("compiled_once")
 def test_linear_attention_to_a_source_is_in_no_hugging_face_folder(tmp_path: Path) -> None:
     given = config(tmp_path, "train.steps=1", "model.encoder.cross=linear")
@@ -394,6 +403,7 @@ def test_linear_attention_to_a_source_is_in_no_hugging_face_folder(tmp_path: Pat
         export(tmp_path / "run", tmp_path / "hf", "hf")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("keys", ["model.encoder.cross=linear", *DECODERS[1:]])
 def test_any_mesh_gives_the_loss_of_one_device(tmp_path: Path, keys: str) -> None:
     meshes = ["mesh.data=1 mesh.fsdp=1 mesh.tensor=1", "mesh.data=2 mesh.fsdp=2 mesh.tensor=2"]

@@ -72,6 +72,7 @@ def test_the_trace_has_the_requested_steps_and_results_do_not_change(
     assert bits == bits_
 
 
+@pytest.mark.long
 def test_a_run_that_ends_within_the_trace_writes_a_partial_trace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,6 +163,7 @@ def test_the_parts_of_a_step_sum_to_its_time(
         assert row["host_seconds"] >= 0.02
 
 
+@pytest.mark.long
 def test_the_profiler_is_excluded_from_the_runs_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

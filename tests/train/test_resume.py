@@ -27,7 +27,7 @@ from famjax.train.loop import train
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 # each layout and each task; the other pairs are slow
-MODES = [("lanes", "text"), ("packed", "passkey")]
+MODES = [("lanes", "text"), pytest.param("packed", "passkey", marks=pytest.mark.long)]
 MODES += [
     pytest.param(*mode, marks=pytest.mark.slow)
     for mode in (("lanes", "passkey"), ("packed", "text"))
@@ -96,6 +96,7 @@ def test_a_resumed_run_parses_no_line_of_unchanged_files(
 
 
 # one process is killed and one stopped, each at a random moment; the rest runs in this process
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("layout", "task"),
     [("lanes", "text"), pytest.param("packed", "passkey", marks=pytest.mark.slow)],
@@ -223,6 +224,7 @@ def test_train_steps_can_be_raised(tmp_path: Path, capsys: pytest.CaptureFixture
     assert rows(resumed)[-1] == rows(reference)[-1]
 
 
+@pytest.mark.long
 def test_raising_train_steps_reports_the_new_schedule(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

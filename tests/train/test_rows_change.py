@@ -17,6 +17,7 @@ from famjax.train.session import Session
 pytestmark = pytest.mark.usefixtures("compiled_once")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("layout", "task"),
     [("lanes", "text"), pytest.param("packed", "passkey", marks=pytest.mark.slow)],

@@ -78,6 +78,7 @@ def test_only_memories_are_communicated() -> None:
     assert max(sent["all-reduce"]) < ACTIVATIONS / 4
 
 
+@pytest.mark.long
 def test_memory_per_device_is_an_eighth() -> None:
     """Except for gradients, all memory that limits the length of a segment is sharded."""
     one, many = (compile_step(1, 1, 1, n).memory_analysis().temp_size_in_bytes for n in (1, 8))

@@ -57,10 +57,11 @@ FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes"
 
 ONE = (1, 1, 1, 1)
 MESHES = [(2, 2, 2, 1), (8, 1, 1, 1), (1, 4, 2, 1), (1, 1, 1, 8)]
-# in quick runs each axis of a mesh is divided at least once, and each layout has one mesh; packed
-# rows have offsets too
-QUICK = [(mesh, LANES) for mesh in [(2, 2, 2, 1), (8, 1, 1, 1), (1, 1, 1, 8)]]
-QUICK += [((2, 2, 2, 1), PACKED), ((2, 2, 2, 1), DELTA)]
+# of those that CI runs, each axis of a mesh is divided at least once, and each layout has one mesh;
+# packed rows have offsets too
+QUICK = [((2, 2, 2, 1), LANES)]
+LONG = [((8, 1, 1, 1), LANES), ((1, 1, 1, 8), LANES)]
+LONG += [((2, 2, 2, 1), PACKED), ((2, 2, 2, 1), DELTA)]
 SLOW = [((1, 4, 2, 1), LANES), ((2, 2, 2, 1), OFFSETS)]
 SLOW += [(mesh, PACKED) for mesh in [*MESHES[1:], (1, 2, 2, 2)]]
 SLOW += [
@@ -68,7 +69,8 @@ SLOW += [
     for mesh in [(1, 1, 1, 8), (1, 2, 2, 2)]
     for layout in (ADAPTERS, DROPOUT, OFFSETS, DELTA, GATED)
 ]
-CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)]
+CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.long) for case in LONG)]
+CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW]
 
 
 Sizes = tuple[int, int, int, int]
@@ -217,6 +219,7 @@ def test_the_state_is_sharded() -> None:
     assert spec(memory.window.k)[1] == (1, 2, 2, 4, 1, 4)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("float64")
 def test_a_delta_memory_is_sharded_by_key_heads() -> None:
     state = train_with_source((2, 2, 2, 1), DELTA).states[3]
@@ -239,6 +242,7 @@ def paths(tree: Any) -> dict[str, Any]:
     return {"/" + sharding.path_name(path): leaf for path, leaf in flat}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("float64")
 def test_one_key_value_head_is_replicated() -> None:
     state = train_with_source((2, 2, 2, 1), PACKED).states[1]
@@ -262,6 +266,7 @@ def test_optimizer_leaves_are_sharded_as_their_parameter() -> None:
     assert placed["count"].spec == P()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("float64")
 def test_a_checkpoint_moves_to_another_mesh(tmp_path: Path) -> None:
     first, second = train_with_source((2, 2, 2, 1), LANES), train_with_source((8, 1, 1, 1), LANES)
@@ -279,7 +284,7 @@ def test_a_checkpoint_moves_to_another_mesh(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("mesh", [(2, 2, 2, 1), (8, 1, 1, 1)])
+@pytest.mark.parametrize("mesh", [(2, 2, 2, 1), pytest.param((8, 1, 1, 1), marks=pytest.mark.long)])
 def test_halving_the_lanes_moves_no_row(mesh: Sizes) -> None:
     """Halving the lanes (BPTT warm-up) keeps half of the rows on each device; with one lane per
     device, the remaining lanes are replicated."""

@@ -64,6 +64,7 @@ def one_device_state() -> Any:
     return after_two_steps(program, program.step)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mesh", [(8, 1, 1), pytest.param((2, 2, 2), marks=pytest.mark.slow)])
 def test_sharded_rows_equal_one_device(mesh: tuple[int, int, int]) -> None:
     """Parameters, memory and loss are equal; there is no collective in the loop."""
@@ -98,6 +99,7 @@ def test_dropout_keys_differ_between_parts() -> None:
     assert len(np.unique(keys.reshape(12, -1), axis=0)) == 12
 
 
+@pytest.mark.long
 def test_equal_rows_of_different_parts_have_different_dropout() -> None:
     program = program_on((2, 1, 1), "model.dropout.hidden=0.5")
     data = batch()

@@ -107,7 +107,8 @@ def without_totals(state: TrainState) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "cut",
     [
-        *("train.accumulate=2", "train.bptt_segments=2"),
+        "train.accumulate=2",
+        pytest.param("train.bptt_segments=2", marks=pytest.mark.long),
         pytest.param("train.accumulate=4", marks=pytest.mark.slow),
     ],
 )
@@ -122,6 +123,7 @@ def test_accumulation_and_segments_give_the_same_step(cut: str) -> None:
     assert int(again.step) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("cut", ["train.accumulate=2", "train.bptt_segments=2"])
 @pytest.mark.parametrize(
     "mixer",
@@ -140,6 +142,7 @@ def test_parts_of_a_batch_count_equally_in_the_losses_of_a_memory(mixer: str, cu
     assert added / state.totals.weight > 0.1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mixer", ["model.mixer=delta", "model.fam_update=gated"])
 def test_dropout_is_the_same_with_the_losses_of_a_memory(mixer: str) -> None:
     given = (mixer, "model.dropout.hidden=0.5", "model.dropout.attention=0.3")
@@ -329,6 +332,7 @@ def test_random_position_offset_does_not_change_rope(layout: tuple[str, ...]) ->
 LEARNED = ("model.arch.learned_positions=true", "model.capacity=64", "train.rpo=true")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "cut", ["train.accumulate=2", pytest.param("train.bptt_segments=2", marks=pytest.mark.slow)]
 )
@@ -419,6 +423,7 @@ def test_overflow_of_parameters_is_detected_in_the_same_step() -> None:
     assert int(state.bad) == 1
 
 
+@pytest.mark.long
 def test_bfloat16_keeps_float32_parameters() -> None:
     small, half = setup(), setup("model.dtype=bfloat16")
     state = half.state

@@ -122,7 +122,7 @@ def test_a_run_equals_its_steps_by_hand(tmp_path: Path, steps: list[Step]) -> No
     assert_equal(on_host(state), steps[-1].after)
 
 
-@pytest.mark.parametrize("task", ["text", "passkey"])
+@pytest.mark.parametrize("task", ["text", pytest.param("passkey", marks=pytest.mark.long)])
 def test_resume_after_a_crash_around_a_change_is_bitwise_equal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
