@@ -185,7 +185,7 @@ def test_pairs_left_out_are_told_after_an_epoch(
     monkeypatch.setattr(PairSource.__init__, "__defaults__", (10,))
     train(given, tmp_path / "run")
     said = capsys.readouterr().err
-    assert said.count("1 of 51 pairs are longer than data.source_length=28") == 1
+    assert said.count("1 of 51 pairs is longer than data.source_length=28") == 1
 
 
 @pytest.mark.long
