@@ -53,7 +53,7 @@ def run(argv: list[str]) -> int:
     arguments = parse(Arguments, [a for a in argv if a not in given], "famjax reproduce")
     names = list(arguments.experiments)
     from famjax.cli.reproduce_output import list_table, show
-    from famjax.reproduce import EXPERIMENTS
+    from famjax.reproduce.experiments import EXPERIMENTS
 
     out, progress = Output(), Output(stderr=True)
     root, pages = expanded(arguments.folder), expanded(arguments.pages)

@@ -21,8 +21,8 @@ def main() -> int:
     if cores:
         # before JAX starts its threads
         os.sched_setaffinity(0, set(map(int, cores.split(","))))
-    from famjax.reproduce import EXPERIMENTS
     from famjax.reproduce.cell import Cell, run_cell
+    from famjax.reproduce.experiments import EXPERIMENTS
 
     runtime.setup()
     fields = parse_json(spec)

@@ -12,11 +12,11 @@ import numpy as np
 from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.tables import Output, Table
 from famjax.core.errors import UserError
-from famjax.reproduce import EXPERIMENTS
 from famjax.reproduce.cell import Cell
 from famjax.reproduce.experiment import Experiment, Ordering, Score, Variant
+from famjax.reproduce.experiments import EXPERIMENTS
 from famjax.reproduce.judge import Judgement, judge, mean_and_interval
-from famjax.reproduce.papers import PAPERS
+from famjax.reproduce.papers import listed
 from famjax.reproduce.runner import format_time, make_cells, read_result
 
 if TYPE_CHECKING:
@@ -364,7 +364,7 @@ def write_index(root: Path, pages: Path) -> None:
 def list_table(root: Path, pages: Path) -> list[Table]:
     """Return a table for each paper: its tables and figures, and the state of each here."""
     tables = []
-    for paper, entries in PAPERS.items():
+    for paper, entries in listed(EXPERIMENTS.values()).items():
         table = Table(paper, ("", "shows", "state", "command"), words=(0, 1, 2, 3))
         for entry in entries:
             state, command = entry.state, entry.command

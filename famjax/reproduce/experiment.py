@@ -1,7 +1,6 @@
 """The description of experiments: models of a table or figure, their measure, the paper's claims.
 
-A new experiment is a file in this package with an `Experiment`, and a line in
-`famjax.reproduce.EXPERIMENTS`.
+A new experiment is a file in `famjax.reproduce.experiments`, and a line in its `__init__.py`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
+
+from famjax.reproduce.experiment import Experiment
 
 
 class Entry(NamedTuple):
@@ -11,7 +14,7 @@ class Entry(NamedTuple):
     Attributes:
       name: name in the paper.
       shows: short description of what it shows.
-      experiment: id in `famjax.reproduce.EXPERIMENTS`; "" is none.
+      experiment: id in `famjax.reproduce.experiments.EXPERIMENTS`; "" is none.
       command: without an experiment, the command that makes it; "" is none.
       state: without an experiment, the state to report.
     """
@@ -109,3 +112,24 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry("writes", "a cost of writing, FAM and delta rule", "memory-writes"),
     ),
 }
+
+# how `Experiment.source` begins, for each paper
+_SOURCES = dict(
+    zip(
+        ("TransformerFAM", "Feedback Transformer v3", "Feedback Transformer v1", "T2R", "famjax"),
+        PAPERS,
+        strict=True,
+    )
+)
+
+
+def listed(experiments: Iterable[Experiment]) -> dict[str, tuple[Entry, ...]]:
+    """Return `PAPERS`, with the experiments that it does not name at the end of their papers."""
+    named = {entry.experiment for entries in PAPERS.values() for entry in entries}
+    papers = dict(PAPERS)
+    for experiment in experiments:
+        if experiment.id not in named:
+            source, _, name = experiment.source.partition(", ")
+            entry = Entry(name or experiment.id, experiment.title, experiment.id)
+            papers[_SOURCES[source]] += (entry,)
+    return papers

@@ -6,8 +6,8 @@ import sys
 import time
 from pathlib import Path
 
-from famjax.reproduce import EXPERIMENTS
 from famjax.reproduce.cell import RESULT, Cell
+from famjax.reproduce.experiments import EXPERIMENTS
 from famjax.reproduce.measures import CodeMeasure
 
 CodeMeasure.prepare = lambda *_: ()

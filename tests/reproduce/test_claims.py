@@ -7,10 +7,10 @@ import pytest
 
 from famjax.config.derived import mixer_pattern
 from famjax.experiment.load import to_json
-from famjax.reproduce import EXPERIMENTS
 from famjax.reproduce import measures as measures_module
 from famjax.reproduce.cell import TRAININGS, Cell
 from famjax.reproduce.experiment import SIZES
+from famjax.reproduce.experiments import EXPERIMENTS
 from famjax.reproduce.measures import CodeMeasure, CodeTexts, PasskeyMeasure
 from famjax.reproduce.penn_treebank import PennTreebankMeasure
 from famjax.reproduce.runner import make_cells

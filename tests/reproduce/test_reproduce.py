@@ -13,11 +13,11 @@ import famjax
 from famjax.cli.main import VERBS, main
 from famjax.cli.reproduce_output import Results, collect, make_page, plot
 from famjax.core.errors import UserError
-from famjax.reproduce import EXPERIMENTS
 from famjax.reproduce.cell import RESULT, TRAININGS, Cell, code_version, run_cell
 from famjax.reproduce.experiment import ALL_SECONDS, OWN_SECONDS, Experiment, Variant
+from famjax.reproduce.experiments import EXPERIMENTS
 from famjax.reproduce.measures import ToyMeasure
-from famjax.reproduce.papers import PAPERS
+from famjax.reproduce.papers import Entry, listed
 from famjax.reproduce.penn_treebank import PennTreebankMeasure, to_characters
 from famjax.reproduce.runner import Runner, make_cells, read_result, split_cores
 
@@ -50,7 +50,7 @@ def test_copies_are_tested_on_what_their_note_says():
 
 
 def test_every_experiment_is_listed_and_every_command_exists():
-    entries = [entry for paper in PAPERS.values() for entry in paper]
+    entries = [entry for paper in listed(EXPERIMENTS.values()).values() for entry in paper]
     assert {entry.experiment for entry in entries if entry.experiment} == set(EXPERIMENTS)
     for entry in entries:
         assert entry.experiment or entry.command or "not there yet" in entry.state
@@ -58,6 +58,13 @@ def test_every_experiment_is_listed_and_every_command_exists():
             assert entry.command.split()[1] in VERBS
             if entry.command.split()[1] in ("train", "plan"):
                 assert Path(f"configs/{entry.command.split()[2]}.py").exists()
+
+
+def test_an_experiment_that_no_table_names_is_listed_with_its_paper():
+    new = replace(EXPERIMENTS["fam-table-3"], id="fam-new", source="TransformerFAM, Table 99")
+    papers = listed([*EXPERIMENTS.values(), new])
+    assert next(iter(papers.values()))[-1] == ("Table 99", new.title, "fam-new", *Entry("", "")[3:])
+    assert sum(entry.experiment == "fam-table-3" for each in papers.values() for entry in each) == 1
 
 
 @pytest.fixture

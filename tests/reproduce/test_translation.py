@@ -16,8 +16,8 @@ from famjax.config.schema import DataConfig
 from famjax.core.errors import UserError
 from famjax.eval import translate
 from famjax.experiment.load import load_config, to_json
-from famjax.reproduce import EXPERIMENTS
 from famjax.reproduce.cell import DATA, RESULT, Cell, run_cell
+from famjax.reproduce.experiments import EXPERIMENTS
 from famjax.reproduce.runner import make_cells
 from famjax.reproduce.translation_measure import TranslationMeasure, _test_files
 from famjax.train.average import open_average

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _bytes
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _bytes
 from famjax.reproduce.penn_treebank import PennTreebankMeasure
 
 _TRANSFORMER, _FEEDBACK = "Transformer of 4 layers", "Feedback of 2 layers"

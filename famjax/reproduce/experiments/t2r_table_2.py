@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _translation
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _translation
 from famjax.reproduce.translation_measure import TranslationMeasure
 
 # a lower learning rate and fewer steps, reduced about as much as in the paper (3.2.2)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _text
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _text
 
 _BLOCK, _PAPER_BLOCK = 64, 1024
 # by memory length: ScrollsQasper (ROUGE-L), ScrollsQuality (accuracy), XLSum (ROUGE-L)

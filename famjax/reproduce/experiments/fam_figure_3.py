@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _passkey
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _passkey
 from famjax.reproduce.measures import PasskeyMeasure
 
 # lengths within the receptive fields of M1, M2, M4 and M12, and beyond all of them

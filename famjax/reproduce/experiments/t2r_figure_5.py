@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _t2r
 from famjax.reproduce.attention_measure import AttentionMeasure
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _t2r
 
 # one step, whose learning rate is too low to change a weight
 _UNTRAINED = ("train.steps=1", "optimizer.learning_rate=1e-12")

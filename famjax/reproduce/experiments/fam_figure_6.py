@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _text
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _text
 
 _BASES = (1_000, 10_000, 500_000)
 _FAM, _PREFIX, _ZERO, _NO_RSP = "FAM", "FAM+Prefix", "FAM-POS", "FAM-RSP"

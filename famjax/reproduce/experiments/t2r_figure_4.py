@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _t2r
 from famjax.reproduce.experiment import Experiment, Ordering
+from famjax.reproduce.experiments import _t2r
 
 T2R_FIGURE_4 = Experiment(
     id="t2r-figure-4",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _translation
 from famjax.reproduce.experiment import Experiment, Ordering
+from famjax.reproduce.experiments import _translation
 from famjax.reproduce.translation_measure import TranslationMeasure
 
 FT_FIGURE_7_TRANSLATION = Experiment(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _text
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _text
 
 _PAPER = {1: 0.159, 2: 0.158, 3: 0.157, 4: 0.151, 6: 0.162}
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _text
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _text
 
 _NONE = "none"
 _DIVERSITY_WEIGHTS, _RECONSTRUCTION_WEIGHTS = (0.1, 1.0, 10.0), (0.01, 0.1, 1.0)

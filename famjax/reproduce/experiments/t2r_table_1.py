@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _t2r
 from famjax.reproduce.experiment import OWN_SECONDS, Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _t2r
 
 # a quarter of a head of 64, like 32 of 128 in the paper's T2R and RFA; ELU always has a whole head
 _FEATURES = ("model.linear.features=16",)
