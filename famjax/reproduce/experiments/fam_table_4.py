@@ -28,7 +28,7 @@ FAM_TABLE_4 = Experiment(
         for previous, score in _PAPER.items()
     ),
     measure=_text.CODE,
-    orderings=tuple(Ordering(_name(n), _name(1), margin=_text.MARGIN) for n in (2, 4, 6)),
+    orderings=tuple(Ordering(_name(n), _name(1), margin=_text.MARGIN) for n in _PAPER if n > 1),
     overrides=_text.SHAPE,
     base=_text.BASE,
     paper_config="fam_1b",

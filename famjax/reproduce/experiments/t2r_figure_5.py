@@ -53,7 +53,9 @@ T2R_FIGURE_6 = Experiment(
     orderings=(
         Ordering("Transformer", "pretrained 16"),
         Ordering("pretrained 16", "from scratch 16"),
+        # "The entropy decreases [...] when a large feature size is used"
         Ordering("pretrained 64", "pretrained 4"),
+        Ordering("from scratch 64", "from scratch 4"),
     ),
     base=_t2r.TEACHING,
     base_config=_t2r.TEACHER,
