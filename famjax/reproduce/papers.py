@@ -106,7 +106,7 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry("Figure 6", "IWSLT14 by depth", "ft-figure-7-translation"),
         Entry("Figure 7", "learning curve", "ft-v1-figure-7"),
         _missing("Figure 8", "water maze", _GAMES),
-        Entry("Figure 9", "time by BPTT length", command="famjax train char_ptb_feedback"),
+        Entry("Figure 9", "step by BPTT length", command="famjax bench feedback --length 32"),
     ),
     "Transformers into RNNs (arXiv 2103.13076)": (
         Entry("Table 1", "from scratch and from a Transformer", "t2r-table-1"),
