@@ -13,10 +13,11 @@ import tyro
 
 from famjax.cli.main import parse
 from famjax.cli.tables import Output
-from famjax.core.errors import UserError, nearest
+from famjax.core.errors import EXIT_USER_ERROR, UserError, nearest
 from famjax.core.paths import expanded
 
 if TYPE_CHECKING:
+    from famjax.reproduce.cell import Cell
     from famjax.reproduce.experiment import Experiment, Size
 
 
@@ -82,12 +83,16 @@ def run(argv: list[str]) -> int:
     for cell in cells:
         if cell.seed == 0:
             cell.check(by_id[cell.experiment])
+    allowed = experiments if arguments.mixed else _of_one_version(experiments, cells, progress)
+    refused = len(experiments) - len(allowed)
+    ids = {experiment.id for experiment in allowed}
+    cells = [cell for cell in cells if cell.experiment in ids]
     deadline = None
     if arguments.hours is not None:
         deadline = time.monotonic() + 3600 * arguments.hours
     runner = Runner(by_id, _jobs(arguments), progress.print, deadline)
     left = runner.run(cells)
-    for experiment in experiments:
+    for experiment in allowed:
         if any(cell.experiment == experiment.id for cell in cells):
             show(experiment, root, cells, pages, arguments.mixed, out)
     if left:
@@ -96,7 +101,30 @@ def run(argv: list[str]) -> int:
             f"{len(left)} trainings are left, which take about {rest} and did not fit into "
             "--hours; run the command again to continue, with more --hours if nothing was started"
         )
-    return 0
+    return EXIT_USER_ERROR if refused else 0
+
+
+def _of_one_version(
+    experiments: Sequence[Experiment], cells: Sequence[Cell], progress: Output
+) -> list[Experiment]:
+    """Return the experiments whose results will be of one version of the code; name the others.
+
+    Raises:
+      UserError: the only experiment is of several versions.
+    """
+    from famjax.cli.reproduce_output import check_versions
+
+    allowed = []
+    for experiment in experiments:
+        try:
+            check_versions(experiment, cells)
+        except UserError as error:
+            if len(experiments) == 1:
+                raise
+            progress.print(f"left out: {error}")
+        else:
+            allowed.append(experiment)
+    return allowed
 
 
 def _prepared(experiments: Sequence[Experiment], root: Path, progress: Output) -> list[Experiment]:

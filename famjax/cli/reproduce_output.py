@@ -72,27 +72,43 @@ class Results:
         return judge(better, worse, score.higher_is_better, *claim)
 
 
+def check_versions(experiment: Experiment, cells: Sequence[Cell]) -> None:
+    """Check that the results of an experiment's cells are of one version of the code.
+
+    What is still to be trained will be of the version of its cell.
+
+    Raises:
+      UserError: the results are, or would be, of several versions.
+    """
+    own = [cell for cell in cells if cell.experiment == experiment.id and cell.variant]
+    results = [read_result(cell, experiment) for cell in own]
+    done = _versions([result for result in results if result is not None])
+    left = {cell.code for cell, result in zip(own, results, strict=True) if result is None}
+    versions = sorted({*done, *left})
+    if done and len(versions) > 1:
+        raise UserError(
+            f"{experiment.id}: its results {'are' if len(done) > 1 else 'would be'} of "
+            f"{', '.join(versions)} of the code; --mixed shows them together. To make them again "
+            "with this version, which keeps its own finished trainings, remove "
+            f"{own[0].folder(experiment).parents[1]}"
+        )
+
+
 def collect(experiment: Experiment, cells: Sequence[Cell], mixed: bool) -> Results:
     """Return the results of an experiment's cells.
 
     Raises:
       UserError: results are of several versions of the code, and `mixed` is not set.
     """
+    if not mixed:
+        check_versions(experiment, cells)
     own = [cell for cell in cells if cell.experiment == experiment.id and cell.variant]
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for cell in own:
         if (result := read_result(cell, experiment)) is not None:
             found.setdefault(cell.variant, {})[cell.seed] = result
     options = (*(("--size", "paper") if own[0].size == "paper" else ()), *own[0].given)
-    results = Results(experiment, found, len(own), options)
-    versions = _versions(results.each())
-    if len(versions) > 1 and not mixed:
-        raise UserError(
-            f"{experiment.id}: its results are of {', '.join(versions)} of the code; --mixed shows "
-            f"them together. To make them again with this version, which keeps its own finished "
-            f"trainings, remove {own[0].folder(experiment).parents[1]}"
-        )
-    return results
+    return Results(experiment, found, len(own), options)
 
 
 def show(
