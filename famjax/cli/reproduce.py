@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tyro
@@ -41,6 +40,8 @@ class Arguments:
     Default: one per core; 1 on an accelerator."""
     hours: float | None = None
     """Start no training that would not end within this many hours, and report what is left."""
+    test: str = ""
+    """With --size paper, the files to test on where a paper has texts, as in data.files."""
     mixed: bool = False
     """Allow results of different versions of the code in one table."""
     folder: str = "runs/reproduce"
@@ -50,108 +51,137 @@ class Arguments:
 
 
 def run(argv: list[str]) -> int:
+    """Run what is missing and show all; return `EXIT_USER_ERROR` if an experiment was refused."""
     given = tuple(token for token in argv if not token.startswith("-") and "=" in token)
     arguments = parse(Arguments, [a for a in argv if a not in given], "famjax reproduce")
-    names = list(arguments.experiments)
-    from famjax.cli.reproduce_output import list_table, show
-    from famjax.reproduce.experiments import EXPERIMENTS
-
-    out, progress = Output(), Output(stderr=True)
-    root, pages = expanded(arguments.folder), expanded(arguments.pages)
-    if names == ["list"]:
-        for table in list_table(root, pages):
-            out.print(table)
-        return 0
-    experiments = [EXPERIMENTS[name] for name in _known(names, list(EXPERIMENTS))]
     _check(arguments)
-    from famjax.reproduce.runner import Runner, format_time, make_cells
+    if arguments.experiments == ("list",):
+        return _list(arguments)
+    from famjax.cli.reproduce_output import check_versions
+    from famjax.reproduce.runner import make_cells, prepare
 
-    size: Size = "paper" if arguments.size == "paper" else "here"
+    progress = Output(stderr=True)
+    root, size = expanded(arguments.folder), _size(arguments)
     only = tuple(filter(None, (part.strip() for part in arguments.only.split(","))))
+    experiments = _chosen(arguments, progress)
+    _check_only(only, experiments)
+    _check_test(arguments.test, experiments)
     for experiment in experiments:
-        if size == "paper" and not experiment.paper_config:
-            raise UserError(f"{experiment.id}: has no config at the paper's size; leave out --size")
-    _check_only(only, experiments, size)
-    if size == "here":
-        experiments = _prepared(experiments, root, progress)
-    cells = [
-        cell
-        for experiment in experiments
-        for cell in make_cells(experiment, root, arguments.seeds, only, size, given)
-    ]
-    by_id = {experiment.id: experiment for experiment in experiments}
-    for cell in cells:
-        if cell.seed == 0:
-            cell.check(by_id[cell.experiment])
-    allowed = experiments if arguments.mixed else _of_one_version(experiments, cells, progress)
-    refused = len(experiments) - len(allowed)
-    ids = {experiment.id for experiment in allowed}
-    cells = [cell for cell in cells if cell.experiment in ids]
+        for variant in experiment.variants:
+            experiment.make_config(variant, 0, size, given)
+    cells = {
+        e.id: make_cells(e, root, arguments.seeds, only, size, given, arguments.test)
+        for e in experiments
+    }
+
+    def check_data(experiment: Experiment) -> None:
+        prepare(experiment, root)
+        for cell in cells[experiment.id]:
+            if cell.seed == 0:
+                cell.check(experiment)
+
+    ready = _passing(experiments, check_data, progress)
+    allowed = ready
+    if not arguments.mixed:
+        allowed = _passing(ready, lambda e: check_versions(e, cells[e.id]), progress)
+    _train_and_show(allowed, [cell for e in allowed for cell in cells[e.id]], arguments, progress)
+    return EXIT_USER_ERROR if len(allowed) < len(ready) else 0
+
+
+def _train_and_show(
+    experiments: Sequence[Experiment], cells: Sequence[Cell], arguments: Arguments, progress: Output
+) -> None:
+    """Train what is missing of the cells, and show each experiment that has some of them."""
+    from famjax.cli.reproduce_output import show
+    from famjax.reproduce.runner import Runner, format_time
+
     deadline = None
     if arguments.hours is not None:
         deadline = time.monotonic() + 3600 * arguments.hours
+    by_id = {experiment.id: experiment for experiment in experiments}
     runner = Runner(by_id, _jobs(arguments), progress.print, deadline)
     left = runner.run(cells)
-    for experiment in allowed:
-        if any(cell.experiment == experiment.id for cell in cells):
-            show(experiment, root, cells, pages, arguments.mixed, out)
+    out = Output()
+    for experiment in experiments:
+        own = [cell for cell in cells if cell.experiment == experiment.id]
+        if own:
+            root, pages = expanded(arguments.folder), expanded(arguments.pages)
+            show(experiment, root, own, pages, arguments.mixed, out)
     if left:
-        rest = format_time(sum(map(runner.estimate, left)) / _jobs(arguments))
         progress.print(
-            f"{len(left)} trainings are left, which take about {rest} and did not fit into "
-            "--hours; run the command again to continue, with more --hours if nothing was started"
+            f"{len(left)} trainings are left, which take about {format_time(runner.seconds(left))} "
+            "and did not fit into --hours; run the command again to continue, with more --hours if "
+            "nothing was started"
         )
-    return EXIT_USER_ERROR if refused else 0
 
 
-def _of_one_version(
-    experiments: Sequence[Experiment], cells: Sequence[Cell], progress: Output
-) -> list[Experiment]:
-    """Return the experiments whose results will be of one version of the code; name the others.
+def _list(arguments: Arguments) -> int:
+    from famjax.cli.reproduce_output import list_table
+
+    out = Output()
+    for table in list_table(expanded(arguments.folder), expanded(arguments.pages)):
+        out.print(table)
+    return 0
+
+
+def _size(arguments: Arguments) -> Size:
+    return "paper" if arguments.size == "paper" else "here"
+
+
+def _chosen(arguments: Arguments, progress: Output) -> list[Experiment]:
+    """Return the named experiments as they are at the size; of "all", those that have it.
 
     Raises:
-      UserError: the only experiment is of several versions.
+      UserError: a name is unknown, or a named experiment does not have the size.
     """
-    from famjax.cli.reproduce_output import check_versions
+    from famjax.reproduce.experiments import EXPERIMENTS
 
-    allowed = []
+    names, size = _known(arguments.experiments, list(EXPERIMENTS)), _size(arguments)
+    if size == "paper" and arguments.experiments == ("all",):
+        without = [name for name in names if not EXPERIMENTS[name].has_paper_size]
+        names = [name for name in names if name not in without]
+        progress.print(f"left out, since they have no paper's size: {', '.join(without)}")
+    return [EXPERIMENTS[name].at(size, arguments.test) for name in names]
+
+
+def _passing(
+    experiments: Sequence[Experiment], check: Callable[[Experiment], None], progress: Output
+) -> list[Experiment]:
+    """Return the experiments that pass a check; name the others with the reason.
+
+    Args:
+      check: raises a `UserError` if the experiment does not pass.
+
+    Raises:
+      UserError: the only experiment does not pass.
+    """
+    passing = []
     for experiment in experiments:
         try:
-            check_versions(experiment, cells)
+            check(experiment)
         except UserError as error:
             if len(experiments) == 1:
                 raise
-            progress.print(f"left out: {error}")
+            reason = str(error).removeprefix(f"{experiment.id}: ")
+            progress.print(f"{experiment.id} is left out: {reason}")
         else:
-            allowed.append(experiment)
-    return allowed
+            passing.append(experiment)
+    return passing
 
 
-def _prepared(experiments: Sequence[Experiment], root: Path, progress: Output) -> list[Experiment]:
-    """Make the data of experiments, and return the experiments.
-
-    Of several experiments, those whose data is missing are named, and left out.
-    """
-    from famjax.reproduce.runner import prepare
-
-    ready = []
-    for experiment in experiments:
-        try:
-            prepare(experiment, root)
-        except UserError as error:
-            if len(experiments) == 1:
-                raise
-            progress.print(f"{experiment.id} is left out: {error}")
-        else:
-            ready.append(experiment)
-    return ready
+def _check_test(test: str, experiments: Sequence[Experiment]) -> None:
+    """Raise a `UserError` if not exactly one kind of test files is wanted."""
+    wanted = {e.measure.test_files: e.id for e in experiments if e.measure.test_files}
+    if test and not wanted:
+        raise UserError("--test: no experiment that was named takes test files; leave it out")
+    if test and len(wanted) > 1:
+        ids = ", ".join(wanted.values())
+        raise UserError(f"--test: {ids} are tested on different texts; run them one by one")
 
 
-def _check_only(only: Sequence[str], experiments: Sequence[Experiment], size: Size) -> None:
+def _check_only(only: Sequence[str], experiments: Sequence[Experiment]) -> None:
     """Raise a `UserError` for a model that no experiment has."""
-    known = dict.fromkeys(
-        v.name for experiment in experiments for v in experiment.variants_at(size)
-    )
+    known = dict.fromkeys(v.name for experiment in experiments for v in experiment.variants)
     for name in only:
         if name not in known:
             ids = ", ".join(experiment.id for experiment in experiments)
@@ -161,7 +191,7 @@ def _check_only(only: Sequence[str], experiments: Sequence[Experiment], size: Si
 def _known(names: Sequence[str], known: Sequence[str]) -> list[str]:
     if not names:
         raise UserError(f"reproduce: name experiments, list or all (known: {', '.join(known)})")
-    if names == ["all"]:
+    if list(names) == ["all"]:
         return list(known)
     for name in names:
         if name not in known:
@@ -171,6 +201,7 @@ def _known(names: Sequence[str], known: Sequence[str]) -> list[str]:
 
 
 def _check(arguments: Arguments) -> None:
+    """Raise a `UserError` for options that cannot be, alone or together."""
     if arguments.size not in ("here", "paper"):
         raise UserError(f"--size {arguments.size}: here or paper")
     if arguments.seeds < 1:
@@ -179,6 +210,8 @@ def _check(arguments: Arguments) -> None:
         raise UserError(f"--jobs {arguments.jobs}: must be at least 1")
     if arguments.hours is not None and arguments.hours <= 0:
         raise UserError(f"--hours {arguments.hours}: must be more than 0")
+    if arguments.test and arguments.size == "here":
+        raise UserError("--test: only with --size paper; here the experiments have their own texts")
 
 
 def _jobs(arguments: Arguments) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,8 +108,15 @@ def collect(experiment: Experiment, cells: Sequence[Cell], mixed: bool) -> Resul
     for cell in own:
         if (result := read_result(cell, experiment)) is not None:
             found.setdefault(cell.variant, {})[cell.seed] = result
-    options = (*(("--size", "paper") if own[0].size == "paper" else ()), *own[0].given)
+    options = _options(own[0])
     return Results(experiment, found, len(own), options)
+
+
+def _options(cell: Cell) -> tuple[str, ...]:
+    """Return the options of `famjax reproduce` that a cell was given."""
+    size = ("--size", "paper") if cell.size == "paper" else ()
+    test = ("--test", shlex.quote(cell.test)) if cell.test else ()
+    return (*size, *test, *cell.given)
 
 
 def show(

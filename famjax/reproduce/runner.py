@@ -120,6 +120,10 @@ class Runner:
         took = self._took.get(cell.experiment)
         return sum(took) / len(took) if took else 60 * self._experiment(cell).minutes
 
+    def seconds(self, cells: Sequence[Cell]) -> float:
+        """Return the seconds that cells take side by side."""
+        return sum(map(self.estimate, cells)) / len(self._cores)
+
     def _is_late(self, cell: Cell) -> bool:
         return self._deadline is not None and (
             time.monotonic() + self.estimate(cell) > self._deadline
@@ -130,7 +134,7 @@ class Runner:
         self._done += 1
         cell, seconds = process.cell, process.seconds()
         self._took.setdefault(cell.experiment, []).append(seconds)
-        rest = sum(map(self.estimate, waiting)) / len(self._cores)
+        rest = self.seconds(waiting)
         what = cell.variant or "base"
         shown = f"{self._done}/{total} {cell.experiment}: {what}, seed {cell.seed}: {seconds:.0f} s"
         self._say(f"{shown}, about {format_time(rest)} left" if waiting else shown)
@@ -187,12 +191,18 @@ def make_cells(
     only: Sequence[str],
     size: Any,
     given: tuple[str, ...],
+    test: str = "",
 ) -> list[Cell]:
-    """Return an experiment's trainings: all bases, then all variants of a seed before the next."""
+    """Return an experiment's trainings: all bases, then all variants of a seed before the next.
+
+    Args:
+      only: names of the variants; () takes all.
+      given, test: see `Cell`.
+    """
     variants = experiment.variants_at(size)
     names = [variant.name for variant in variants if not only or variant.name in only]
     cells = [
-        Cell(str(root), experiment.id, name, seed, size, given)
+        Cell(str(root), experiment.id, name, seed, size, given, test)
         for seed in range(seeds)
         for name in names
     ]

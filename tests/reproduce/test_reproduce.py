@@ -137,7 +137,7 @@ def test_an_experiment_of_several_versions_stops_no_other(fake, tmp_path, capsys
     capsys.readouterr()
     assert reproduce(tmp_path, COPY, reverse, "--seeds", "2", "--only", "Feedback") == 2
     out, err = capsys.readouterr()
-    assert f"left out: {COPY}: its results would be of" in " ".join(err.split())
+    assert f"{COPY} is left out: its results would be of" in " ".join(err.split())
     assert "2/2" in err
     assert "Reverse digits" in out
     assert "Copy digits" not in out

@@ -193,7 +193,7 @@ def test_missing_test_files_are_told_before_anything_runs(tmp_path, capsys):
 
 
 def test_the_papers_size_has_a_teacher(tmp_path):
-    experiment = EXPERIMENTS[TABLE_2]
+    experiment = EXPERIMENTS[TABLE_2].at("paper")
     cells = make_cells(experiment, tmp_path, 1, (), "paper", ())
     base, *variants = cells
     assert base.variant == ""
