@@ -39,7 +39,8 @@ class Arguments:
     """Number of processes, each on its part of the cores.
     Default: one per core; 1 on an accelerator."""
     hours: float | None = None
-    """Start no training that would not end within this many hours, and report what is left."""
+    """Start no training that would not end within this many hours, and report what is left.
+    Not with --size paper, whose times are not known."""
     test: str = ""
     """With --size paper, the files to test on where a paper has texts, as in data.files."""
     mixed: bool = False
@@ -74,6 +75,9 @@ def run(argv: list[str]) -> int:
         for e in experiments
     }
 
+    # --only names models of some
+    experiments = [experiment for experiment in experiments if cells[experiment.id]]
+
     def check_data(experiment: Experiment) -> None:
         prepare(experiment, root)
         for cell in cells[experiment.id]:
@@ -81,6 +85,8 @@ def run(argv: list[str]) -> int:
                 cell.check(experiment)
 
     ready = _passing(experiments, check_data, progress)
+    if size == "paper":
+        _tell_how_to_plan(ready, progress)
     allowed = ready
     if not arguments.mixed:
         allowed = _passing(ready, lambda e: check_versions(e, cells[e.id]), progress)
@@ -91,9 +97,9 @@ def run(argv: list[str]) -> int:
 def _train_and_show(
     experiments: Sequence[Experiment], cells: Sequence[Cell], arguments: Arguments, progress: Output
 ) -> None:
-    """Train what is missing of the cells, and show each experiment that has some of them."""
+    """Train what is missing of the experiments' cells, and show each experiment."""
     from famjax.cli.reproduce_output import show
-    from famjax.reproduce.runner import Runner, format_time
+    from famjax.reproduce.runner import Runner
 
     deadline = None
     if arguments.hours is not None:
@@ -103,15 +109,25 @@ def _train_and_show(
     left = runner.run(cells)
     out = Output()
     for experiment in experiments:
-        own = [cell for cell in cells if cell.experiment == experiment.id]
-        if own:
-            root, pages = expanded(arguments.folder), expanded(arguments.pages)
-            show(experiment, root, own, pages, arguments.mixed, out)
+        root, pages = expanded(arguments.folder), expanded(arguments.pages)
+        show(experiment, root, cells, pages, arguments.mixed, out)
     if left:
         progress.print(
-            f"{len(left)} trainings are left, which take about {format_time(runner.seconds(left))} "
-            "and did not fit into --hours; run the command again to continue, with more --hours if "
-            "nothing was started"
+            f"{len(left)} trainings are left, which take {runner.time_left(left)} and did not fit "
+            "into --hours; run the command again to continue, with more --hours if nothing was "
+            "started"
+        )
+
+
+def _tell_how_to_plan(experiments: Sequence[Experiment], progress: Output) -> None:
+    """Say which command tells what trainings of the paper's size need."""
+    names = {e.paper_config for e in experiments} | {e.paper_base_config for e in experiments}
+    configs = sorted(filter(None, names))
+    if configs:
+        progress.print(
+            "how long trainings of the paper's size take is not known; famjax plan "
+            f"{configs[0]} --topology v5e:4x8 prints the memory and the least time of a step"
+            + (f", so for {', '.join(configs[1:])}" if configs[1:] else "")
         )
 
 
@@ -191,6 +207,10 @@ def _check_only(only: Sequence[str], experiments: Sequence[Experiment]) -> None:
 def _known(names: Sequence[str], known: Sequence[str]) -> list[str]:
     if not names:
         raise UserError(f"reproduce: name experiments, list or all (known: {', '.join(known)})")
+    for word in ("list", "all"):
+        if word in names and len(names) > 1:
+            others = ", ".join(name for name in names if name != word)
+            raise UserError(f"{word}: stands alone; leave out {word}, or {others or 'the other'}")
     if list(names) == ["all"]:
         return list(known)
     for name in names:
@@ -210,6 +230,11 @@ def _check(arguments: Arguments) -> None:
         raise UserError(f"--jobs {arguments.jobs}: must be at least 1")
     if arguments.hours is not None and arguments.hours <= 0:
         raise UserError(f"--hours {arguments.hours}: must be more than 0")
+    if arguments.hours is not None and arguments.size == "paper":
+        raise UserError(
+            "--hours: how long trainings of the paper's size take is not known; leave it out, stop "
+            "with Ctrl-C, and run the command again to continue"
+        )
     if arguments.test and arguments.size == "here":
         raise UserError("--test: only with --size paper; here the experiments have their own texts")
 

@@ -112,21 +112,28 @@ class Runner:
     def _experiment(self, cell: Cell) -> Experiment:
         return self._experiments[cell.experiment]
 
-    def estimate(self, cell: Cell) -> float:
-        """Return the seconds that a cell takes.
+    def estimate(self, cell: Cell) -> float | None:
+        """Return the seconds that a cell takes; None if they are not known.
 
-        This is the mean time of the experiment's finished cells, or what the experiment expects.
+        This is the mean time of the experiment's finished cells, or what the experiment expects of
+        the size here.
         """
         took = self._took.get(cell.experiment)
-        return sum(took) / len(took) if took else 60 * self._experiment(cell).minutes
+        if took:
+            return sum(took) / len(took)
+        return 60 * self._experiment(cell).minutes if cell.size == "here" else None
 
-    def seconds(self, cells: Sequence[Cell]) -> float:
-        """Return the seconds that cells take side by side."""
-        return sum(map(self.estimate, cells)) / len(self._cores)
+    def time_left(self, cells: Sequence[Cell]) -> str:
+        """Return the time that cells take side by side, such as "about 12 minutes"."""
+        each = [self.estimate(cell) for cell in cells]
+        known = [seconds for seconds in each if seconds is not None]
+        if len(known) < len(each):
+            return "an unknown time"
+        return f"about {format_time(sum(known) / len(self._cores))}"
 
     def _is_late(self, cell: Cell) -> bool:
         return self._deadline is not None and (
-            time.monotonic() + self.estimate(cell) > self._deadline
+            time.monotonic() + (self.estimate(cell) or 0) > self._deadline
         )
 
     def _report(self, process: _Process, waiting: Sequence[Cell], total: int) -> None:
@@ -134,10 +141,9 @@ class Runner:
         self._done += 1
         cell, seconds = process.cell, process.seconds()
         self._took.setdefault(cell.experiment, []).append(seconds)
-        rest = self.seconds(waiting)
         what = cell.variant or "base"
         shown = f"{self._done}/{total} {cell.experiment}: {what}, seed {cell.seed}: {seconds:.0f} s"
-        self._say(f"{shown}, about {format_time(rest)} left" if waiting else shown)
+        self._say(f"{shown}, {self.time_left(waiting)} left" if waiting else shown)
 
 
 class _Process:

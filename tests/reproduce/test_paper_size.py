@@ -12,7 +12,7 @@ from famjax.reproduce.cell import Cell, run_cell
 from famjax.reproduce.experiments import EXPERIMENTS
 from famjax.reproduce.measures import CodeTexts, ToyMeasure
 from famjax.reproduce.paper_measures import PG19, WIKITEXT_WINDOWS, SummariesMeasure, TextMeasure
-from famjax.reproduce.runner import make_cells, read_result
+from famjax.reproduce.runner import Runner, make_cells, read_result
 from famjax.tasks.toy import eval_steps
 
 PAPER = [e for e in EXPERIMENTS.values() if e.has_paper_size]
@@ -113,6 +113,10 @@ def test_results_are_of_the_test_files(fake, tmp_path, texts, capsys):  # noqa: 
     ("arguments", "says"),
     [
         (["fam-recipe", "--size", "paper"], "fam-recipe: has no config at the paper's size"),
+        (
+            [COPY, "--size", "paper", "--hours", "1"],
+            "--hours: how long trainings of the paper's size take is not known; leave it out",
+        ),
         ([COPY, "--test", "x"], "--test: only with --size paper"),
         ([COPY, "--size", "paper", "--test", "x"], "no experiment that was named takes test files"),
         (
@@ -124,6 +128,29 @@ def test_results_are_of_the_test_files(fake, tmp_path, texts, capsys):  # noqa: 
 def test_mistakes_are_told(arguments, says, tmp_path, capsys):
     assert reproduce(tmp_path, *arguments) == 2
     assert says in " ".join(capsys.readouterr().err.split())
+
+
+def test_the_time_is_not_known_and_the_planner_is_named(fake, tmp_path, capsys):  # noqa: F811
+    assert reproduce(tmp_path, COPY, "--size", "paper", "--seeds", "1", "--jobs", "1") == 0
+    error = " ".join(capsys.readouterr().err.split())
+    assert "take is not known; famjax plan copy_paper --topology v5e:4x8 prints" in error
+    # after the first one, its time is known
+    assert "1 minutes left" in error
+    cell = Cell("x", COPY, "Feedback", 0, "paper")
+    runner = Runner({COPY: EXPERIMENTS[COPY].at("paper")}, 1, print)
+    assert runner.estimate(cell) is None
+    assert runner.time_left([cell]) == "an unknown time"
+    assert runner.estimate(replace(cell, size="here")) == 60 * EXPERIMENTS[COPY].minutes
+
+
+def test_all_is_what_has_the_size_and_the_data(fake, tmp_path, capsys):  # noqa: F811
+    arguments = ["--size", "paper", "--seeds", "1", "--only", "LSTM,zero"]
+    assert reproduce(tmp_path, "all", *arguments) == 0
+    error = " ".join(capsys.readouterr().err.split())
+    without = ", ".join(e.id for e in EXPERIMENTS.values() if not e.has_paper_size)
+    assert f"left out, since they have no paper's size: {without} " in error
+    assert "fam-table-7 is left out: give the files to test on with --test FILES" in error
+    assert "2/2" in error
 
 
 def test_without_a_measure_there_is_no_papers_size():

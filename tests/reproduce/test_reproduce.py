@@ -336,6 +336,9 @@ def test_cores_are_split():
     ("arguments", "says"),
     [
         (["fam-table3"], "no such experiment; did you mean 'fam-table-3'"),
+        (["unlike-any"], "unlike-any: no such experiment; famjax reproduce list shows all"),
+        (["list", COPY], f"list: stands alone; leave out list, or {COPY}"),
+        ([COPY, "all"], f"all: stands alone; leave out all, or {COPY}"),
         ([], "name experiments, list or all"),
         ([COPY, "--size", "big"], "--size big: here or paper"),
         ([COPY, "--only", "LSTM"], "--only LSTM: ft-table-1-copy has Transformer, Feedback"),
