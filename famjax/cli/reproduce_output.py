@@ -156,10 +156,10 @@ def _format(score: Score, values: Sequence[float]) -> str:
     return f"{score.format(mean)} ± {score.format(half).rstrip('%')}"
 
 
-def _paper(variant: Variant) -> str:
+def _paper(experiment: Experiment, variant: Variant) -> str:
     """Return the paper's numbers as text, such as "XLSum 15.9%"."""
     return ", ".join(
-        f"{name} {100 * value:.1f}%" if 0 <= value <= 1 else f"{name} {value:g}"
+        f"{name} {100 * value:.1f}%" if experiment.paper_unit(name) else f"{name} {value:g}"
         for name, value in variant.paper.items()
     )
 
@@ -172,7 +172,7 @@ def _rows(results: Results, scores: Sequence[Score], with_costs: bool = False) -
         seeds = str(len(values[0]))
         cells = [_format(score, each) for score, each in zip(scores, values, strict=True)]
         costs = _costs(results, variant) if with_costs else []
-        paper = [_paper(variant)] if has_paper else []
+        paper = [_paper(results.experiment, variant)] if has_paper else []
         rows.append([variant.name, seeds, *costs, *cells, *paper])
     for name, row in results.baselines().items():
         cells = [score.format(row[score.name]) if score.name in row else "" for score in scores]

@@ -39,6 +39,10 @@ class Score(NamedTuple):
         return f"{100 * value:.1f}%" if self.unit else f"{value:.{self.digits}f}"
 
 
+# numbers of the papers that are no shares and not measured here under this name
+_NO_SHARES = ("perplexity", "bits per character", "tokenized BLEU", "days", "GPU hours")
+
+
 # scores for the seconds of training: of a variant alone, and with those of the base it continues
 OWN_SECONDS, ALL_SECONDS = "seconds", "seconds in all"
 SECONDS = tuple(
@@ -255,6 +259,11 @@ class Experiment:
 
     def score(self, name: str) -> Score:
         return next((score for score in self.scores if score.name == name), self.scores[0])
+
+    def paper_unit(self, name: str) -> str:
+        """Return the unit of a number of the paper: that of the score with its name, if any."""
+        units = {score.name: score.unit for score in self.scores}
+        return units.get(name, "" if name in _NO_SHARES else "%")
 
     def make_config(
         self, variant: Variant, seed: int, size: Size, given: tuple[str, ...] = ()

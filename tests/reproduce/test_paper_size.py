@@ -153,6 +153,18 @@ def test_all_is_what_has_the_size_and_the_data(fake, tmp_path, capsys):  # noqa:
     assert "2/2" in error
 
 
+def test_t2r_has_the_papers_teacher_and_features():
+    """A.1.1: 286,000 steps from scratch, 142,000 from the teacher; 32 features."""
+    experiment = EXPERIMENTS["t2r-table-1"].at("paper")
+    assert experiment.has_base("paper")
+    for variant in experiment.variants:
+        config = experiment.make_config(variant, 0, "paper")
+        assert config.train.steps == (142_000 if variant.continues else 286_000)
+        if variant.name[:3] in ("T2R", "RFA"):
+            assert config.model.linear.features == 32
+    assert "T2R from scratch" in [variant.name for variant in experiment.variants]
+
+
 def test_without_a_measure_there_is_no_papers_size():
     experiment = replace(EXPERIMENTS[COPY], paper_measure=None)
     with pytest.raises(UserError, match=f"^{COPY}: has no measure at the paper's size; leave out"):
