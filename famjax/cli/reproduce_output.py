@@ -389,13 +389,15 @@ def list_table(root: Path, pages: Path) -> list[Table]:
     """Return a table for each paper: its tables and figures, and the state of each here."""
     tables = []
     for paper, entries in listed(EXPERIMENTS.values()).items():
-        table = Table(paper, ("", "shows", "state", "command"), words=(0, 1, 2, 3))
+        table = Table(paper, ("", "shows", "state", "paper size", "command"), words=(0, 1, 2, 3, 4))
         for entry in entries:
-            state, command = entry.state, entry.command
+            state, command, paper_size = entry.state, entry.command, ""
             if entry.experiment:
-                state = _state(EXPERIMENTS[entry.experiment], root, pages)
+                experiment = EXPERIMENTS[entry.experiment]
+                state = _state(experiment, root, pages)
+                paper_size = "yes" if experiment.has_paper_size else "no"
                 command = f"famjax reproduce {entry.experiment}"
-            table.add_row(entry.name, entry.shows, state, command)
+            table.add_row(entry.name, entry.shows, state, paper_size, command)
         tables.append(table)
     return tables
 

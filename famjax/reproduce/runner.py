@@ -65,6 +65,7 @@ class Runner:
                 waiting = [cell for cell in waiting if cell not in late]
                 while free and (cell := self._next(waiting, running)) is not None:
                     waiting.remove(cell)
+                    self._announce(cell)
                     running.append(_Process(cell, self._experiment(cell), free.pop(0)))
                 if not running:
                     return left + waiting  # the bases of those waiting were left out
@@ -136,14 +137,22 @@ class Runner:
             time.monotonic() + (self.estimate(cell) or 0) > self._deadline
         )
 
+    def _announce(self, cell: Cell) -> None:
+        seconds = self.estimate(cell)
+        time_taken = "an unknown time" if seconds is None else f"about {format_time(seconds)}"
+        self._say(f"training {_describe(cell)}: {time_taken}")
+
     def _report(self, process: _Process, waiting: Sequence[Cell], total: int) -> None:
         process.check()
         self._done += 1
         cell, seconds = process.cell, process.seconds()
         self._took.setdefault(cell.experiment, []).append(seconds)
-        what = cell.variant or "base"
-        shown = f"{self._done}/{total} {cell.experiment}: {what}, seed {cell.seed}: {seconds:.0f} s"
+        shown = f"{self._done}/{total} {_describe(cell)}: {seconds:.0f} s"
         self._say(f"{shown}, {self.time_left(waiting)} left" if waiting else shown)
+
+
+def _describe(cell: Cell) -> str:
+    return f"{cell.experiment}: {cell.variant or 'base'}, seed {cell.seed}"
 
 
 class _Process:
@@ -239,4 +248,6 @@ def read_result(cell: Cell, experiment: Experiment) -> dict[str, Any] | None:
 def format_time(seconds: float) -> str:
     """Return a time as text: "1:05 hours", "12 minutes"."""
     minutes = max(1, round(seconds / 60))
-    return f"{minutes // 60}:{minutes % 60:02d} hours" if minutes >= 60 else f"{minutes} minutes"
+    if minutes >= 60:
+        return f"{minutes // 60}:{minutes % 60:02d} hours"
+    return "1 minute" if minutes == 1 else f"{minutes} minutes"

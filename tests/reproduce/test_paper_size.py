@@ -134,8 +134,9 @@ def test_the_time_is_not_known_and_the_planner_is_named(fake, tmp_path, capsys):
     assert reproduce(tmp_path, COPY, "--size", "paper", "--seeds", "1", "--jobs", "1") == 0
     error = " ".join(capsys.readouterr().err.split())
     assert "take is not known; famjax plan copy_paper --topology v5e:4x8 prints" in error
+    assert f"training {COPY}: Transformer, seed 0: an unknown time" in error
     # after the first one, its time is known
-    assert "1 minutes left" in error
+    assert "about 1 minute left" in error
     cell = Cell("x", COPY, "Feedback", 0, "paper")
     runner = Runner({COPY: EXPERIMENTS[COPY].at("paper")}, 1, print)
     assert runner.estimate(cell) is None
