@@ -52,7 +52,10 @@ class Arguments:
 
 
 def run(argv: list[str]) -> int:
-    """Run what is missing and show all; return `EXIT_USER_ERROR` if an experiment was refused."""
+    """Run what is missing and show all; return `EXIT_USER_ERROR` if something was refused.
+
+    Of several experiments, those without their data are only named, unless that is all of them.
+    """
     given = tuple(token for token in argv if not token.startswith("-") and "=" in token)
     arguments = parse(Arguments, [a for a in argv if a not in given], "famjax reproduce")
     _check(arguments)
@@ -91,7 +94,7 @@ def run(argv: list[str]) -> int:
     if not arguments.mixed:
         allowed = _passing(ready, lambda e: check_versions(e, cells[e.id]), progress)
     _train_and_show(allowed, [cell for e in allowed for cell in cells[e.id]], arguments, progress)
-    return EXIT_USER_ERROR if len(allowed) < len(ready) else 0
+    return 0 if ready and len(allowed) == len(ready) else EXIT_USER_ERROR
 
 
 def _train_and_show(
@@ -215,8 +218,8 @@ def _known(names: Sequence[str], known: Sequence[str]) -> list[str]:
         return list(known)
     for name in names:
         if name not in known:
-            near = nearest(name, known)
-            raise UserError(f"{name}: no such experiment{near}; famjax reproduce list shows all")
+            near = nearest(name, known) or ";"
+            raise UserError(f"{name}: no such experiment{near} famjax reproduce list shows all")
     return list(dict.fromkeys(names))
 
 

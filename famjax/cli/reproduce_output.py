@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 # maximum number of scores that a table in a terminal shows
 _SHOWN = 4
+# what the names of pages at the paper's size end with
+_PAPER = "-paper"
 # columns that only the table of a page has
 _COSTS = ("parameters", "tokens")
 # an axis is logarithmic if the largest x is at least so many times the smallest
@@ -135,8 +137,9 @@ def show(
     out.print(score_table(results))
     if experiment.orderings:
         out.print(ordering_table(results))
-    figure = save_figure(plot(results), pages / f"{experiment.id}.png")
-    page = pages / f"{experiment.id}.md"
+    name = f"{experiment.id}{_PAPER if '--size' in results.options else ''}"
+    figure = save_figure(plot(results), pages / f"{name}.png")
+    page = pages / f"{name}.md"
     page.write_text(make_page(results, figure.name))
     write_index(root, pages)
     out.print(f"page: {page}   figure: {figure}")
@@ -380,8 +383,10 @@ def write_index(root: Path, pages: Path) -> None:
     """Write the page with links to the pages of the experiments."""
     lines = ["# Reproduced", "", "What `famjax reproduce` made here, a page for each.", ""]
     for experiment in EXPERIMENTS.values():
-        if (pages / f"{experiment.id}.md").exists():
-            lines.append(f"- [{experiment.source}]({experiment.id}.md): {experiment.title}")
+        for suffix, size in (("", ""), (_PAPER, ", at the paper's size")):
+            page = f"{experiment.id}{suffix}.md"
+            if (pages / page).exists():
+                lines.append(f"- [{experiment.source}]({page}): {experiment.title}{size}")
     (pages / "index.md").write_text("\n".join([*lines, ""]))
 
 

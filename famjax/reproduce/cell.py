@@ -115,7 +115,7 @@ class Cell:
         config = self._config(experiment, self.seed)
         experiment.measure.check(config)
         if not config.init and self.base(experiment) is None:
-            TASKS[config.data.task].make_tokenizer(config.data)
+            _check_tokenizer(config)
 
     def _config(self, experiment: Experiment, seed: int, own: tuple[str, ...] = ()) -> Config:
         data = experiment.measure.prepare(Path(self.root) / DATA)
@@ -131,6 +131,13 @@ class Cell:
         if not experiment.variant(self.variant).continues:
             return None
         return replace(self, variant="")
+
+
+def _check_tokenizer(config: Config) -> None:
+    try:
+        TASKS[config.data.task].make_tokenizer(config.data)
+    except UserError as error:
+        raise UserError(f"{error}; init=FOLDER takes a trained model with its own") from None
 
 
 def _digest(value: object) -> str:

@@ -82,7 +82,9 @@ def test_test_files_are_asked_for_before_anything_trains(tmp_path, texts, capsys
 def test_a_missing_tokenizer_is_told_before_anything_trains(tmp_path, texts, capsys):
     test = str(tmp_path / "train.txt")
     assert reproduce(tmp_path, "ft-table-3", "--size", "paper", texts[0], "--test", test) == 2
-    assert "wikitext103.txt" in capsys.readouterr().err
+    error = " ".join(capsys.readouterr().err.split())
+    assert "wikitext103.txt" in error
+    assert "init=FOLDER takes a trained model with its own" in error
     assert not list(tmp_path.rglob("log.txt"))
 
 
@@ -99,7 +101,11 @@ def test_results_are_of_the_test_files(fake, tmp_path, texts, capsys):  # noqa: 
     first, second = tmp_path / "train.txt", tmp_path / "other.txt"
     second.write_text("another text\n")
     assert reproduce(tmp_path, *arguments, str(first)) == 0
-    assert f"--size paper --test {first} " in (tmp_path / "pages" / "fam-table-8.md").read_text()
+    # a page of its own: that of the size here is kept
+    pages = tmp_path / "pages"
+    assert f"--size paper --test {first} " in (pages / "fam-table-8-paper.md").read_text()
+    assert "](fam-table-8-paper.md)" in (pages / "index.md").read_text()
+    assert not (pages / "fam-table-8.md").exists()
     out, err = capsys.readouterr()
     assert "2/2" in err
     assert "PG-19 accuracy" in out
@@ -164,6 +170,11 @@ def test_t2r_has_the_papers_teacher_and_features():
         if variant.name[:3] in ("T2R", "RFA"):
             assert config.model.linear.features == 32
     assert "T2R from scratch" in [variant.name for variant in experiment.variants]
+
+
+def test_without_any_data_nothing_succeeds(tmp_path, capsys):
+    assert reproduce(tmp_path, "fam-table-7", "fam-table-8", "--size", "paper") == 2
+    assert capsys.readouterr().err.count("is left out: give the files to test on") == 2
 
 
 def test_without_a_measure_there_is_no_papers_size():

@@ -359,7 +359,7 @@ def test_cores_are_split():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["fam-table3"], "no such experiment; did you mean 'fam-table-3'"),
+        (["fam-table3"], "experiment; did you mean 'fam-table-3'? famjax reproduce list shows all"),
         (["unlike-any"], "unlike-any: no such experiment; famjax reproduce list shows all"),
         (["list", COPY], f"list: stands alone; leave out list, or {COPY}"),
         ([COPY, "all"], f"all: stands alone; leave out all, or {COPY}"),
