@@ -27,7 +27,7 @@ def main() -> int:
     runtime.setup()
     fields = parse_json(spec)
     cell = Cell(**{**fields, "given": tuple(fields["given"])})
-    run_cell(cell, EXPERIMENTS[cell.experiment])
+    run_cell(cell, EXPERIMENTS[cell.experiment].at(cell.size, cell.test))
     return 0
 
 
