@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import dataclass
 
 import tyro
@@ -34,6 +33,7 @@ def run(argv: list[str]) -> int:
     source = expanded(arguments.run)
     out = expanded(arguments.out) if arguments.out else source / "average"
     runtime.setup()
+    from famjax.cli.next_commands import eval_command
     from famjax.convert.folder import atomic_folder
     from famjax.export.export import check_destination
     from famjax.train.average import average, save_average
@@ -44,5 +44,5 @@ def run(argv: list[str]) -> int:
     with atomic_folder(out) as folder:
         save_average(mean, source, folder)
     steps = ", ".join(f"{step:,}" for step in mean.steps)
-    print(f"wrote {out}, the mean of steps {steps}; next: famjax eval {shlex.quote(str(out))}")
+    print(f"wrote {out}, the mean of steps {steps}; next: {eval_command(mean.config, out)}")
     return 0

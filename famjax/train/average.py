@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from flax import nnx
 
+from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.core.types import Params, PyTree
 from famjax.train.checkpoint import Checkpoints
@@ -28,11 +29,13 @@ class Mean(NamedTuple):
       steps: steps of the averaged checkpoints, oldest first.
       params: mean of the trained parameters.
       extra: the `extra` with which a checkpoint of `params` can be opened.
+      config: the run's config.
     """
 
     steps: list[int]
     params: Params
     extra: dict[str, Any]
+    config: Config
 
 
 def average(folder: Path, last: int) -> Mean:
@@ -71,7 +74,7 @@ def average(folder: Path, last: int) -> Mean:
         total = jax.tree.map(np.add, total, tree["params"])
     saved = checkpoints.extra(newest.step)
     extra: dict[str, Any] = {k: saved[k] for k in ("config", "constants", "base") if k in saved}
-    return Mean(steps, _mean(total, len(steps), params), extra | {AVERAGED: steps})
+    return Mean(steps, _mean(total, len(steps), params), extra | {AVERAGED: steps}, config)
 
 
 def _refuse(line: str) -> None:

@@ -418,6 +418,8 @@ def perturb_params(params: Any) -> Any:
         name = jax.tree_util.keystr(path)
         if "norm" in name or "post" in name or "bias" in name:
             return np.asarray(a) + 0.3 * rng.normal(size=a.shape)
+        if "'tau'" in name:
+            return rng.uniform(0.5, 2, a.shape)
         if "'span'" in name:
             return rng.uniform(0, 1, a.shape)
         if "'mix'" in name:

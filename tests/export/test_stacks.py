@@ -1,4 +1,4 @@
-"""Stacks other than the residual one: formats that can represent them, and others."""
+"""Stacks and memories that Hugging Face folders cannot represent: their other formats."""
 
 from __future__ import annotations
 
@@ -23,6 +23,21 @@ SHAPE = [
 ]
 
 
+def run_of(given: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Train for a step on one device, and return the run."""
+    make_mesh = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
+    monkeypatch.setattr(sharding, "make_mesh", make_mesh)
+    train(override(Config(), [*SHAPE, *given.split()]), folder / "run", quiet=True)
+    return folder / "run"
+
+
+def export_programs(run: Path, folder: Path) -> None:
+    # each format is loaded and compared before it is moved into place
+    for name in ("orbax", "stablehlo"):
+        assert export(run, folder / name, name)
+        assert (folder / name).is_dir()
+
+
 @pytest.mark.parametrize(
     "stack",
     [
@@ -40,15 +55,21 @@ SHAPE = [
     ],
 )
 def test_formats_of_each_stack(stack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_mesh = functools.partial(sharding.make_mesh, devices=jax.devices()[:1])
-    monkeypatch.setattr(sharding, "make_mesh", make_mesh)
-    given = override(Config(), [*SHAPE, *f"model.{stack}".split()])
-    train(given, tmp_path / "run", quiet=True)
-    for name in ("orbax", "stablehlo"):
-        # each format is loaded and compared before it is moved into place
-        assert export(tmp_path / "run", tmp_path / name, name)
-        assert (tmp_path / name).is_dir()
+    run = run_of(f"model.{stack}", tmp_path, monkeypatch)
+    export_programs(run, tmp_path)
     for name in ("hf", "peft"):
         with pytest.raises(UserError, match="take --format stablehlo or orbax") as caught:
-            export(tmp_path / "run", tmp_path / name, name)
+            export(run, tmp_path / name, name)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "given",
+    [
+        "model.mixer=fam model.block_len=4 model.fam_len=2 model.fam_position=between",
+        "model.mixer=swa model.block_len=4 model.window=4",  # Transformer-XL
+    ],
+)
+def test_programs_of_memories(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    export_programs(run_of(given, tmp_path, monkeypatch), tmp_path)

@@ -63,6 +63,13 @@ MODELS: dict[str, ModelConfig] = {
     "linear": replace(
         SHAPE, mixer="linear", encoder=_LINEAR, linear=LinearConfig(features=2), norm="layernorm"
     ),
+    # the random feature maps of t2r-table-2, in both places
+    **{
+        f"linear-{kind}": replace(
+            SHAPE, mixer="linear", encoder=_LINEAR, linear=LinearConfig(kind, features=2)
+        )
+        for kind in ("elu", "rfa")
+    },
     "feedback": _FEEDBACK,
     "feedback-linear": replace(_FEEDBACK, encoder=_LINEAR),
     "feedback-post": replace(_FEEDBACK, arch=_POST, norm="layernorm"),
@@ -73,9 +80,7 @@ MODELS: dict[str, ModelConfig] = {
     ),
 }
 # those that have a transcription of their own here: the others are compared with themselves
-TRANSCRIBED = tuple(
-    name for name in MODELS if name not in ("bswa", "pattern", "gated", "delta", "linear")
-)
+TRANSCRIBED = tuple(name for name in MODELS if name not in ("bswa", "pattern", "gated", "delta"))
 
 # two pairs in one row: tokens of sources and of targets, whole blocks apart
 SOURCES = [np.array([3, 14, 15, 9, 2]), np.array([6, 5, 3])]
@@ -198,12 +203,18 @@ def _layer(c: ModelConfig, params: Any, i: int) -> seq2seq.Layer:
     w = jax.tree.map(lambda a: a[i], params["stack"]["layers"][0])
     qkv = w["mixer"]["window"]["qkv"] if "window" in w.get("mixer", {}) else None
     qkv = qkv or (w["mixer"]["qkv"] if "mixer" in w else w["qkv"])
-    phi = None
+    phi = causal_phi = None
     if c.encoder.cross == "linear":
-        phi = transcription._phi(c, w["cross"]["map"])
+        features = replace(c.linear, features=c.encoder.features)
+        phi = transcription._phi(replace(c, linear=features), w["cross"].get("map"))
+    if c.mixer == "linear" and c.stack == "residual":
+        causal_phi = transcription._phi(c, w["mixer"].get("map"))
     weights = transcription._weights
     return seq2seq.Layer(
-        weights(qkv, w["mlp"], c.mlp), weights(w["cross"]["qkv"], w["mlp"], c.mlp), phi
+        weights(qkv, w["mlp"], c.mlp),
+        weights(w["cross"]["qkv"], w["mlp"], c.mlp),
+        phi,
+        causal_phi,
     )
 
 
@@ -235,6 +246,7 @@ def x64():
 
 # variants of the others
 OTHERS = ("full-unrolled", "own-embedding", "feedback-post", "feedback-top", "transformer-post")
+OTHERS += ("linear-elu", "linear-rfa")
 
 
 @some(*(name for name in TRANSCRIBED if name not in OTHERS), long=" ".join(OTHERS))
@@ -245,6 +257,7 @@ def test_models_equal_their_transcriptions(name):
 
 # those that are slow here have a transcription, or the mixer of others
 ALIKE = "full-unrolled own-embedding gated feedback-post feedback-top transformer"
+ALIKE += " linear-elu linear-rfa"
 LONG = "bswa pattern delta"
 
 

@@ -18,11 +18,16 @@ from .transformer import Array, LayerWeights, attend, f64, feed_forward, norm, q
 
 @dataclass
 class Layer:
-    """A decoder layer: its own weights, those of cross attention, and phi if that is linear."""
+    """A decoder layer: its own weights, and those of cross attention.
+
+    `phi` is that of linear cross attention, and `causal_phi` that of linear attention to the tokens
+    before; None is softmax.
+    """
 
     own: LayerWeights
     cross: LayerWeights  # norm1, wq, wk, wv and wo
     phi: linear.Phi | None = None
+    causal_phi: linear.Phi | None = None
 
 
 def sublayer(scale: Array, bias: Array | None, pre_norm: bool, x: Array, y: Array) -> Array:
@@ -74,11 +79,17 @@ def cross(layer: Layer, pre_norm: bool, a: Array, source: Array) -> Array:
     q = np.einsum("d,dhe->he", normed(w.norm1_scale, w.norm1_bias, pre_norm, a), w.wq)
     keys = [np.einsum("d,dge->ge", row, w.wk) for row in f64(source)]
     values = [np.einsum("d,dge->ge", row, w.wv) for row in f64(source)]
-    if layer.phi is None:
-        y = attend(w, q, keys, values)
-    else:
-        y = np.einsum("he,hed->d", linear.attend(layer.phi, q, keys, values), w.wo)
+    y = attend_by(layer.phi, w, q, keys, values)
     return sublayer(w.norm1_scale, w.norm1_bias, pre_norm, a, y)
+
+
+def attend_by(
+    phi: linear.Phi | None, w: LayerWeights, q: Array, keys: list[Array], values: list[Array]
+) -> Array:
+    """Return the output of softmax attention, or of linear attention with `phi`: [d]."""
+    if phi is None:
+        return attend(w, q, keys, values)
+    return np.einsum("he,hed->d", linear.attend(phi, q, keys, values), w.wo)
 
 
 def decoder(
@@ -92,7 +103,8 @@ def decoder(
         out = []
         for t, row in enumerate(x):
             seen = read[max(0, t - window + 1) : t + 1]
-            y = attend(w, read[t][0], [k for _, k, _ in seen], [v for _, _, v in seen])
+            keys, values = [k for _, k, _ in seen], [v for _, _, v in seen]
+            y = attend_by(layer.causal_phi, w, read[t][0], keys, values)
             a = sublayer(w.norm1_scale, w.norm1_bias, pre_norm, row, y)
             out.append(mlp(w, pre_norm, cross(layer, pre_norm, a, source)))
         x = np.stack(out)

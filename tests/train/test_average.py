@@ -16,10 +16,12 @@ from flax import nnx
 from small import compiled_once  # noqa: F401
 
 from famjax.cli.main import main
+from famjax.cli.next_commands import eval_command
+from famjax.config.schema import Config
 from famjax.convert.open import open_model
 from famjax.core.errors import UserError
 from famjax.eval.generate import Generator
-from famjax.experiment.load import load_config
+from famjax.experiment.load import load_config, override
 from famjax.parallel.sharding import path_name
 from famjax.train.average import AVERAGED, average, open_average, save_average
 from famjax.train.best import keep
@@ -94,6 +96,19 @@ def test_it_opens_like_any_run(run: Path, capsys: pytest.CaptureFixture[str]) ->
     assert not [path.name for path in out.iterdir() if path.name in ("metrics.jsonl", "train.lock")]
     assert [path.name for path in (out / "checkpoints").iterdir()] == ["000000012"]
     assert not list(run.parent.glob("*.partial"))
+
+
+@pytest.mark.parametrize(
+    ("keys", "options"),
+    [
+        ([], ""),
+        (["data.holdout=0"], " --tasks text:FILE"),
+        (["model.mixer=full", "model.capacity=64", "data.length=64"], " --window 64"),
+    ],
+)
+def test_the_command_named_next_is_that_of_the_run(keys: list[str], options: str) -> None:
+    config = override(Config(), [*small.COMMAND, "data.files=texts", *keys])
+    assert eval_command(config, Path("a mean")) == f"famjax eval 'a mean'{options}"
 
 
 def test_the_best_checkpoint_has_the_tokenizer_too(run: Path) -> None:

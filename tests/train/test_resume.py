@@ -34,6 +34,21 @@ MODES += [
 ]
 modes = pytest.mark.parametrize(("layout", "task"), MODES)
 
+# what differs in the state that a run with another memory saves
+MEMORIES = {
+    "rmt": "model.stack=rmt",
+    "autocompressor": "model.stack=autocompressor model.capacity=2048",
+    "fm": "model.mixer=fm model.memory_segments=1",
+    "block_recurrent": "model.mixer=block_recurrent",
+    "static": "model.fam_update=static",
+    "Transformer-XL": "model.mixer=swa model.window=8",
+    "prefix": "model.fam_init=prefix model.fam_position=zero",
+    "losses": "train.diversity_loss=0.1 train.reconstruction_loss=0.1",
+}
+# packed rows of these begin without a memory and without an offset
+WHOLE_ROWS = ("train.rsp=0", "train.rsp_ramp=0", "train.rpo=false")
+QUICK_MEMORIES = [("rmt", "lanes"), ("Transformer-XL", "lanes")]
+
 
 # `famjax` on one device, so that it reuses programs that were compiled in this process
 FAMJAX = """
@@ -147,6 +162,35 @@ def test_resume_after_crashes_at_any_step_is_bitwise_equal(
         longest = [row["longest"] for row in rows(resumed)]
         assert longest == sorted(longest)
         assert len(set(longest)) > 2
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        *QUICK_MEMORIES,
+        *(
+            pytest.param(name, layout, marks=pytest.mark.long)
+            for name in MEMORIES
+            for layout in ("lanes", "packed")
+            if (name, layout) not in QUICK_MEMORIES
+        ),
+    ],
+)
+def test_resume_with_another_memory_is_bitwise_equal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, layout: str
+) -> None:
+    keys = MEMORIES[name].split()
+    if layout == "packed" and "model.stack" in MEMORIES[name]:
+        keys += WHOLE_ROWS
+    small = config(tmp_path / "texts", layout, "text", "train.steps=9", *keys)
+    reference, resumed = tmp_path / "once", tmp_path / "again"
+    train(small, reference, quiet=True)
+    undo = crash_at(monkeypatch, 5)
+    with pytest.raises(Crash):
+        train(small, resumed, quiet=True)
+    undo()
+    train(small, resumed, quiet=True)
+    assert_same(reference, resumed, small)
 
 
 def wait_for_kill(process: subprocess.Popen[str], run: Path, kind: str, delay: float) -> None:

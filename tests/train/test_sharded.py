@@ -47,6 +47,7 @@ DELTA = (
     "train.write_loss=0.5",
 )
 GATED = (*LANES, "model.fam_update=gated", "model.smeared_keys=true", "train.write_loss=0.5")
+LOSSES = (*LANES, "train.diversity_loss=0.1", "train.reconstruction_loss=0.1")
 ADAPTERS = (*LANES, "model.lora.rank=2", "model.lora.dropout=0.3")
 # more FAM blocks than a device has; dropout masks do not depend on the sharding
 DROPOUT = (
@@ -62,6 +63,7 @@ MESHES = [(2, 2, 2, 1), (8, 1, 1, 1), (1, 4, 2, 1), (1, 1, 1, 8)]
 QUICK = [((2, 2, 2, 1), LANES)]
 LONG = [((8, 1, 1, 1), LANES), ((1, 1, 1, 8), LANES)]
 LONG += [((2, 2, 2, 1), PACKED), ((2, 2, 2, 1), DELTA)]
+LONG += [((2, 2, 2, 1), LOSSES), ((1, 1, 1, 8), LOSSES)]
 SLOW = [((1, 4, 2, 1), LANES), ((2, 2, 2, 1), OFFSETS)]
 SLOW += [(mesh, PACKED) for mesh in [*MESHES[1:], (1, 2, 2, 2)]]
 SLOW += [
