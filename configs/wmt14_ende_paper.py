@@ -21,8 +21,9 @@ Expected: tokenized BLEU (compounds split) 29.5 with the Feedback Transformer's 
           Figure 4)
 
 A step has 460,000 target tokens (T2R A.1.2). The Feedback Transformer's paper gives a learning rate
-of 1e-3 and no number of steps; the steps are those of T2R's Table 5. For departures of the model
-see `_seq2seq_paper`.
+of 1e-3 and no number of steps; the steps are those of T2R's Table 5. Weight decay
+is 0, as in T2R's Tables 5 and 6; its text (A.1.2) has 0.01. For departures of the model see
+`_seq2seq_paper`.
 """
 
 from famjax import Config, load_config, replace_values

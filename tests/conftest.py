@@ -97,18 +97,19 @@ hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "local")
 gc.set_threshold(200_000, 20, 100)
 
 
-# bytes of memory above which a process drops its compiled programs
-_MUCH_MEMORY = 3 * 2**30
+# bytes of memory, and number of its maps, above which a process drops its compiled programs. Linux
+# allows a process 65,530 maps; with the default options one file alone takes 20,000.
+_MUCH_MEMORY, _MANY_MAPS = 3 * 2**30, 20_000
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _forget_programs() -> Iterator[None]:
-    """After a file, drop compiled programs if they take much memory (7 GB in total).
+    """After a file, drop compiled programs if they take much memory (7 GB in total) or many maps.
 
     Otherwise they are kept: files share operations, and models of the same shapes.
     """
     yield
-    if _resident_bytes() > _MUCH_MEMORY:
+    if _resident_bytes() > _MUCH_MEMORY or _map_count() > _MANY_MAPS:
         import jax
 
         jax.clear_caches()
@@ -153,6 +154,12 @@ def _resident_bytes() -> float:
     if not status.exists():
         return float("inf")
     return int(status.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _map_count() -> int:
+    """Return the number of memory maps of this process; 0 without /proc."""
+    maps = Path("/proc/self/maps")
+    return maps.read_bytes().count(b"\n") if maps.exists() else 0
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

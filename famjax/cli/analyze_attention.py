@@ -93,18 +93,26 @@ def show_attention(report: dict[str, Any]) -> None:
         f"{report['run']}, step {report['step']:,}: shares of the attention weights, means over "
         f"heads and {blocks:,} blocks of {report['block_len']}"
     )
-    columns = ("segments", "memory", "own block", "most on memory", "memory on itself", "on block")
-    table = Table("", ("layer", "mixer", *columns), words=(1,))
+    columns = ("layer", "mixer", "segments", "own block")
+    has_memory = any(layer["memories"] for layer in report["layers"])
+    of_memory = ("memory", "most on memory", "memory on itself", "on block")
+    table = Table("", (*columns, *(of_memory if has_memory else ())), words=(1,))
     for layer in report["layers"]:
-        mass = layer["mass"]
-        head = int(mass[:, 1].argmax())
-        most = f"{mass[head, 1]:.1%}, head {head}" if layer["memories"] else ""
-        own = layer["memory_mass"]
-        shares = ("", "") if own is None else (f"{share:.1%}" for share in np.mean(own, 0))
-        means = (f"{share:.1%}" for share in mass.mean(0))
-        table.add_row(f"{layer['layer']}", layer["mixer"], *means, most, *shares)
+        segments, _, block = layer["mass"].mean(0)
+        cells = (f"{layer['layer']}", layer["mixer"], f"{segments:.1%}", f"{block:.1%}")
+        table.add_row(*cells, *(_memory_cells(layer) if has_memory else ()))
     out.print(table)
     out.print(_gradient_table(report))
+
+
+def _memory_cells(layer: dict[str, Any]) -> list[str]:
+    """Return the shares on a layer's memory, and those of the memory's own queries."""
+    if not layer["memories"]:
+        return [""] * 4
+    of_heads, own = layer["mass"][:, 1], layer["memory_mass"]
+    head = int(of_heads.argmax())
+    shares = ("", "") if own is None else (f"{share:.1%}" for share in np.mean(own, 0))
+    return [f"{of_heads.mean():.1%}", f"{of_heads[head]:.1%}, head {head}", *shares]
 
 
 def _gradient_table(report: dict[str, Any]) -> Table:

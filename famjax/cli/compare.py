@@ -144,8 +144,9 @@ def short_names(runs: Sequence[Path]) -> list[str]:
 def text_table(label: str, names: Sequence[str], results: Sequence[dict[str, Any]]) -> Table:
     """Return the table of bits per byte."""
     against = f"against {names[0]}"
+    has_ablations = any(result.get("ablations") for result in results)
     columns = ("run", "bits per byte", against, "95%", "gained by memory", "tokens/s")
-    table = Table(label, columns, words=(0,))
+    table = Table(label, (*columns, *["gained against"] * has_ablations), words=(0, 6))
     # with --ablate the documents are read once more, and slower
     is_alike = len({tuple(result.get("ablations", ())) for result in results}) == 1
     for name, result in zip(names, results, strict=True):
@@ -157,8 +158,15 @@ def text_table(label: str, names: Sequence[str], results: Sequence[dict[str, Any
             "" if difference is None else ends_of(difference[1:]),
             f"{result['memory_gain']['bits_per_byte']:.4f}",
             f"{result['tokens_per_second']:,.0f}" if is_alike else "",
+            *[_gains(result)] * has_ablations,
         )
     return table
+
+
+def _gains(result: dict[str, Any]) -> str:
+    """Return by how many bits per byte a run is better than each of its ablations."""
+    ablations = result.get("ablations", {}).items()
+    return "; ".join(f"{name} {r['gain'][0]:+.4f}" for name, r in ablations if "gain" in r)
 
 
 def _difference(
@@ -328,7 +336,9 @@ def _paired(
     For a collection it is the mean over its data sets.
     """
     asked = [{n: set(each[n]) for n in each} for each in (scores, other)]
-    if not scores or asked[0] != asked[1]:
+    if not scores or not other:
+        return "not measured"
+    if asked[0] != asked[1]:
         return "other documents"
     sets = []
     for subset in sorted({subset for subset, _ in scores}):
@@ -356,6 +366,9 @@ def draw(
             key = "loss" if group == "text" else _SHARES.get(group, "accuracy")
             ax.plot([row[at] for row in rows], [row[key] for row in rows], "o-", label=name)
         ax.set_xscale("log", base=2)
-        ax.set(title=label, xlabel="tokens", ylabel="loss" if group == "text" else "right answers")
+        if group == "text":
+            ax.set(title=label, xlabel="position, up to", ylabel="loss (nats a token)")
+        else:
+            ax.set(title=label, xlabel="tokens of the document", ylabel="right answers")
         ax.legend()
     return save_figure(figure, path)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from famjax.cli.figures import new_figure, save_figure
+from famjax.cli.tables import counted
 from famjax.core.errors import UserError
 
 # for each `Task.group`, the key of a score that is better if higher; rows of results are averaged
@@ -91,6 +92,7 @@ def draw_segments(
         mixers.setdefault(name, []).append((own, number))
     figure, axes = new_figure(size=(7, 4.5))
     every = np.array(list(normalized.values()))
+    tasks = counted(len(every), "task")
     for i, (mixer, places) in enumerate(mixers.items()):
         # runs with the same number of segments, such as seeds, are averaged
         segments = sorted({m for m, _ in places if m is not None})
@@ -101,7 +103,8 @@ def draw_segments(
         for m, number in places:
             axes.plot([m] * len(every), every[:, number], "o", color=f"C{i}", alpha=0.3, ms=4)
         means = [every[:, [n for m, n in places if m == at]].mean() for at in segments]
-        axes.plot(segments, means, "o-", color=f"C{i}", label=f"{mixer}, mean of {len(every)}")
+        axes.plot(segments, means, "o-", color=f"C{i}", label=f"{mixer}, mean of {tasks}")
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set(xlabel="memory segments", ylabel="score, of the best run's")
     axes.grid(alpha=0.3)
     axes.legend()

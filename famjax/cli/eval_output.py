@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from famjax.cli.tables import Output, Table
+from famjax.cli.tables import Output, Table, counted
 from famjax.core.units import byte_size, inflect
 from famjax.eval.effective_length import effective_lengths
 from famjax.eval.subsets import LENGTHS
 
+# a bootstrap over fewer documents gives intervals that are far too narrow
+_FEW = 5
 _NEGATIVE = (
     "gained by memory is negative where the memory makes predictions worse than a reset at every "
     "block: usual early in training, and for texts unlike the training data, or longer"
@@ -76,12 +78,16 @@ def result_tables(group: str, result: Any) -> list[Table | str]:
     if group == "text":
         negative = [_NEGATIVE] if _has_negative_gain(result) else []
         words = [_words(result)] if "words" in result else []
-        return [text_table(result), *words, _UNIGRAM, position_table(result), *negative]
+        tables: list[Table | str] = [text_table(result), *words, _UNIGRAM]
+        if result.get("ablations"):
+            tables += [text_ablation_table(result), *_few_documents(result["documents"])]
+        return [*tables, position_table(result), *negative]
     if group == "questions":
         return [
             questions_table(result),
+            *_few_documents(result["documents"]),
             *subset_tables(result),
-            questions_note(result),
+            *questions_notes(result),
             octaves_table(result),
         ]
     if group == "lm_eval":
@@ -224,23 +230,24 @@ def words_table(subsets: list[dict[str, Any]]) -> Table:
     return table
 
 
-def questions_note(result: dict[str, Any]) -> str:
+def questions_notes(result: dict[str, Any]) -> list[str]:
     """Return lines on how the documents of a question set were read."""
     lines = [
-        f"read in {result['lanes']} lanes by {result['chunk']:,} tokens ({result['padding']:.1%} "
+        f"read in {counted(result['lanes'], 'lane')} by {result['chunk']:,} tokens "
+        f"({result['padding']:.1%} "
         f"padding), {result['tokens_per_second']:,.0f} tokens/s, {result['answer_seconds']:.2f} "
         f"s/answer, {byte_size(result['state_bytes'])} of memory per document, up to "
         f"{result['updates']:,} memory updates"
     ]
     if result["cut_documents"]:
         lines.append(
-            f"{result['cut_documents']:,} documents were cut to their last tokens, "
-            f"--window {result['window']:,}"
+            f"cut to their last tokens, --window {result['window']:,}: "
+            f"{counted(result['cut_documents'], 'document')}"
         )
     if result["skipped"]:
         first = result["skipped"][0]
-        lines.append(f"{len(result['skipped']):,} lines left out, the first: {first}")
-    return "\n".join(lines)
+        lines.append(f"{counted(len(result['skipped']), 'line')} left out, the first: {first}")
+    return lines
 
 
 def octaves_table(result: dict[str, Any]) -> Table:
@@ -418,7 +425,7 @@ def text_table(text: dict[str, Any]) -> Table:
     if text["window"]:
         how = f", windows of {text['window']:,} scored on their last {text['score']:,}"
     table = Table(
-        f"text:{text['files']}: {text['documents']:,} document{'s' * (text['documents'] != 1)}"
+        f"text:{text['files']}: {counted(text['documents'], 'document')}"
         f"{unread}{how}, {text['tokens']:,} tokens, "
         f"{byte_size(text['bytes'])}, {text['tokens_per_second']:,.0f} tokens/s, "
         f"{byte_size(text['state_bytes'])} of memory per document",
@@ -430,13 +437,27 @@ def text_table(text: dict[str, Any]) -> Table:
     _add_scores(table, "gained by memory", text["memory_gain"], sign="+")
     for name, ablated in text.get("ablations", {}).items():
         _add_scores(table, ABLATED[name], ablated)
-        if "gain" in ablated:
-            gain, *ends = ablated["gain"]
-            table.add_row("gained, 95%", f"{gain:+.4f}", ends_of(ends), "", "")
     table.add_rule()
     _add_scores(table, "unigram", text["unigram"])
     _add_scores(table, "uniform", text["uniform"])
     return table
+
+
+def text_ablation_table(text: dict[str, Any]) -> Table:
+    """Return the table of how many bits per byte a run gains against each ablation."""
+    table = Table("gained, in bits per byte", ("against", "gained", "95%"), words=(0,))
+    for name, ablated in text["ablations"].items():
+        if "gain" in ablated:
+            gain, *ends = ablated["gain"]
+            table.add_row(ABLATED[name], f"{gain:+.4f}", ends_of(ends))
+    return table
+
+
+def _few_documents(count: int) -> list[str]:
+    """Return a line if intervals over so many documents are not to be relied on."""
+    if count >= _FEW:
+        return []
+    return [f"{counted(count, 'document')}: too few for a reliable interval"]
 
 
 def ends_of(interval: Sequence[float | None]) -> str:
@@ -446,7 +467,9 @@ def ends_of(interval: Sequence[float | None]) -> str:
 
 
 def _words(text: dict[str, Any]) -> str:
-    return f"perplexity of a word: {text['word_perplexity']:,.2f} ({text['words']:,} words)"
+    perplexity = text["word_perplexity"]
+    shown = f"{perplexity:,.2f}" if perplexity < 1e6 else f"{perplexity:.3g}"
+    return f"perplexity of a word: {shown} ({text['words']:,} words)"
 
 
 def _add_scores(table: Table, name: str, scores: dict[str, float], sign: str = "") -> None:

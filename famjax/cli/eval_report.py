@@ -85,6 +85,8 @@ def save_result(
         before = saved["results"].get(label)
         if before is not None:
             result = _with_other_lengths(group, result, before["result"])
+            if note := _replaced(group, result, before["result"]):
+                print(f"{folder / REPORT}: {label}: {note}", file=sys.stderr)
         results = {**saved["results"], label: {"group": group, "result": result}}
         write_json(folder / REPORT, {"step": step, "weights": weights, "results": results})
 
@@ -107,6 +109,14 @@ def _with_other_lengths(group: str, result: Any, before: Any) -> Any:
         if group == "long":
             result["effective_length"] = effective_lengths(joined)
     return result
+
+
+def _replaced(group: str, result: Any, before: Any) -> str:
+    """Return a line about the lengths of an earlier result that are in the report no more."""
+    if group not in ("passkey", "toy", "long") or _settings(result) == _settings(before):
+        return ""
+    lengths = ", ".join(f"{row['length']:,}" for row in _rows(before))
+    return f"replaces an earlier evaluation with other settings (of {lengths} tokens)"
 
 
 def _settings(result: Any) -> Any:

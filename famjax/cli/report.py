@@ -152,7 +152,7 @@ def _image(name: str, figure: Figure) -> str:
 
 
 def sample_examples(examples: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Return at most `most` examples in their order: the first ones of each length and data set.
+    """Return at most `most` examples by document: the first ones of each length and data set.
 
     Each length and data set has the same number of them, unless it has fewer examples.
     """
@@ -160,7 +160,13 @@ def sample_examples(examples: list[dict[str, Any]], most: int) -> list[dict[str,
     for i, example in enumerate(examples):
         groups.setdefault((example["length"], example.get("subset", "")), []).append(i)
     by_turns = (i for together in zip_longest(*groups.values()) for i in together if i is not None)
-    return [examples[i] for i in sorted(islice(by_turns, most))]
+    chosen = [examples[i] for i in sorted(islice(by_turns, most))]
+    # all questions of a document together
+    places = {
+        (example["length"], example["document"]): i
+        for i, example in reversed(list(enumerate(chosen)))
+    }
+    return sorted(chosen, key=lambda each: places[each["length"], each["document"]])
 
 
 def _examples(examples: list[dict[str, Any]], result: dict[str, Any]) -> Iterator[str]:
@@ -178,9 +184,10 @@ def _examples(examples: list[dict[str, Any]], result: dict[str, Any]) -> Iterato
         listed = "".join(
             f"<dt>{name}</dt><dd>{html.escape(text)}</dd>" for name, text in fields.items()
         )
+        asked = f"length {example['length']:,}, " if example["length"] else ""
         depth = "" if example["depth"] is None else f"depth {example['depth']:.0%}, "
         summary = (
-            f"{example['tokens']:,} tokens, document {example['document']}, {depth}score "
+            f"{asked}{example['tokens']:,} tokens, document {example['document']}, {depth}score "
             f"{example['score']:.0%}{', cut' * example['cut']}"
         )
         yield f'<details class="{kind}"><summary>{summary}</summary><dl>{listed}</dl></details>'

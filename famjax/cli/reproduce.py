@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tyro
 
 from famjax.cli.main import parse
 from famjax.cli.tables import Output
-from famjax.core.errors import UserError, nearest
+from famjax.core.errors import EXIT_USER_ERROR, UserError, nearest
 from famjax.core.paths import expanded
 
 if TYPE_CHECKING:
+    from famjax.reproduce.cell import Cell
     from famjax.reproduce.experiment import Experiment, Size
 
 
@@ -39,7 +39,10 @@ class Arguments:
     """Number of processes, each on its part of the cores.
     Default: one per core; 1 on an accelerator."""
     hours: float | None = None
-    """Start no training that would not end within this many hours, and report what is left."""
+    """Start no training that would not end within this many hours, and report what is left.
+    Not with --size paper, whose times are not known."""
+    test: str = ""
+    """With --size paper, the files to test on where a paper has texts, as in data.files."""
     mixed: bool = False
     """Allow results of different versions of the code in one table."""
     folder: str = "runs/reproduce"
@@ -49,81 +52,155 @@ class Arguments:
 
 
 def run(argv: list[str]) -> int:
+    """Run what is missing and show all; return `EXIT_USER_ERROR` if something was refused.
+
+    Of several experiments, those without their data are only named, unless that is all of them.
+    """
     given = tuple(token for token in argv if not token.startswith("-") and "=" in token)
     arguments = parse(Arguments, [a for a in argv if a not in given], "famjax reproduce")
-    names = list(arguments.experiments)
-    from famjax.cli.reproduce_output import list_table, show
-    from famjax.reproduce import EXPERIMENTS
-
-    out, progress = Output(), Output(stderr=True)
-    root, pages = expanded(arguments.folder), expanded(arguments.pages)
-    if names == ["list"]:
-        for table in list_table(root, pages):
-            out.print(table)
-        return 0
-    experiments = [EXPERIMENTS[name] for name in _known(names, list(EXPERIMENTS))]
     _check(arguments)
-    from famjax.reproduce.runner import Runner, format_time, make_cells
+    if arguments.experiments == ("list",):
+        return _list(arguments)
+    from famjax.cli.reproduce_output import check_versions
+    from famjax.reproduce.runner import make_cells, prepare
 
-    size: Size = "paper" if arguments.size == "paper" else "here"
+    progress = Output(stderr=True)
+    root, size = expanded(arguments.folder), _size(arguments)
     only = tuple(filter(None, (part.strip() for part in arguments.only.split(","))))
+    experiments = _chosen(arguments, progress)
+    _check_only(only, experiments)
+    _check_test(arguments.test, experiments)
     for experiment in experiments:
-        if size == "paper" and not experiment.paper_config:
-            raise UserError(f"{experiment.id}: has no config at the paper's size; leave out --size")
-    _check_only(only, experiments, size)
-    if size == "here":
-        experiments = _prepared(experiments, root, progress)
-    cells = [
-        cell
-        for experiment in experiments
-        for cell in make_cells(experiment, root, arguments.seeds, only, size, given)
-    ]
-    by_id = {experiment.id: experiment for experiment in experiments}
-    for cell in cells:
-        if cell.seed == 0:
-            cell.check(by_id[cell.experiment])
+        for variant in experiment.variants:
+            experiment.make_config(variant, 0, size, given)
+    cells = {
+        e.id: make_cells(e, root, arguments.seeds, only, size, given, arguments.test)
+        for e in experiments
+    }
+
+    # --only names models of some
+    experiments = [experiment for experiment in experiments if cells[experiment.id]]
+
+    def check_data(experiment: Experiment) -> None:
+        prepare(experiment, root)
+        for cell in cells[experiment.id]:
+            if cell.seed == 0:
+                cell.check(experiment)
+
+    ready = _passing(experiments, check_data, progress)
+    if size == "paper":
+        _tell_how_to_plan(ready, progress)
+    allowed = ready
+    if not arguments.mixed:
+        allowed = _passing(ready, lambda e: check_versions(e, cells[e.id]), progress)
+    _train_and_show(allowed, [cell for e in allowed for cell in cells[e.id]], arguments, progress)
+    return 0 if ready and len(allowed) == len(ready) else EXIT_USER_ERROR
+
+
+def _train_and_show(
+    experiments: Sequence[Experiment], cells: Sequence[Cell], arguments: Arguments, progress: Output
+) -> None:
+    """Train what is missing of the experiments' cells, and show each experiment."""
+    from famjax.cli.reproduce_output import show
+    from famjax.reproduce.runner import Runner
+
     deadline = None
     if arguments.hours is not None:
         deadline = time.monotonic() + 3600 * arguments.hours
+    by_id = {experiment.id: experiment for experiment in experiments}
     runner = Runner(by_id, _jobs(arguments), progress.print, deadline)
     left = runner.run(cells)
+    out = Output()
     for experiment in experiments:
-        if any(cell.experiment == experiment.id for cell in cells):
-            show(experiment, root, cells, pages, arguments.mixed, out)
+        root, pages = expanded(arguments.folder), expanded(arguments.pages)
+        show(experiment, root, cells, pages, arguments.mixed, out)
     if left:
-        rest = format_time(sum(map(runner.estimate, left)) / _jobs(arguments))
         progress.print(
-            f"{len(left)} trainings are left, which take about {rest} and did not fit into "
-            "--hours; run the command again to continue, with more --hours if nothing was started"
+            f"{len(left)} trainings are left, which take {runner.time_left(left)} and did not fit "
+            "into --hours; run the command again to continue, with more --hours if nothing was "
+            "started"
         )
+
+
+def _tell_how_to_plan(experiments: Sequence[Experiment], progress: Output) -> None:
+    """Say which command tells what trainings of the paper's size need."""
+    names = {e.paper_config for e in experiments} | {e.paper_base_config for e in experiments}
+    configs = sorted(filter(None, names))
+    if configs:
+        progress.print(
+            "how long trainings of the paper's size take is not known; famjax plan "
+            f"{configs[0]} --topology v5e:4x8 prints the memory and the least time of a step"
+            + (f", so for {', '.join(configs[1:])}" if configs[1:] else "")
+        )
+
+
+def _list(arguments: Arguments) -> int:
+    from famjax.cli.reproduce_output import list_table
+
+    out = Output()
+    for table in list_table(expanded(arguments.folder), expanded(arguments.pages)):
+        out.print(table)
     return 0
 
 
-def _prepared(experiments: Sequence[Experiment], root: Path, progress: Output) -> list[Experiment]:
-    """Make the data of experiments, and return the experiments.
+def _size(arguments: Arguments) -> Size:
+    return "paper" if arguments.size == "paper" else "here"
 
-    Of several experiments, those whose data is missing are named, and left out.
+
+def _chosen(arguments: Arguments, progress: Output) -> list[Experiment]:
+    """Return the named experiments as they are at the size; of "all", those that have it.
+
+    Raises:
+      UserError: a name is unknown, or a named experiment does not have the size.
     """
-    from famjax.reproduce.runner import prepare
+    from famjax.reproduce.experiments import EXPERIMENTS
 
-    ready = []
+    names, size = _known(arguments.experiments, list(EXPERIMENTS)), _size(arguments)
+    if size == "paper" and arguments.experiments == ("all",):
+        without = [name for name in names if not EXPERIMENTS[name].has_paper_size]
+        names = [name for name in names if name not in without]
+        progress.print(f"left out, since they have no paper's size: {', '.join(without)}")
+    return [EXPERIMENTS[name].at(size, arguments.test) for name in names]
+
+
+def _passing(
+    experiments: Sequence[Experiment], check: Callable[[Experiment], None], progress: Output
+) -> list[Experiment]:
+    """Return the experiments that pass a check; name the others with the reason.
+
+    Args:
+      check: raises a `UserError` if the experiment does not pass.
+
+    Raises:
+      UserError: the only experiment does not pass.
+    """
+    passing = []
     for experiment in experiments:
         try:
-            prepare(experiment, root)
+            check(experiment)
         except UserError as error:
             if len(experiments) == 1:
                 raise
-            progress.print(f"{experiment.id} is left out: {error}")
+            reason = str(error).removeprefix(f"{experiment.id}: ")
+            progress.print(f"{experiment.id} is left out: {reason}")
         else:
-            ready.append(experiment)
-    return ready
+            passing.append(experiment)
+    return passing
 
 
-def _check_only(only: Sequence[str], experiments: Sequence[Experiment], size: Size) -> None:
+def _check_test(test: str, experiments: Sequence[Experiment]) -> None:
+    """Raise a `UserError` if not exactly one kind of test files is wanted."""
+    wanted = {e.measure.test_files: e.id for e in experiments if e.measure.test_files}
+    if test and not wanted:
+        raise UserError("--test: no experiment that was named takes test files; leave it out")
+    if test and len(wanted) > 1:
+        ids = ", ".join(wanted.values())
+        raise UserError(f"--test: {ids} are tested on different texts; run them one by one")
+
+
+def _check_only(only: Sequence[str], experiments: Sequence[Experiment]) -> None:
     """Raise a `UserError` for a model that no experiment has."""
-    known = dict.fromkeys(
-        v.name for experiment in experiments for v in experiment.variants_at(size)
-    )
+    known = dict.fromkeys(v.name for experiment in experiments for v in experiment.variants)
     for name in only:
         if name not in known:
             ids = ", ".join(experiment.id for experiment in experiments)
@@ -133,16 +210,21 @@ def _check_only(only: Sequence[str], experiments: Sequence[Experiment], size: Si
 def _known(names: Sequence[str], known: Sequence[str]) -> list[str]:
     if not names:
         raise UserError(f"reproduce: name experiments, list or all (known: {', '.join(known)})")
-    if names == ["all"]:
+    for word in ("list", "all"):
+        if word in names and len(names) > 1:
+            others = ", ".join(name for name in names if name != word)
+            raise UserError(f"{word}: stands alone; leave out {word}, or {others or 'the other'}")
+    if list(names) == ["all"]:
         return list(known)
     for name in names:
         if name not in known:
-            near = nearest(name, known)
-            raise UserError(f"{name}: no such experiment{near}; famjax reproduce list shows all")
+            near = nearest(name, known) or ";"
+            raise UserError(f"{name}: no such experiment{near} famjax reproduce list shows all")
     return list(dict.fromkeys(names))
 
 
 def _check(arguments: Arguments) -> None:
+    """Raise a `UserError` for options that cannot be, alone or together."""
     if arguments.size not in ("here", "paper"):
         raise UserError(f"--size {arguments.size}: here or paper")
     if arguments.seeds < 1:
@@ -151,6 +233,13 @@ def _check(arguments: Arguments) -> None:
         raise UserError(f"--jobs {arguments.jobs}: must be at least 1")
     if arguments.hours is not None and arguments.hours <= 0:
         raise UserError(f"--hours {arguments.hours}: must be more than 0")
+    if arguments.hours is not None and arguments.size == "paper":
+        raise UserError(
+            "--hours: how long trainings of the paper's size take is not known; leave it out, stop "
+            "with Ctrl-C, and run the command again to continue"
+        )
+    if arguments.test and arguments.size == "here":
+        raise UserError("--test: only with --size paper; here the experiments have their own texts")
 
 
 def _jobs(arguments: Arguments) -> int:

@@ -21,13 +21,13 @@ def main() -> int:
     if cores:
         # before JAX starts its threads
         os.sched_setaffinity(0, set(map(int, cores.split(","))))
-    from famjax.reproduce import EXPERIMENTS
     from famjax.reproduce.cell import Cell, run_cell
+    from famjax.reproduce.experiments import EXPERIMENTS
 
     runtime.setup()
     fields = parse_json(spec)
     cell = Cell(**{**fields, "given": tuple(fields["given"])})
-    run_cell(cell, EXPERIMENTS[cell.experiment])
+    run_cell(cell, EXPERIMENTS[cell.experiment].at(cell.size, cell.test))
     return 0
 
 

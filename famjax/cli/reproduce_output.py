@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,11 +13,11 @@ import numpy as np
 from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.tables import Output, Table
 from famjax.core.errors import UserError
-from famjax.reproduce import EXPERIMENTS
 from famjax.reproduce.cell import Cell
 from famjax.reproduce.experiment import Experiment, Ordering, Score, Variant
+from famjax.reproduce.experiments import EXPERIMENTS
 from famjax.reproduce.judge import Judgement, judge, mean_and_interval
-from famjax.reproduce.papers import PAPERS
+from famjax.reproduce.papers import listed
 from famjax.reproduce.runner import format_time, make_cells, read_result
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 # maximum number of scores that a table in a terminal shows
 _SHOWN = 4
+# what the names of pages at the paper's size end with
+_PAPER = "-paper"
 # columns that only the table of a page has
 _COSTS = ("parameters", "tokens")
 # an axis is logarithmic if the largest x is at least so many times the smallest
@@ -72,27 +75,50 @@ class Results:
         return judge(better, worse, score.higher_is_better, *claim)
 
 
+def check_versions(experiment: Experiment, cells: Sequence[Cell]) -> None:
+    """Check that the results of an experiment's cells are of one version of the code.
+
+    What is still to be trained will be of the version of its cell.
+
+    Raises:
+      UserError: the results are, or would be, of several versions.
+    """
+    own = [cell for cell in cells if cell.experiment == experiment.id and cell.variant]
+    results = [read_result(cell, experiment) for cell in own]
+    done = _versions([result for result in results if result is not None])
+    left = {cell.code for cell, result in zip(own, results, strict=True) if result is None}
+    versions = sorted({*done, *left})
+    if done and len(versions) > 1:
+        raise UserError(
+            f"{experiment.id}: its results {'are' if len(done) > 1 else 'would be'} of "
+            f"{', '.join(versions)} of the code; --mixed shows them together. To make them again "
+            "with this version, which keeps its own finished trainings, remove "
+            f"{own[0].folder(experiment).parents[1]}"
+        )
+
+
 def collect(experiment: Experiment, cells: Sequence[Cell], mixed: bool) -> Results:
     """Return the results of an experiment's cells.
 
     Raises:
       UserError: results are of several versions of the code, and `mixed` is not set.
     """
+    if not mixed:
+        check_versions(experiment, cells)
     own = [cell for cell in cells if cell.experiment == experiment.id and cell.variant]
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for cell in own:
         if (result := read_result(cell, experiment)) is not None:
             found.setdefault(cell.variant, {})[cell.seed] = result
-    options = (*(("--size", "paper") if own[0].size == "paper" else ()), *own[0].given)
-    results = Results(experiment, found, len(own), options)
-    versions = _versions(results.each())
-    if len(versions) > 1 and not mixed:
-        raise UserError(
-            f"{experiment.id}: its results are of {', '.join(versions)} of the code; --mixed shows "
-            f"them together. To make them again with this version, which keeps its own finished "
-            f"trainings, remove {own[0].folder(experiment).parents[1]}"
-        )
-    return results
+    options = _options(own[0])
+    return Results(experiment, found, len(own), options)
+
+
+def _options(cell: Cell) -> tuple[str, ...]:
+    """Return the options of `famjax reproduce` that a cell was given."""
+    size = ("--size", "paper") if cell.size == "paper" else ()
+    test = ("--test", shlex.quote(cell.test)) if cell.test else ()
+    return (*size, *test, *cell.given)
 
 
 def show(
@@ -111,8 +137,9 @@ def show(
     out.print(score_table(results))
     if experiment.orderings:
         out.print(ordering_table(results))
-    figure = save_figure(plot(results), pages / f"{experiment.id}.png")
-    page = pages / f"{experiment.id}.md"
+    name = f"{experiment.id}{_PAPER if '--size' in results.options else ''}"
+    figure = save_figure(plot(results), pages / f"{name}.png")
+    page = pages / f"{name}.md"
     page.write_text(make_page(results, figure.name))
     write_index(root, pages)
     out.print(f"page: {page}   figure: {figure}")
@@ -132,10 +159,10 @@ def _format(score: Score, values: Sequence[float]) -> str:
     return f"{score.format(mean)} ± {score.format(half).rstrip('%')}"
 
 
-def _paper(variant: Variant) -> str:
+def _paper(experiment: Experiment, variant: Variant) -> str:
     """Return the paper's numbers as text, such as "XLSum 15.9%"."""
     return ", ".join(
-        f"{name} {100 * value:.1f}%" if 0 <= value <= 1 else f"{name} {value:g}"
+        f"{name} {100 * value:.1f}%" if experiment.paper_unit(name) else f"{name} {value:g}"
         for name, value in variant.paper.items()
     )
 
@@ -148,7 +175,7 @@ def _rows(results: Results, scores: Sequence[Score], with_costs: bool = False) -
         seeds = str(len(values[0]))
         cells = [_format(score, each) for score, each in zip(scores, values, strict=True)]
         costs = _costs(results, variant) if with_costs else []
-        paper = [_paper(variant)] if has_paper else []
+        paper = [_paper(results.experiment, variant)] if has_paper else []
         rows.append([variant.name, seeds, *costs, *cells, *paper])
     for name, row in results.baselines().items():
         cells = [score.format(row[score.name]) if score.name in row else "" for score in scores]
@@ -356,22 +383,26 @@ def write_index(root: Path, pages: Path) -> None:
     """Write the page with links to the pages of the experiments."""
     lines = ["# Reproduced", "", "What `famjax reproduce` made here, a page for each.", ""]
     for experiment in EXPERIMENTS.values():
-        if (pages / f"{experiment.id}.md").exists():
-            lines.append(f"- [{experiment.source}]({experiment.id}.md): {experiment.title}")
+        for suffix, size in (("", ""), (_PAPER, ", at the paper's size")):
+            page = f"{experiment.id}{suffix}.md"
+            if (pages / page).exists():
+                lines.append(f"- [{experiment.source}]({page}): {experiment.title}{size}")
     (pages / "index.md").write_text("\n".join([*lines, ""]))
 
 
 def list_table(root: Path, pages: Path) -> list[Table]:
     """Return a table for each paper: its tables and figures, and the state of each here."""
     tables = []
-    for paper, entries in PAPERS.items():
-        table = Table(paper, ("", "shows", "state", "command"), words=(0, 1, 2, 3))
+    for paper, entries in listed(EXPERIMENTS.values()).items():
+        table = Table(paper, ("", "shows", "state", "paper size", "command"), words=(0, 1, 2, 3, 4))
         for entry in entries:
-            state, command = entry.state, entry.command
+            state, command, paper_size = entry.state, entry.command, ""
             if entry.experiment:
-                state = _state(EXPERIMENTS[entry.experiment], root, pages)
+                experiment = EXPERIMENTS[entry.experiment]
+                state = _state(experiment, root, pages)
+                paper_size = "yes" if experiment.has_paper_size else "no"
                 command = f"famjax reproduce {entry.experiment}"
-            table.add_row(entry.name, entry.shows, state, command)
+            table.add_row(entry.name, entry.shows, state, paper_size, command)
         tables.append(table)
     return tables
 

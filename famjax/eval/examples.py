@@ -101,12 +101,15 @@ def read_lines(file: Path) -> tuple[Any, list[dict[str, Any]]]:
     Raises:
       UserError: the file is damaged.
     """
+    found, number = [], 0
     try:
-        settings, *lines = map(parse_json, read_whole(file, RUN_AGAIN).decode().splitlines())
-        if not all(isinstance(line, dict) for line in lines):
-            raise ValueError("a line that is no example")
+        for number, line in enumerate(read_whole(file, RUN_AGAIN).decode().splitlines(), 1):
+            found.append(parse_json(line))
+            if number > 1 and not isinstance(found[-1], dict):
+                raise ValueError("no example")
+        settings, *lines = found
     except ValueError as error:
-        raise UserError(f"{file}: damaged ({error}); {RUN_AGAIN}") from None
+        raise UserError(f"{file}: damaged at line {number} ({error}); {RUN_AGAIN}") from None
     return settings, lines
 
 

@@ -72,6 +72,14 @@ class LaneStream(Streamer):
         reset = (update or model.block_len) if ablation == "reset" else None
         super().__init__(model, batch, chunk, reset)
 
+    def warm_up(self) -> None:
+        """Compile `skim_lanes` and `lane`, so that later timings exclude compilation."""
+        scratch = self.new_stream()
+        everywhere = np.ones(scratch.batch, bool)
+        rows = np.zeros((scratch.batch, scratch.chunk), np.int32)
+        scratch.skim_lanes(rows, everywhere * scratch.chunk, everywhere)
+        scratch.lane(0)
+
     def _start(self, batch: int) -> None:
         super()._start(batch)
         self.positions = np.zeros(batch, np.int64)

@@ -116,7 +116,8 @@ def evaluate_passkey(
     with TokenProgress("passkey", cost, quiet) as progress:
         if rest:
             with progress.compiling():
-                streamer.warm_up()
+                for stream, _ in readings.values():
+                    stream.warm_up()
         for group in rest:
             rows = {
                 name: _ask(stream.new_stream(), read, group, progress)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -46,16 +45,22 @@ class TokenProgress:
         self._live = Live(console=console, auto_refresh=False, transient=True) if live else None
         self._tokens = self._part = self._answers = 0
         self._due = time.monotonic() + patience
-        # time, tokens and part at the first advance; rates start there, to exclude compilation
-        self._first: tuple[float, int, int] | None = None
+        # tokens and part at the first advance; rates start there, to exclude compilation
+        self._first: tuple[int, int] | None = None
+        # time of the last event, and the seconds of reading and of answering before it
+        self._last = self._reading = self._answering = 0.0
 
     def advance(self, tokens: int, part: int | None = None) -> None:
         """Count tokens, and the `part` of the total that they are, by default the same number."""
         self._tokens += tokens
         self._part += tokens if part is None else part
         now = time.monotonic()
-        self._first = self._first or (now, self._tokens, self._part)
-        self._show(now, *self._first)
+        if self._first is None:
+            self._first = self._tokens, self._part
+        else:
+            self._reading += now - self._last
+        self._last = now
+        self._show(now)
 
     def answer(self, count: int) -> None:
         """Count answers; the time that they take goes into the estimate of what is left.
@@ -63,19 +68,22 @@ class TokenProgress:
         With 0, only the time is shown anew, for an answer that takes long.
         """
         self._answers += count
+        now = time.monotonic()
         if self._first is not None:
-            self._show(time.monotonic(), *self._first)
+            self._answering += now - self._last
+            self._last = now
+            self._show(now)
 
-    def _show(self, now: float, *first: Any) -> None:
+    def _show(self, now: float) -> None:
         if self._quiet or now < self._due:
             return
         if self._live is None:
             self._due = now + _PLAIN_INTERVAL
-            self._console.print(self._line(now, *first), markup=False)
+            self._console.print(self._line(), markup=False)
         else:
             self._due = now + _LIVE_INTERVAL
             self._live.start()
-            self._live.update(Text(self._line(now, *first)), refresh=True)
+            self._live.update(Text(self._line()), refresh=True)
 
     @contextmanager
     def compiling(self) -> Iterator[None]:
@@ -83,13 +91,10 @@ class TokenProgress:
 
         The body should be the first call of a jitted function.
         """
-        since = time.monotonic()
         with self._show_compiling():
             yield
-        if self._first is not None:
-            # rates exclude it after the first advance, too
-            begin, tokens, part = self._first
-            self._first = begin + time.monotonic() - since, tokens, part
+        # rates exclude it after the first advance, too
+        self._last = time.monotonic()
 
     @contextmanager
     def _show_compiling(self) -> Iterator[None]:
@@ -118,16 +123,23 @@ class TokenProgress:
             if self._live is not None:
                 self._live.update(Text(""), refresh=True)
 
-    def _line(self, now: float, begin: float, tokens: int, part: int) -> str:
-        line, elapsed = f"{self._what}: {self._tokens:,} tokens", now - begin
-        if elapsed > 0:
-            line += f", {(self._tokens - tokens) / elapsed:,.0f} tokens/s"
+    def _line(self) -> str:
+        line = f"{self._what}: {self._tokens:,} tokens"
+        tokens, part = self._first or (0, 0)
+        if self._reading:
+            line += f", {(self._tokens - tokens) / self._reading:,.0f} tokens/s"
         if self._total and self._part > part:
             rest = max(self._total - self._part, 0)
-            left = timedelta(seconds=round(elapsed * rest / (self._part - part)))
-            line += f", {1 - rest / self._total:.0%}, {left} left"
+            line += f", {1 - rest / self._total:.0%}"
+            seconds = self._reading * rest / (self._part - part)
+            if self._answers:
+                rest = max(self._total_answers - self._answers, 0)
+                seconds += self._answering * rest / self._answers
+            # without an answer so far, nobody knows how long they take
+            what = "left" if self._answers or not self._total_answers else "left to read"
+            line += f", {timedelta(seconds=round(seconds))} {what}"
         if self._total_answers:
-            return f"{line}, {self._answers:,} of {self._total_answers:,} answers"
+            line += f", {self._answers:,} of {self._total_answers:,} answers"
         return line
 
     def __enter__(self) -> TokenProgress:

@@ -162,7 +162,8 @@ def evaluate_text(
             read = int(run.tokenizer.token_bytes[batch_read["tokens"][new]].sum())
             documents.bytes += read
             tokens += int(valid.sum())
-            progress.advance(int(new.sum()), read)
+            # every stream reads them, as in tokens_per_second
+            progress.advance(int(new.sum()) * len(streams), read)
     if with_memory_sums.bytes == 0:
         raise UserError(f"text:{files or 'holdout'}: the documents are empty")
     seconds = time.perf_counter() - begin

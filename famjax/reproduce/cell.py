@@ -16,6 +16,7 @@ from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.core.json_files import RUN_AGAIN, read_json, write_json
 from famjax.reproduce.experiment import ALL_SECONDS, OWN_SECONDS, Experiment, Size
+from famjax.tasks import TASKS
 
 # folders of the data and of the trainings, which experiments share
 DATA, TRAININGS = "data", "trainings"
@@ -59,6 +60,7 @@ class Cell:
       seed: seed of the training.
       size: size of the training: that of this repository ("here") or the paper's.
       given: the user's overrides.
+      test: the user's test files, for a measure that takes some.
       code: version of the code that trains it.
     """
 
@@ -68,6 +70,7 @@ class Cell:
     seed: int
     size: Size = "here"
     given: tuple[str, ...] = ()
+    test: str = ""
     code: str = field(default_factory=code_version)
 
     def training_folder(self, experiment: Experiment) -> Path:
@@ -109,10 +112,13 @@ class Cell:
     def check(self, experiment: Experiment) -> None:
         """Raise a `UserError` before training if the cell cannot work."""
         # the config without its base, which need not be trained yet
-        experiment.measure.check(self._config(experiment, self.seed))
+        config = self._config(experiment, self.seed)
+        experiment.measure.check(config)
+        if not config.init and self.base(experiment) is None:
+            _check_tokenizer(config)
 
     def _config(self, experiment: Experiment, seed: int, own: tuple[str, ...] = ()) -> Config:
-        data = experiment.measure.prepare(Path(self.root) / DATA) if self.size == "here" else ()
+        data = experiment.measure.prepare(Path(self.root) / DATA)
         given = (*own, *data, *self.given)
         if not self.variant:
             return experiment.make_base_config(seed, self.size, given)
@@ -125,6 +131,13 @@ class Cell:
         if not experiment.variant(self.variant).continues:
             return None
         return replace(self, variant="")
+
+
+def _check_tokenizer(config: Config) -> None:
+    try:
+        TASKS[config.data.task].make_tokenizer(config.data)
+    except UserError as error:
+        raise UserError(f"{error}; init=FOLDER takes a trained model with its own") from None
 
 
 def _digest(value: object) -> str:

@@ -1,18 +1,18 @@
 """The description of experiments: models of a table or figure, their measure, the paper's claims.
 
-A new experiment is a file in this package with an `Experiment`, and a line in
-`famjax.reproduce.EXPERIMENTS`.
+A new experiment is a file in `famjax.reproduce.experiments`, and a line in its `__init__.py`.
 """
 
 from __future__ import annotations
 
 import abc
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from famjax.config.schema import Config
+from famjax.core.errors import UserError
 from famjax.experiment.load import load_config
 from famjax.train.run import Run
 
@@ -37,6 +37,10 @@ class Score(NamedTuple):
 
     def format(self, value: float) -> str:
         return f"{100 * value:.1f}%" if self.unit else f"{value:.{self.digits}f}"
+
+
+# numbers of the papers that are no shares and not measured here under this name
+_NO_SHARES = ("perplexity", "bits per character", "tokenized BLEU", "days", "GPU hours")
 
 
 # scores for the seconds of training: of a variant alone, and with those of the base it continues
@@ -81,6 +85,15 @@ class Measure(abc.ABC):
           folder: folder of the data, which experiments share.
         """
         return ()
+
+    @property
+    def test_files(self) -> str:
+        """What test files the user has to give, for errors; "" if the measure takes none."""
+        return ""
+
+    def on(self, files: str) -> Measure:
+        """Return the measure with the user's test files; itself if it takes none."""
+        return self
 
     def check(self, config: Config) -> None:
         """Raise a `UserError` if a run with this config could not be measured."""
@@ -160,6 +173,10 @@ class Experiment:
       paper_base_config: name of the base's config at the paper's size; "" trains all variants from
         scratch there.
       base_at_paper: overrides for the base at the paper's size.
+      paper_measure: data and scores at the paper's size; None is none, and then the experiment is
+        not run at that size.
+      paper_orderings: the claims at the paper's size, with scores of `paper_measure`; None is the
+        same ones, without those of variants that are not in the paper.
       averaged: number of last checkpoints whose average is measured, or all if a run keeps fewer; 0
         measures the last checkpoint.
       timed: whether the seconds of training are scores, too: a variant's own, and those including
@@ -186,6 +203,8 @@ class Experiment:
     paper_config: str = ""
     paper_base_config: str = ""
     base_at_paper: tuple[str, ...] = ()
+    paper_measure: Measure | None = None
+    paper_orderings: tuple[Ordering, ...] | None = None
     averaged: int = 0
     timed: bool = False
     unequal: str = ""
@@ -199,6 +218,38 @@ class Experiment:
         """The measure's scores, the most important one first, then the seconds if `timed`."""
         return (*self.measure.scores, *(SECONDS if self.timed else ()))
 
+    @property
+    def has_paper_size(self) -> bool:
+        return bool(self.paper_config) and self.paper_measure is not None
+
+    def at(self, size: Size, test: str = "") -> Experiment:
+        """Return the experiment with its variants, measure and claims at a size.
+
+        Args:
+          size: size of the trainings.
+          test: the user's test files, for a measure that takes some.
+
+        Raises:
+          UserError: the experiment does not have that size.
+        """
+        if size == "here":
+            return self
+        if not self.has_paper_size or self.paper_measure is None:
+            lacks = "measure" if self.paper_config else "config"
+            raise UserError(f"{self.id}: has no {lacks} at the paper's size; leave out --size")
+        variants = self.variants_at(size)
+        names = {variant.name for variant in variants}
+        claims = self.orderings if self.paper_orderings is None else self.paper_orderings
+        return replace(
+            self,
+            variants=variants,
+            measure=self.paper_measure.on(test),
+            orderings=tuple(o for o in claims if {o.better, o.worse, *o.wider_than} <= names),
+            # both are about the size here
+            note=f"At the paper's size: config `{self.paper_config}`.",
+            second_look="",
+        )
+
     def variants_at(self, size: Size) -> tuple[Variant, ...]:
         """Return the variants that are trained at a size."""
         return tuple(v for v in self.variants if size == "here" or not v.here_only)
@@ -208,6 +259,11 @@ class Experiment:
 
     def score(self, name: str) -> Score:
         return next((score for score in self.scores if score.name == name), self.scores[0])
+
+    def paper_unit(self, name: str) -> str:
+        """Return the unit of a number of the paper: that of the score with its name, if any."""
+        units = {score.name: score.unit for score in self.scores}
+        return units.get(name, "" if name in _NO_SHARES else "%")
 
     def make_config(
         self, variant: Variant, seed: int, size: Size, given: tuple[str, ...] = ()

@@ -27,7 +27,8 @@ class PasskeyMeasure(Measure):
     Attributes:
       lengths: numbers of tokens of the documents.
       examples: number of documents of each length.
-      vocabulary: number of tokens of the SentencePiece model.
+      vocabulary: number of tokens of the SentencePiece model; 0 makes none, and models have their
+        own.
     """
 
     lengths: tuple[int, ...]
@@ -44,6 +45,8 @@ class PasskeyMeasure(Measure):
         return {f"{length:,}": length for length in self.lengths}
 
     def prepare(self, folder: Path) -> tuple[str, ...]:
+        if not self.vocabulary:
+            return ()
         tokenizer = folder / "passkey.model"
         if not tokenizer.exists():
             text = folder / "passkey.txt"

@@ -1,8 +1,11 @@
-"""All tables and figures of the three papers, and famjax's own; how each is made here."""
+"""All tables and plots of the three papers, and famjax's own; how each is made here."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
+
+from famjax.reproduce.experiment import Experiment
 
 
 class Entry(NamedTuple):
@@ -11,7 +14,7 @@ class Entry(NamedTuple):
     Attributes:
       name: name in the paper.
       shows: short description of what it shows.
-      experiment: id in `famjax.reproduce.EXPERIMENTS`; "" is none.
+      experiment: id in `famjax.reproduce.experiments.EXPERIMENTS`; "" is none.
       command: without an experiment, the command that makes it; "" is none.
       state: without an experiment, the state to report.
     """
@@ -27,7 +30,7 @@ def _missing(name: str, shows: str, why: str) -> Entry:
     return Entry(name, shows, state=f"not there yet: {why}")
 
 
-_LONG_TASKS = "famjax eval RUN --tasks text:FILES,narrativeqa:FILES,qasper:FILES,quality:FILES"
+_LONG_TASKS = "famjax eval RUN --tasks text:FILES,narrativeqa:FILES,qasper:FILES,..."
 _GAMES = "reinforcement learning"
 _FEEDBACK_TABLE_1 = (
     Entry("Table 1: copy", "copy digits", "ft-table-1-copy"),
@@ -79,7 +82,7 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry("Figure 4: left", "WMT14 by depth", "ft-figure-4-translation"),
         _missing("Figure 4: right", "maze", _GAMES),
         Entry("Figure 5", "what the memory is made of", "ft-figure-5"),
-        _missing("Figure 6", "easy maze", _GAMES),
+        _missing("Figure 6", "easy maze, water maze", _GAMES),
         Entry("Figure 7: left", "IWSLT14 by depth", "ft-figure-7-translation"),
         Entry("Figure 7: right", "CNN-DM by depth", command="famjax train cnn_dm_paper"),
         Entry("Figure 8", "one layer as the memory", "ft-figure-8"),
@@ -88,10 +91,22 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
     ),
     "Feedback Transformer (arXiv 2002.09402, v1)": (
         Entry("Table 1: blocked walk", "10,000 episodes", "ft-table-1-blocked-walk"),
+        Entry("Table 1: others", "as in v3", "ft-table-1-copy"),
         Entry("Table 2", "char-PTB", "ft-v1-table-2"),
+        Entry("Table 3", "enwik8", command="famjax train enwik8_paper"),
+        Entry("Table 4", "WikiText-103", "ft-table-3"),
+        Entry("Table 5", "what the memory is made of", "ft-figure-5"),
         Entry("Table 6", "shorter trainings", "ft-v1-table-6"),
+        Entry("Table 7", "norms, span, BPTT", "ft-table-6"),
+        Entry("Table 8", "sizes of translation models", command="famjax plan wmt14_ende_paper"),
+        Entry("Table 9", "sizes of language models", command="famjax plan wikitext103_large_paper"),
+        Entry("Figure 3", "WMT14 by depth", "ft-figure-4-translation"),
+        Entry("Figure 4", "depth at equal parameters", "ft-figure-9"),
+        _missing("Figure 5", "maze", _GAMES),
+        Entry("Figure 6", "IWSLT14 by depth", "ft-figure-7-translation"),
         Entry("Figure 7", "learning curve", "ft-v1-figure-7"),
-        Entry("Figure 9", "time by BPTT length", command="famjax train char_ptb_feedback"),
+        _missing("Figure 8", "water maze", _GAMES),
+        Entry("Figure 9", "step by BPTT length", command="famjax bench feedback --length 32"),
     ),
     "Transformers into RNNs (arXiv 2103.13076)": (
         Entry("Table 1", "from scratch and from a Transformer", "t2r-table-1"),
@@ -109,3 +124,24 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry("writes", "a cost of writing, FAM and delta rule", "memory-writes"),
     ),
 }
+
+# how `Experiment.source` begins, for each paper
+_SOURCES = dict(
+    zip(
+        ("TransformerFAM", "Feedback Transformer v3", "Feedback Transformer v1", "T2R", "famjax"),
+        PAPERS,
+        strict=True,
+    )
+)
+
+
+def listed(experiments: Iterable[Experiment]) -> dict[str, tuple[Entry, ...]]:
+    """Return `PAPERS`, with the experiments that it does not name at the end of their papers."""
+    named = {entry.experiment for entries in PAPERS.values() for entry in entries}
+    papers = dict(PAPERS)
+    for experiment in experiments:
+        if experiment.id not in named:
+            source, _, name = experiment.source.partition(", ")
+            entry = Entry(name or experiment.id, experiment.title, experiment.id)
+            papers[_SOURCES[source]] += (entry,)
+    return papers

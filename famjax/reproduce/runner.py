@@ -65,6 +65,7 @@ class Runner:
                 waiting = [cell for cell in waiting if cell not in late]
                 while free and (cell := self._next(waiting, running)) is not None:
                     waiting.remove(cell)
+                    self._announce(cell)
                     running.append(_Process(cell, self._experiment(cell), free.pop(0)))
                 if not running:
                     return left + waiting  # the bases of those waiting were left out
@@ -112,28 +113,46 @@ class Runner:
     def _experiment(self, cell: Cell) -> Experiment:
         return self._experiments[cell.experiment]
 
-    def estimate(self, cell: Cell) -> float:
-        """Return the seconds that a cell takes.
+    def estimate(self, cell: Cell) -> float | None:
+        """Return the seconds that a cell takes; None if they are not known.
 
-        This is the mean time of the experiment's finished cells, or what the experiment expects.
+        This is the mean time of the experiment's finished cells, or what the experiment expects of
+        the size here.
         """
         took = self._took.get(cell.experiment)
-        return sum(took) / len(took) if took else 60 * self._experiment(cell).minutes
+        if took:
+            return sum(took) / len(took)
+        return 60 * self._experiment(cell).minutes if cell.size == "here" else None
+
+    def time_left(self, cells: Sequence[Cell]) -> str:
+        """Return the time that cells take side by side, such as "about 12 minutes"."""
+        each = [self.estimate(cell) for cell in cells]
+        known = [seconds for seconds in each if seconds is not None]
+        if len(known) < len(each):
+            return "an unknown time"
+        return f"about {format_time(sum(known) / len(self._cores))}"
 
     def _is_late(self, cell: Cell) -> bool:
         return self._deadline is not None and (
-            time.monotonic() + self.estimate(cell) > self._deadline
+            time.monotonic() + (self.estimate(cell) or 0) > self._deadline
         )
+
+    def _announce(self, cell: Cell) -> None:
+        seconds = self.estimate(cell)
+        time_taken = "an unknown time" if seconds is None else f"about {format_time(seconds)}"
+        self._say(f"training {_describe(cell)}: {time_taken}")
 
     def _report(self, process: _Process, waiting: Sequence[Cell], total: int) -> None:
         process.check()
         self._done += 1
         cell, seconds = process.cell, process.seconds()
         self._took.setdefault(cell.experiment, []).append(seconds)
-        rest = sum(map(self.estimate, waiting)) / len(self._cores)
-        what = cell.variant or "base"
-        shown = f"{self._done}/{total} {cell.experiment}: {what}, seed {cell.seed}: {seconds:.0f} s"
-        self._say(f"{shown}, about {format_time(rest)} left" if waiting else shown)
+        shown = f"{self._done}/{total} {_describe(cell)}: {seconds:.0f} s"
+        self._say(f"{shown}, {self.time_left(waiting)} left" if waiting else shown)
+
+
+def _describe(cell: Cell) -> str:
+    return f"{cell.experiment}: {cell.variant or 'base'}, seed {cell.seed}"
 
 
 class _Process:
@@ -187,12 +206,18 @@ def make_cells(
     only: Sequence[str],
     size: Any,
     given: tuple[str, ...],
+    test: str = "",
 ) -> list[Cell]:
-    """Return an experiment's trainings: all bases, then all variants of a seed before the next."""
+    """Return an experiment's trainings: all bases, then all variants of a seed before the next.
+
+    Args:
+      only: names of the variants; () takes all.
+      given, test: see `Cell`.
+    """
     variants = experiment.variants_at(size)
     names = [variant.name for variant in variants if not only or variant.name in only]
     cells = [
-        Cell(str(root), experiment.id, name, seed, size, given)
+        Cell(str(root), experiment.id, name, seed, size, given, test)
         for seed in range(seeds)
         for name in names
     ]
@@ -223,4 +248,6 @@ def read_result(cell: Cell, experiment: Experiment) -> dict[str, Any] | None:
 def format_time(seconds: float) -> str:
     """Return a time as text: "1:05 hours", "12 minutes"."""
     minutes = max(1, round(seconds / 60))
-    return f"{minutes // 60}:{minutes % 60:02d} hours" if minutes >= 60 else f"{minutes} minutes"
+    if minutes >= 60:
+        return f"{minutes // 60}:{minutes % 60:02d} hours"
+    return "1 minute" if minutes == 1 else f"{minutes} minutes"

@@ -27,7 +27,7 @@ class TranslationMeasure(Measure):
     beside them, with "test" in place of "train" in the name of each file.
 
     Attributes:
-      folder: name of the folder with the pairs.
+      folder: name of the folder with the pairs; "" is none, and models are trained on other files.
       vocabulary: number of tokens of the joint SentencePiece model.
       beam, length_penalty: see `famjax.eval.beam`.
       tokenized: whether the files are already tokenized, for example by Moses.
@@ -52,6 +52,8 @@ class TranslationMeasure(Measure):
 
     def prepare(self, folder: Path) -> tuple[str, ...]:
         translation_scores.check_library()
+        if not self.folder:
+            return ()
         pairs = folder / self.folder
         source, target = (
             _find(pairs / f"train.{language}", pairs / f"train.{language}.gz")

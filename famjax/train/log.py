@@ -9,6 +9,7 @@ import numpy as np
 
 from famjax.core.types import Array
 from famjax.optimizers import make_schedule
+from famjax.tasks.parse import parse_tasks
 from famjax.train.hooks import Hook
 from famjax.train.saving import check_finite
 from famjax.train.session import Session
@@ -60,7 +61,8 @@ class Log(Hook):
         """
         row = {**row, **session.clock.lap(tokens, session.config)}
         writer.write(session.step, row)
-        session.progress.update(session.step, **{k: v for k, v in row.items() if k in _SHOWN})
+        shown = {*_SHOWN, *(name for name, _ in parse_tasks(session.config.eval.tasks))}
+        session.progress.update(session.step, **{k: v for k, v in row.items() if k in shown})
         if line := session.source.epoch_report():
             session.progress.note(line)
         check_finite(session)

@@ -73,9 +73,9 @@ def check_finite(session: Session) -> None:
     hint = "start a run with a lower optimizer.learning_rate or more optimizer.warmup_steps"
     model = session.config.model
     if is_bounded(model):
-        hint += (
-            f"; or a document is longer than model.capacity={model.capacity} tokens, all "
-            "that the model holds: raise it"
+        hint = (
+            f"if a document is longer than model.capacity={model.capacity} tokens, which is all "
+            f"that the model holds, raise it; else {hint}"
         )
     folder = session.checkpoints.folder
     raise UserError(f"the loss is not finite at step {bad}; {last_saved} in {folder}; {hint}")

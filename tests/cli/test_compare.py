@@ -199,7 +199,7 @@ def test_scores_are_drawn_by_memory_segments(
     (tmp_path / "folder" / "config.json").write_text(json.dumps(config))
     assert main(["compare", runs[0], str(tmp_path / "folder"), "--segments", str(plot)]) == 0
     labels = saved[0].axes[0].get_legend_handles_labels()[1]
-    assert [label.split(",")[1] for label in labels] == [" mean of 1", " no segments"]
+    assert [label.split(",")[1] for label in labels] == [" mean of 1 task", " no segments"]
     (tmp_path / "folder" / "config.json").unlink()
     assert main(["compare", runs[0], str(tmp_path / "folder"), "--segments", str(plot)]) == 2
     assert "folder is not a run's folder" in capsys.readouterr().err

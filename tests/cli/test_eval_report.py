@@ -68,7 +68,9 @@ def test_evaluations_at_once_lose_no_result(
     assert read(tmp_path)["results"].keys() == {"text:a", "text:b"}
 
 
-def test_fewer_lengths_leave_the_others_in_the_report(tmp_path: Path) -> None:
+def test_fewer_lengths_leave_the_others_in_the_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def long(lengths: list[int], score: float, settings: str = "x") -> dict[str, Any]:
         rows = [{"length": length, "score": score} for length in lengths]
         return {"files": "", "settings": settings, "rows": rows, "effective_length": {}}
@@ -85,8 +87,11 @@ def test_fewer_lengths_leave_the_others_in_the_report(tmp_path: Path) -> None:
         (1024, 1.0),
     ]
     assert found["effective_length"] == {"ruler": 1024, "nolima": 1024}
+    assert capsys.readouterr().err == ""
     # other examples are others
     assert [row["length"] for row in saved(long([512], 0.5, "y"))["rows"]] == [512]
+    replaced = "vt: replaces an earlier evaluation with other settings (of 256, 512, 1,024 tokens)"
+    assert replaced in capsys.readouterr().err
 
 
 def test_rows_of_passkeys_are_joined_if_they_are_of_as_many_documents(tmp_path: Path) -> None:

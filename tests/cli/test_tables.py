@@ -91,6 +91,8 @@ def inference_config() -> Iterator[Table]:
         ],
     }
     yield eval_output.text_table(text)
+    gains = {"memory": SCORES | {"gain": [0.0345, 0.0301, 0.0389]}, "segments": SCORES}
+    yield eval_output.text_ablation_table(text | {"ablations": gains})
     yield eval_output.position_table(text)
 
 
@@ -239,7 +241,7 @@ def all_tables(monkeypatch: pytest.MonkeyPatch) -> list[Table]:
 @pytest.mark.parametrize("width", [20, 40, 80, 200, None])
 def test_numbers_are_not_split(width: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
     tables = all_tables(monkeypatch)
-    assert len(tables) == 27
+    assert len(tables) == 28
     for table in tables:
         lines = table.lines(width)
         shown = "\n".join(lines)
@@ -401,6 +403,15 @@ def test_tables_by_length_fit_a_terminal_as_tables() -> None:
         assert max(map(len, lines)) <= 80
         # a line for each row
         assert len(lines) <= 5
+
+
+def test_intervals_of_ablations_of_texts_have_a_column_and_a_warning() -> None:
+    gain = {"memory": {"gain": [0.0345, 0.0301, 0.0389]}}
+    (_, row) = eval_output.text_ablation_table({"ablations": gain}).lines(None)[-2:]
+    assert row.split()[-4:] == ["+0.0345", "+0.0301", "to", "+0.0389"]
+    assert eval_output._few_documents(5) == []
+    assert eval_output._few_documents(1) == ["1 document: too few for a reliable interval"]
+    assert eval_output._few_documents(4) == ["4 documents: too few for a reliable interval"]
 
 
 def test_lengths_of_an_earlier_evaluation_may_lack_an_ablation() -> None:

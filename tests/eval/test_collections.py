@@ -223,7 +223,7 @@ def test_leval_has_a_row_for_each_data_set(
     shown = " ".join(capsys.readouterr().out.split())
     assert re.search(r"financial_qa 1 2 f1 [\d.]+% \d", shown)
     assert re.search(r"tpo 1 1 letter [\d.]+% \d", shown)
-    assert "1 lines left out, the first: " in shown
+    assert "1 line left out, the first: " in shown
     assert "by words" not in shown
     saved = json.loads((folder / "eval" / "report.json").read_text())
     # other tests may have evaluated the folder that is copied

@@ -99,17 +99,25 @@ def test_compilation_shows_a_spinner_on_a_terminal(monkeypatch: pytest.MonkeyPat
     assert "reading: compiled in " in text
 
 
-def test_answers_are_counted_and_shown(
+def test_answers_are_counted_and_estimated(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    times = iter([0.0, 1.0, 6.0, 7.0, 17.0, 30.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(times))
-    with TokenProgress("reading", 300, answers=40) as shown:
-        shown.advance(100)
-        for count in (5, 5, 5, 0):
-            shown.answer(count)
+    clock = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: clock[0])
+
+    def at(seconds: float) -> TokenProgress:
+        clock[0] = seconds
+        return shown
+
+    with TokenProgress("reading", 400, answers=40) as shown:
+        at(1).advance(100)
+        at(11).advance(100)
+        at(12).answer(5)
+        at(22).answer(5)
+        at(33).answer(0)
     assert capsys.readouterr().err.splitlines() == [
-        "reading: 100 tokens, 0 tokens/s, 5 of 40 answers",
-        "reading: 100 tokens, 0 tokens/s, 15 of 40 answers",
-        "reading: 100 tokens, 0 tokens/s, 15 of 40 answers",
+        "reading: 200 tokens, 10 tokens/s, 50%, 0:00:20 left to read, 0 of 40 answers",
+        # 20 seconds to read, and 30 answers of 1.1 seconds
+        "reading: 200 tokens, 10 tokens/s, 50%, 0:00:53 left, 10 of 40 answers",
+        "reading: 200 tokens, 10 tokens/s, 50%, 0:01:26 left, 10 of 40 answers",
     ]

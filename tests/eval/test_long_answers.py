@@ -165,7 +165,8 @@ def test_a_stopped_evaluation_continues(
     assert len(calls) == 6
     assert capsys.readouterr().err == ""
     file.write_text(file.read_text()[:-20])
-    with pytest.raises(UserError, match=r"vt-.*\.jsonl: damaged .*; remove it, and run again"):
+    number = len(file.read_text().splitlines())
+    with pytest.raises(UserError, match=rf"damaged at line {number} \(.*; remove it, and run"):
         evaluate_long(*arguments, quiet=True, folder=folder)
 
 

@@ -341,7 +341,7 @@ def test_a_command_shows_tables_and_examples(
     assert "rouge_l" in out
     assert "a reset at every block" in out
     assert "the memory at its initial value" in out
-    assert "1 lines left out" in " ".join(out.split())
+    assert "1 line left out" in " ".join(out.split())
     assert main(["report", str(folder)]) == 0
     assert "What is 0?" in (folder / "eval" / "report.html").read_text()
     other = shutil.copytree(tiny.folder(), tmp_path / "other")

@@ -6,19 +6,19 @@ import sys
 import time
 from pathlib import Path
 
-from famjax.reproduce import EXPERIMENTS
 from famjax.reproduce.cell import RESULT, Cell
+from famjax.reproduce.experiments import EXPERIMENTS
 from famjax.reproduce.measures import CodeMeasure
 
 CodeMeasure.prepare = lambda *_: ()
 spec = json.loads(sys.argv[1])
 cell = Cell(**{**spec, "given": tuple(spec["given"])})
-experiment = EXPERIMENTS[cell.experiment]
+experiment = EXPERIMENTS[cell.experiment].at(cell.size, cell.test)
 if cell.variant and cell.variant == os.environ.get("FAKE_FAILS"):
     print("famjax: out of memory; take less", file=sys.stderr)
     sys.exit(1)
-if cell.variant and experiment.base is not None:
-    assert (cell.base(experiment).folder(experiment) / RESULT).exists()
+if (base := cell.base(experiment)) is not None:
+    assert (base.folder(experiment) / RESULT).exists()
 scores = {score.name: 0.5 + 0.01 * cell.seed for score in experiment.measure.scores}
 if cell.variant == experiment.variants[-1].name:
     scores = {name: value + 0.3 for name, value in scores.items()}
@@ -30,6 +30,6 @@ result = {
 result |= {"train_seconds": 1.0, "evaluation_seconds": 1.0, "parameters": 10, "tokens": 20}
 if cell.variant:
     result["settings"] = cell.settings(experiment)
-result |= {"device": "fake", "code": os.environ.get("FAKE_CODE", "1"), "at": time.time()}
+result |= {"device": "fake", "code": cell.code, "at": time.time()}
 (cell.folder(experiment) / RESULT).write_text(json.dumps(result))
 assert Path(cell.root).is_dir()

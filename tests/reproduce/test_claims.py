@@ -7,10 +7,10 @@ import pytest
 
 from famjax.config.derived import mixer_pattern
 from famjax.experiment.load import to_json
-from famjax.reproduce import EXPERIMENTS
 from famjax.reproduce import measures as measures_module
 from famjax.reproduce.cell import TRAININGS, Cell
 from famjax.reproduce.experiment import SIZES
+from famjax.reproduce.experiments import EXPERIMENTS
 from famjax.reproduce.measures import CodeMeasure, CodeTexts, PasskeyMeasure
 from famjax.reproduce.penn_treebank import PennTreebankMeasure
 from famjax.reproduce.runner import make_cells
@@ -61,6 +61,7 @@ def no_data(monkeypatch):
 def configs_of(experiment, root: Path, size):
     """Return the config of each variant, that continues a stub of its base."""
     found = {}
+    experiment = experiment.at(size)
     for cell in make_cells(experiment, root, 1, (), size, ()):
         config = cell.config(experiment)
         if cell.variant:
@@ -76,7 +77,7 @@ def configs_of(experiment, root: Path, size):
 @each
 @pytest.mark.parametrize("size", SIZES)
 def test_models_are_what_their_names_say(experiment, size, tmp_path, no_data):
-    if size == "paper" and not experiment.paper_config:
+    if size == "paper" and not experiment.has_paper_size:
         return
     for name, config in configs_of(experiment, tmp_path, size).items():
         assert kind(config.model) == expected(experiment, name), name
@@ -102,7 +103,12 @@ def test_variants_have_equally_many_tokens_unless_said(experiment, tmp_path):
 
 
 @each
-def test_claims_are_of_what_is_measured(experiment):
+@pytest.mark.parametrize("size", SIZES)
+def test_claims_are_of_what_is_measured(experiment, size):
+    if size == "paper" and not experiment.has_paper_size:
+        return
+    experiment = experiment.at(size)
+    assert experiment.orderings
     names = {variant.name for variant in experiment.variants}
     scores = {score.name for score in experiment.scores}
     for ordering in experiment.orderings:

@@ -5,7 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from famjax.cli.reproduce_output import _error_bars
+from famjax.cli.reproduce_output import _error_bars, _paper
+from famjax.reproduce.experiment import Variant
+from famjax.reproduce.experiments import EXPERIMENTS
 from famjax.reproduce.judge import judge, mean_and_interval
 
 
@@ -64,3 +66,22 @@ def test_error_bars_of_shares_end_at_0_and_100():
     below, above = _error_bars(mean, half, "")
     np.testing.assert_allclose(below, [110.1, 0, 10])
     np.testing.assert_allclose(above, below)
+
+
+def test_the_papers_numbers_have_the_units_of_their_scores():
+    def shown(name, **paper):
+        figures = {key.replace("_", " "): value for key, value in paper.items()}
+        return _paper(EXPERIMENTS[name], Variant("", paper=figures))
+
+    assert shown("ft-v1-table-2", test=0.96) == "test 0.96"
+    assert shown("ft-figure-5", bits_per_byte=0.96) == "bits per byte 0.96"
+    assert shown("ft-figure-5", bits_per_character=0.96) == "bits per character 0.96"
+    assert shown("ft-v1-table-6", perplexity=21.2, days=0.9) == "perplexity 21.2, days 0.9"
+    assert shown("ft-table-1-copy", Char=0.591, answers=1.0) == "Char 59.1%, answers 100.0%"
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=lambda e: e.id)
+def test_shares_of_the_papers_are_from_0_to_1(experiment):
+    for variant in experiment.variants:
+        for name, value in variant.paper.items():
+            assert experiment.paper_unit(name) == "" or 0 <= value <= 1

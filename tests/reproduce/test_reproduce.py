@@ -13,11 +13,11 @@ import famjax
 from famjax.cli.main import VERBS, main
 from famjax.cli.reproduce_output import Results, collect, make_page, plot
 from famjax.core.errors import UserError
-from famjax.reproduce import EXPERIMENTS
 from famjax.reproduce.cell import RESULT, TRAININGS, Cell, code_version, run_cell
 from famjax.reproduce.experiment import ALL_SECONDS, OWN_SECONDS, Experiment, Variant
+from famjax.reproduce.experiments import EXPERIMENTS
 from famjax.reproduce.measures import ToyMeasure
-from famjax.reproduce.papers import PAPERS
+from famjax.reproduce.papers import Entry, listed
 from famjax.reproduce.penn_treebank import PennTreebankMeasure, to_characters
 from famjax.reproduce.runner import Runner, make_cells, read_result, split_cores
 
@@ -50,7 +50,7 @@ def test_copies_are_tested_on_what_their_note_says():
 
 
 def test_every_experiment_is_listed_and_every_command_exists():
-    entries = [entry for paper in PAPERS.values() for entry in paper]
+    entries = [entry for paper in listed(EXPERIMENTS.values()).values() for entry in paper]
     assert {entry.experiment for entry in entries if entry.experiment} == set(EXPERIMENTS)
     for entry in entries:
         assert entry.experiment or entry.command or "not there yet" in entry.state
@@ -58,6 +58,27 @@ def test_every_experiment_is_listed_and_every_command_exists():
             assert entry.command.split()[1] in VERBS
             if entry.command.split()[1] in ("train", "plan"):
                 assert Path(f"configs/{entry.command.split()[2]}.py").exists()
+
+
+def test_the_list_has_the_papers_size_and_fits_80_columns(tmp_path, monkeypatch, capsys):
+    def listed_at(width):
+        monkeypatch.setenv("COLUMNS", str(width))
+        assert main(["reproduce", "list", "--folder", str(tmp_path)]) == 0
+        return capsys.readouterr().out
+
+    wide = {line.split()[-1]: line.split() for line in listed_at(400).splitlines() if line}
+    assert wide["fam-figure-3"][-4:] == ["yes", "famjax", "reproduce", "fam-figure-3"]
+    assert wide["fam-recipe"][-4] == "no"
+    narrow = listed_at(80)
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert "  paper size: yes\n  command: famjax reproduce fam-figure-3\n" in narrow
+
+
+def test_an_experiment_that_no_table_names_is_listed_with_its_paper():
+    new = replace(EXPERIMENTS["fam-table-3"], id="fam-new", source="TransformerFAM, Table 99")
+    papers = listed([*EXPERIMENTS.values(), new])
+    assert next(iter(papers.values()))[-1] == ("Table 99", new.title, "fam-new", *Entry("", "")[3:])
+    assert sum(entry.experiment == "fam-table-3" for each in papers.values() for entry in each) == 1
 
 
 @pytest.fixture
@@ -79,6 +100,11 @@ def test_results_are_shown_judged_and_kept(fake, tmp_path, monkeypatch, capsys):
     assert reproduce(tmp_path, COPY, "--seeds", "2") == 0
     out, err = capsys.readouterr()
     assert "4/4" in err
+    # each when it begins
+    begun = [line for line in err.splitlines() if line.startswith("training ")]
+    assert len(begun) == 4
+    assert begun[0] == f"training {COPY}: Transformer, seed 0: about 4 minutes"
+    assert err.index(begun[0]) < err.index("1/4")
     shown = " ".join(out.split())
     assert "Feedback 2 80.5% ± 6.4" in shown
     assert "guessing 10.0%" in shown
@@ -87,24 +113,57 @@ def test_results_are_shown_judged_and_kept(fake, tmp_path, monkeypatch, capsys):
     page = (tmp_path / "pages" / f"{COPY}.md").read_text()
     row = "| Transformer | 2 | 10 | 20 | 50.5% ± 6.4 | 50.5% ± 6.4 | Char 59.1%, Seq 6.2% |"
     assert row in page
-    assert "4 of 4 trainings, 1 minutes" in page
+    assert "4 of 4 trainings, 1 minute of" in page
     assert (tmp_path / "pages" / f"{COPY}.png").exists()
     assert f"]({COPY}.md)" in (tmp_path / "pages" / "index.md").read_text()
     # what is done is not done again
     files = sorted((tmp_path / "runs").rglob(RESULT))
     before = [json.loads(file.read_text())["at"] for file in files]
-    monkeypatch.setenv("FAKE_CODE", "2")
     assert reproduce(tmp_path, COPY, "--seeds", "2") == 0
     assert [json.loads(file.read_text())["at"] for file in files] == before
     capsys.readouterr()
-    # a third seed is of other code
-    assert reproduce(tmp_path, COPY) == 2
-    assert "its results are of 1, 2 of the code; --mixed shows" in capsys.readouterr().err
-    assert reproduce(tmp_path, COPY, "--mixed") == 0
-    capsys.readouterr()
     monkeypatch.chdir(tmp_path)
     assert main(["reproduce", "list", "--folder", str(tmp_path / "runs")]) == 0
-    assert "6 of 6 trainings done" in capsys.readouterr().out
+    assert "4 of 6 trainings done" in capsys.readouterr().out
+
+
+def age(folder, name, code="older"):
+    """Have the results of an experiment be of another version of the code."""
+    for file in (folder / "runs" / name).rglob(RESULT):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "code": code}))
+
+
+def test_versions_are_not_mixed_and_this_is_told_before_anything_trains(fake, tmp_path, capsys):
+    assert reproduce(tmp_path, COPY, "--seeds", "1") == 0
+    age(tmp_path, COPY)
+    before = set((tmp_path / "runs").rglob(RESULT))
+    capsys.readouterr()
+    assert reproduce(tmp_path, COPY, "--seeds", "2") == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert re.search(rf"{COPY}: its results would be of .*older of the code; --mixed shows", error)
+    assert set((tmp_path / "runs").rglob(RESULT)) == before
+    # all that is asked for is there, of one version
+    assert reproduce(tmp_path, COPY, "--seeds", "1") == 0
+    assert reproduce(tmp_path, COPY, "--seeds", "2", "--mixed") == 0
+    assert reproduce(tmp_path, COPY, "--seeds", "2") == 2
+    assert f"{COPY}: its results are of" in capsys.readouterr().err
+
+
+def test_an_experiment_of_several_versions_stops_no_other(fake, tmp_path, capsys):
+    reverse = "ft-table-1-reverse"
+    assert reproduce(tmp_path, COPY, "--seeds", "1") == 0
+    age(tmp_path, COPY)
+    capsys.readouterr()
+    assert reproduce(tmp_path, COPY, reverse, "--seeds", "2", "--only", "Feedback") == 2
+    out, err = capsys.readouterr()
+    assert f"{COPY} is left out: its results would be of" in " ".join(err.split())
+    assert "2/2" in err
+    assert "Reverse digits" in out
+    assert "Copy digits" not in out
+    assert (tmp_path / "pages" / f"{reverse}.md").exists()
+    # what does not fit into the time is said, too
+    assert reproduce(tmp_path, COPY, reverse, "--seeds", "2", "--hours", "0.01") == 2
+    assert "2 trainings are left" in capsys.readouterr().err
 
 
 def test_of_several_experiments_one_without_its_data_is_left_out(fake, tmp_path, capsys):
@@ -164,15 +223,20 @@ def test_bases_come_first_and_are_shared(fake, tmp_path, monkeypatch):
         for cell in make_cells(experiments[name], tmp_path, 1, (variant,), "here", ())
     ]
     assert len(cells) == 4
-    said = []
+    lines = []
+
+    def said():
+        """Return the lines of what is done."""
+        return [line for line in lines if not line.startswith("training ")]
+
     # as many processes as cells: the fake asserts that its base is there
-    assert Runner(experiments, 4, said.append).run(cells) == []
-    assert sum("base" in line for line in said) == 1
-    assert len(said) == 3
+    assert Runner(experiments, 4, lines.append).run(cells) == []
+    assert sum("base" in line for line in said()) == 1
+    assert len(said()) == 3
     # what is done needs no base of newer code
     newer = [replace(cell, code="newer") for cell in cells]
-    assert Runner(experiments, 1, said.append).run(newer) == []
-    assert len(said) == 3
+    assert Runner(experiments, 1, lines.append).run(newer) == []
+    assert len(said()) == 3
 
 
 def test_equal_trainings_do_not_run_at_once(tmp_path, monkeypatch):
@@ -295,7 +359,10 @@ def test_cores_are_split():
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["fam-table3"], "no such experiment; did you mean 'fam-table-3'"),
+        (["fam-table3"], "experiment; did you mean 'fam-table-3'? famjax reproduce list shows all"),
+        (["unlike-any"], "unlike-any: no such experiment; famjax reproduce list shows all"),
+        (["list", COPY], f"list: stands alone; leave out list, or {COPY}"),
+        ([COPY, "all"], f"all: stands alone; leave out all, or {COPY}"),
         ([], "name experiments, list or all"),
         ([COPY, "--size", "big"], "--size big: here or paper"),
         ([COPY, "--only", "LSTM"], "--only LSTM: ft-table-1-copy has Transformer, Feedback"),

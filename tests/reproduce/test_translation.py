@@ -16,8 +16,8 @@ from famjax.config.schema import DataConfig
 from famjax.core.errors import UserError
 from famjax.eval import translate
 from famjax.experiment.load import load_config, to_json
-from famjax.reproduce import EXPERIMENTS
 from famjax.reproduce.cell import DATA, RESULT, Cell, run_cell
+from famjax.reproduce.experiments import EXPERIMENTS
 from famjax.reproduce.runner import make_cells
 from famjax.reproduce.translation_measure import TranslationMeasure, _test_files
 from famjax.train.average import open_average
@@ -193,7 +193,7 @@ def test_missing_test_files_are_told_before_anything_runs(tmp_path, capsys):
 
 
 def test_the_papers_size_has_a_teacher(tmp_path):
-    experiment = EXPERIMENTS[TABLE_2]
+    experiment = EXPERIMENTS[TABLE_2].at("paper")
     cells = make_cells(experiment, tmp_path, 1, (), "paper", ())
     base, *variants = cells
     assert base.variant == ""
@@ -216,8 +216,8 @@ def test_the_papers_size_has_a_teacher(tmp_path):
         assert config.optimizer.learning_rate == rate
     # others have none, and are trained from scratch
     assert (
-        Cell(str(tmp_path), "t2r-table-1", "T2R pretrained", 0, "paper").base(
-            EXPERIMENTS["t2r-table-1"]
+        Cell(str(tmp_path), "t2r-figure-4", "pretrained 4", 0, "paper").base(
+            EXPERIMENTS["t2r-figure-4"]
         )
         is None
     )

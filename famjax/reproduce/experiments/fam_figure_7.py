@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _text
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _text
+from famjax.reproduce.paper_measures import PG19
 
 
 def _name(probability: float) -> str:
@@ -29,6 +30,7 @@ FAM_FIGURE_7 = Experiment(
     overrides=_text.SHAPE,
     base=_text.BASE,
     paper_config="fam_1b",
+    paper_measure=PG19,
     axis="probability",
     note=_text.NOTE + " The paper gives a figure only, no numbers. Rows are packed, without lanes, "
     "so that a memory is longer in training only by what is passed on, with a probability that "

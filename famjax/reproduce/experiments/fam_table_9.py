@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _text
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _text
+from famjax.reproduce.paper_measures import PG19
 
 # PG-19 and Isabelle accuracy
 _PAPER = {
@@ -43,6 +44,7 @@ FAM_TABLE_9 = Experiment(
     overrides=_text.PLAIN_SHAPE,
     base=_text.BASE,
     paper_config="fam_1b",
+    paper_measure=PG19,
     axis="memory segments",
     note=_text.NOTE + " Keys are not smeared. The paper's other rows, GPT-3 tasks, on which FM is "
     "worse, and XLSum, have no counterpart here.",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _bytes
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _bytes
 from famjax.reproduce.penn_treebank import PennTreebankMeasure
 
 _TRANSFORMER, _FEEDBACK = "Transformer of 4 layers", "Feedback of 2 layers"
@@ -41,6 +41,7 @@ FT_V1_TABLE_2 = Experiment(
     overrides=_bytes.at_depth(2),
     base=(f"train.steps={_bytes.STEPS - _FINETUNING}",),
     paper_config="char_ptb_paper",
+    paper_measure=PennTreebankMeasure(),
     paper_base_config="char_ptb_paper",
     # the best depth of Figure 9
     base_at_paper=("model.layers=2", "model.head_dim=288", "model.mlp_width=4608"),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _text
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _text
+from famjax.reproduce.paper_measures import PG19
 
 _BASES = (1_000, 10_000, 500_000)
 _FAM, _PREFIX, _ZERO, _NO_RSP = "FAM", "FAM+Prefix", "FAM-POS", "FAM-RSP"
@@ -51,6 +52,7 @@ FAM_FIGURE_6 = Experiment(
     overrides=_text.SHAPE,
     base=_text.BASE,
     paper_config="fam_1b",
+    paper_measure=PG19,
     axis="base of RoPE",
     note=_text.NOTE + " The base of RoPE, or its scaling, changes when a variant continues the "
     "window. The paper gives a figure. Its line without random offsets (FAM-RPO) is left out: here "

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _bytes
 from famjax.reproduce.experiment import ALL_SECONDS, Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _bytes
 
 _FEEDBACK, _GROWING, _INITIALISED = "Feedback", "growing BPTT", "initialised from Transformer"
 _MARGIN = 0.02

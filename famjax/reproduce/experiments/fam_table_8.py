@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _text
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _text
+from famjax.reproduce.paper_measures import PG19
 
 _BSWA, _XL = "TransformerBSWA", "Transformer-XL"
 _MARGIN = 0.02
@@ -33,6 +34,7 @@ FAM_TABLE_8 = Experiment(
     overrides=_text.PLAIN_SHAPE,
     base=_text.BASE,
     paper_config="fam_1b",
+    paper_measure=PG19,
     note=_text.NOTE + " Transformer-XL's window is a block, as in the paper: it sees half a block "
     "less than BSWA with one memory segment, on average.",
     minutes=2.0,

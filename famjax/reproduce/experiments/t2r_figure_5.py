@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _t2r
 from famjax.reproduce.attention_measure import AttentionMeasure
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _t2r
 
 # one step, whose learning rate is too low to change a weight
 _UNTRAINED = ("train.steps=1", "optimizer.learning_rate=1e-12")
@@ -53,7 +53,9 @@ T2R_FIGURE_6 = Experiment(
     orderings=(
         Ordering("Transformer", "pretrained 16"),
         Ordering("pretrained 16", "from scratch 16"),
+        # "The entropy decreases [...] when a large feature size is used"
         Ordering("pretrained 64", "pretrained 4"),
+        Ordering("from scratch 64", "from scratch 4"),
     ),
     base=_t2r.TEACHING,
     base_config=_t2r.TEACHER,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _t2r
 from famjax.reproduce.experiment import Experiment, Ordering
+from famjax.reproduce.experiments import _t2r
 
 T2R_FIGURE_4 = Experiment(
     id="t2r-figure-4",
@@ -15,7 +15,10 @@ T2R_FIGURE_4 = Experiment(
     orderings=(
         Ordering("pretrained 16", "pretrained 4"),
         Ordering("pretrained 64", "pretrained 16"),
-        Ordering("pretrained 16", "from scratch 16"),
+        # "pretraining achieves a Pareto improvement over random initialization"
+        *(Ordering(f"pretrained {n}", f"from scratch {n}") for n in _t2r.FEATURES),
+        # "as the feature size becomes smaller, pretraining becomes particularly important"
+        Ordering("pretrained 4", "from scratch 4", wider_than=("pretrained 64", "from scratch 64")),
     ),
     base=_t2r.TEACHING,
     base_config=_t2r.TEACHER,

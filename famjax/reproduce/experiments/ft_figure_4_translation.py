@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _translation
+from dataclasses import replace
+
 from famjax.reproduce.experiment import Experiment, Ordering
+from famjax.reproduce.experiments import _translation
 from famjax.reproduce.translation_measure import TranslationMeasure
+
+_MEASURE = TranslationMeasure("multi30k", length_penalty=0.6)
 
 FT_FIGURE_4_TRANSLATION = Experiment(
     id="ft-figure-4-translation",
@@ -14,7 +18,7 @@ FT_FIGURE_4_TRANSLATION = Experiment(
     variants=_translation.by_depth(
         512, ("optimizer.learning_rate=1e-3",), {"Transformer 1": 27.3, "Feedback 1": 28.3}
     ),
-    measure=TranslationMeasure("multi30k", length_penalty=0.6),
+    measure=_MEASURE,
     orderings=(
         *(
             Ordering(f"Feedback {layers}", f"Transformer {layers}")
@@ -25,6 +29,7 @@ FT_FIGURE_4_TRANSLATION = Experiment(
     ),
     overrides=_translation.SHAPE,
     paper_config="wmt14_ende_paper",
+    paper_measure=replace(_MEASURE, folder=""),
     averaged=10,
     axis="layers of the decoder",
     note="German-English captions of Multi30k, where the paper has WMT14 English-German. "

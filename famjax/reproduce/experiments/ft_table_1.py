@@ -57,6 +57,8 @@ def _experiment(
         orderings=(Ordering(_FEEDBACK, _TRANSFORMER),),
         overrides=overrides,
         paper_config=config.replace("_feedback", "_paper"),
+        # the lengths of the config are the paper's
+        paper_measure=ToyMeasure(task),
         note=note,
         minutes=minutes,
     )

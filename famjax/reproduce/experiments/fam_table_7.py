@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _text
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _text
+from famjax.reproduce.paper_measures import PG19
 
 _LAST, _BETWEEN, _ZERO = "last numbers", "float numbers", "zero"
 
@@ -33,6 +34,7 @@ FAM_TABLE_7 = Experiment(
     overrides=_text.SHAPE,
     base=_text.BASE,
     paper_config="fam_1b",
+    paper_measure=PG19,
     note=_text.NOTE,
     minutes=2.0,
 )

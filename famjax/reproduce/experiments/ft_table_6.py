@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _bytes
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _bytes
 
 # the paper raises the learning rate with pre-norm
 _POST_NORM = ("model.arch.pre_norm=false", "optimizer.learning_rate=1e-3")

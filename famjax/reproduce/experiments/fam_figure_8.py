@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _passkey
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _passkey
 from famjax.reproduce.measures import PasskeyMeasure
 
 _LENGTHS = (128, 512, 1024, 2048, 4096)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _translation
+from dataclasses import replace
+
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _translation
 from famjax.reproduce.translation_measure import TranslationMeasure
 
 # a lower learning rate and fewer steps, reduced about as much as in the paper (3.2.2)
@@ -46,6 +48,8 @@ def _pretrained(name: str, paper: float) -> Variant:
     return Variant(f"{name} pretrained", (*_FINETUNED, *own), figures, at_paper=at_paper)
 
 
+_MEASURE = TranslationMeasure("multi30k", length_penalty=0.6)
+
 T2R_TABLE_2 = Experiment(
     id="t2r-table-2",
     title="Translation by linear attention from scratch and from a Transformer",
@@ -60,7 +64,7 @@ T2R_TABLE_2 = Experiment(
         _pretrained("T2R", 28.7),
         Variant("Transformer", (), {"tokenized BLEU": 28.9}, continues=False),
     ),
-    measure=TranslationMeasure("multi30k", length_penalty=0.6),
+    measure=_MEASURE,
     orderings=(
         Ordering("T2R pretrained", "T2R from scratch"),
         Ordering("T2R pretrained", "Transformer", margin=0.5),
@@ -72,6 +76,7 @@ T2R_TABLE_2 = Experiment(
     overrides=_translation.SHAPE,
     base=(),
     paper_config="t2r_mt_paper",
+    paper_measure=replace(_MEASURE, folder=""),
     paper_base_config="wmt14_ende_paper",
     averaged=5,
     unequal="what continues the teacher has its tokens, too, as in the paper",

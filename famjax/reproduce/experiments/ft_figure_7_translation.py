@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _translation
+from dataclasses import replace
+
 from famjax.reproduce.experiment import Experiment, Ordering
+from famjax.reproduce.experiments import _translation
 from famjax.reproduce.translation_measure import TranslationMeasure
+
+_MEASURE = TranslationMeasure("iwslt14", tokenized=True, compounds=False)
 
 FT_FIGURE_7_TRANSLATION = Experiment(
     id="ft-figure-7-translation",
@@ -12,13 +16,14 @@ FT_FIGURE_7_TRANSLATION = Experiment(
     source="Feedback Transformer v3, Figure 7 left",
     config=_translation.CONFIG,
     variants=_translation.by_depth(256),
-    measure=TranslationMeasure("iwslt14", tokenized=True, compounds=False),
+    measure=_MEASURE,
     orderings=(
         Ordering("Feedback 1", "Transformer 1"),
         Ordering("Feedback 2", "Transformer 2"),
     ),
     overrides=_translation.SHAPE,
     paper_config="iwslt14_paper",
+    paper_measure=replace(_MEASURE, folder=""),
     axis="layers of the decoder",
     note="German-English talks of IWSLT14, lower case and tokenized. "
     + _translation.NOTE

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _text
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _text
 
 _PASSED = (*_text.PACKED, *_text.passed(0.8))
 _REPEATED, _LORA = "data.repeat_len=64", "model.lora.rank=16"

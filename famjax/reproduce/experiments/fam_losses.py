@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _text
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _text
+from famjax.reproduce.paper_measures import PG19
 
 _NONE = "none"
 _DIVERSITY_WEIGHTS, _RECONSTRUCTION_WEIGHTS = (0.1, 1.0, 10.0), (0.01, 0.1, 1.0)
@@ -38,6 +39,7 @@ def _experiment(
         overrides=_text.SHAPE,
         base=_text.BASE,
         paper_config="fam_1b",
+        paper_measure=PG19,
         axis="weight of the loss",
         note=_text.NOTE + " The paper gives no numbers.",
         minutes=3.0,

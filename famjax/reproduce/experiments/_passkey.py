@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from famjax.reproduce.experiment import Variant
+from famjax.reproduce.measures import PasskeyMeasure
 
 BLOCK = 32
 # the key comes first (3.2), each document has one question, which ends its block, and keys are not
@@ -25,6 +26,9 @@ AT_PAPER = (
     "data.repeat_len=0",
     "train.steps=5000",
 )
+# fillers of 2k to 260k tokens, in the vocabulary of the model that is finetuned
+PAPER_MEASURE = PasskeyMeasure(tuple(2**n for n in range(11, 19)), examples=32, vocabulary=0)
+PAPER_LONGEST = "262,144"
 SUM, GATED = "FAM", "gated FAM"
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _text
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _text
 
 
 def _variant(name: str, *overrides: str) -> Variant:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _bytes
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _bytes
 from famjax.reproduce.measures import CodeMeasure
+from famjax.reproduce.paper_measures import WIKITEXT
 
 _TRANSFORMER = "Transformer"
 _FEEDBACK, _SHARED = "Feedback of keys for each layer", "Feedback of shared keys"
@@ -30,6 +31,7 @@ FT_TABLE_3 = Experiment(
     orderings=(Ordering(_FEEDBACK, _TRANSFORMER), Ordering(_SHARED, _TRANSFORMER)),
     overrides=_bytes.SHAPE,
     paper_config="wikitext103_large_paper",
+    paper_measure=WIKITEXT,
     note="Perplexity of 1,024 SentencePiece tokens of Python's standard library, 16 kB of each "
     "held-out module, where the paper has the words of WikiText-103; two layers, a width of 128 "
     "and a span of 64, 1,400 steps of 1,024 tokens. In v3 the Feedback Transformer has 126 million "

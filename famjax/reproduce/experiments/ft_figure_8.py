@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from famjax.reproduce import _bytes
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _bytes
 
 _COMPOSITION = "model.feedback.composition"
 _TRANSFORMER = "Transformer"
@@ -32,6 +32,8 @@ FT_FIGURE_8 = Experiment(
         # "representations from higher layers work better"
         Ordering("layer 2", "layer 1"),
         Ordering("weighted sum", "layer 1"),
+        # "simply averaging all layers together works reasonably well as well"
+        Ordering("average", "layer 1"),
         # "when all layers attend to the first layer output, it works as good"
         Ordering("layer 1", _TRANSFORMER, margin=_MARGIN),
         # "the weighted sum approach matches the best performance"

@@ -1,0 +1,132 @@
+"""Measures at the papers' sizes, on test files that the user gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from famjax.config.schema import Config
+from famjax.core.errors import UserError
+from famjax.data.find_files import list_files
+from famjax.eval.answer_scores import check_metrics
+from famjax.eval.text import evaluate_text
+from famjax.reproduce.experiment import Measure, Measured, Score
+from famjax.tasks.questions.summaries import XLSUM
+from famjax.tasks.task import Request
+from famjax.train.run import Run
+
+# by what a text is scored: the score, and its key in the results of `evaluate_text`
+Scored = tuple[Score, str]
+BITS = Score("bits per byte", higher_is_better=False, unit="", digits=4), "bits_per_byte"
+# of texts with one byte for each character
+CHARACTER_BITS = BITS[0]._replace(name="bits per character"), "bits_per_byte"
+PERPLEXITY = Score("perplexity", higher_is_better=False, unit="", digits=2), "perplexity"
+
+
+@dataclass(frozen=True)
+class TextMeasure(Measure):
+    """Scores of texts that the user gives.
+
+    Attributes:
+      texts: what the paper scores, with an example of its files, for errors.
+      scored: the scores, the most important one first.
+      window: tokens per window, which starts with an empty memory, and whose last half is scored;
+        None reads documents whole.
+      files: the user's files, in the form of `data.files`.
+    """
+
+    texts: str
+    scored: tuple[Scored, ...]
+    window: int | None = None
+    files: str = ""
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        return tuple(score for score, _ in self.scored)
+
+    @property
+    def test_files(self) -> str:
+        return self.texts
+
+    def on(self, files: str) -> Measure:
+        return replace(self, files=files)
+
+    def check(self, config: Config) -> None:
+        """Raise a `UserError` if there are no texts to train on or to score."""
+        _check_given(self.files, self.texts)
+        list_files(self.files, "--test")
+        _check_training_texts(config)
+
+    def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
+        score = self.window and self.window // 2
+        found = evaluate_text(
+            run, self.files, batch=16, quiet=quiet, window=self.window, score=score
+        )
+        return Measured(
+            self._scores(found),
+            {
+                "uniform": self._scores(found["uniform"]),
+                "frequencies": self._scores(found["unigram"]),
+            },
+        )
+
+    def _scores(self, found: dict[str, Any]) -> dict[str, float]:
+        return {score.name: found[key] for score, key in self.scored}
+
+
+@dataclass(frozen=True)
+class SummariesMeasure(Measure):
+    """ROUGE-L of summaries of XLSum.
+
+    Attributes:
+      files: the user's files of JSON lines, or a data set of TFDS.
+    """
+
+    files: str = ""
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        return (Score("XLSum"),)
+
+    @property
+    def test_files(self) -> str:
+        return "the paper's are articles of XLSum, such as xlsum/english_test.jsonl"
+
+    def on(self, files: str) -> Measure:
+        return replace(self, files=files)
+
+    def check(self, config: Config) -> None:
+        """Raise a `UserError` if there are no texts to train on, or no readable articles."""
+        _check_given(self.files, self.test_files)
+        XLSUM.load(self.files, skip_broken=False)
+        check_metrics(XLSUM.metrics)
+        _check_training_texts(config)
+
+    def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
+        found = XLSUM.evaluate(run, Request(XLSUM.name, self.files, batch=16, quiet=quiet))
+        return Measured({"XLSum": found["score"]}, {})
+
+
+def _check_given(files: str, wanted: str) -> None:
+    if not files:
+        raise UserError(f"give the files to test on with --test FILES; {wanted}")
+
+
+def _check_training_texts(config: Config) -> None:
+    if not (config.data.seqio or config.data.tfds):
+        list_files(config.data.files, "data.files")
+
+
+PG19 = TextMeasure(
+    "the paper's are the test books of PG-19, such as 'pg19/test/*.txt'",
+    (BITS, (Score("PG-19 accuracy"), "accuracy")),
+)
+PENN_TREEBANK = TextMeasure(
+    "the paper's are the test characters of Penn Treebank, such as ptb.char.test.txt",
+    (CHARACTER_BITS,),
+)
+_WIKITEXT = "the paper's are the test words of WikiText-103, such as wiki.test.tokens"
+WIKITEXT = TextMeasure(_WIKITEXT, (PERPLEXITY,))
+# the last half of each window is scored (T2R 3.2.1)
+WIKITEXT_WINDOWS = TextMeasure(_WIKITEXT, (PERPLEXITY,), window=512)
