@@ -15,7 +15,7 @@ import tyro
 from famjax.cli.eval_output import depth_labels, show_end, show_result, show_run
 from famjax.cli.eval_report import eval_folder, read_report, save_result
 from famjax.cli.figures import new_figure, save_figure
-from famjax.cli.main import parse
+from famjax.cli.main import named_as_flags, parse
 from famjax.core.errors import UserError
 from famjax.core.paths import expanded
 from famjax.eval.examples import digest
@@ -98,6 +98,7 @@ class Arguments:
     """Plot accuracy by length and loss by position to files in RUN/plots."""
 
 
+@named_as_flags(Arguments)
 def run(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, "famjax eval")
     from famjax.tasks.parse import parse_lengths, parse_tasks  # JAX, for which --help need not wait

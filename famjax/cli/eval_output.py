@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from famjax.cli.tables import Output, Table, counted
-from famjax.core.units import byte_size
+from famjax.core.units import byte_size, inflect
 from famjax.eval.effective_length import effective_lengths
 from famjax.eval.subsets import LENGTHS
 
@@ -141,13 +141,19 @@ def translation_notes(result: dict[str, Any]) -> list[str]:
     signatures: dict[str, str] = result.get("signatures", {})
     notes = [f"{name}: {signature}" for name, signature in signatures.items()]
     counts = {side: result.get(f"empty_{side}s") for side in ("source", "target")}
-    if empty := [f"{count:,} have an empty {side}" for side, count in counts.items() if count]:
+    empty = [
+        f"{count:,} {inflect(count, 'has', 'have')} an empty {side}"
+        for side, count in counts.items()
+        if count
+    ]
+    if empty:
         notes.insert(0, f"of the pairs {' and '.join(empty)}")
     if longer := result.get("longer"):
         notes.insert(
             0,
-            f"{longer:,} sources have more than {result['longest_trained']} tokens, the most that "
-            "were trained on (data.source_length)",
+            f"{longer:,} {inflect(longer, 'source has', 'sources have')} more than "
+            f"{result['longest_trained']} tokens, the most that were trained on "
+            "(data.source_length)",
         )
     if tried := result.get("penalties"):
         scale, digits = (1, 2) if signatures else (100, 1)

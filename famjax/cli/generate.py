@@ -1,30 +1,38 @@
-"""`famjax generate RUN --prompt TEXT [--beam N] [--chat] [--read FILE] [--state-out F] ...`."""
+"""`famjax generate RUN --prompt TEXT [--beam N] [--chat] [--read FILE] [--state-out F] ...`.
+
+For a model with an encoder also `famjax generate RUN --prompts FILE [--beam N]`.
+"""
 
 from __future__ import annotations
 
 import itertools
 import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import tyro
 
-from famjax.cli.main import parse
+from famjax.cli.main import named_as_flags, parse
 from famjax.core.errors import UserError
 from famjax.core.paths import expanded
+from famjax.core.units import inflect
 from famjax.processes import runtime
 
 # maximum size of a prompt, which is held in memory
 _PROMPT_BYTES = 64 << 20
 _MAX_TOKENS = 256
+# number of sources of --prompts whose targets are printed together, and of those decoded together
+_GROUP, _BATCH = 512, 32
 # options that models with an encoder lack
 _OF_DECODERS = (*("chat", "read", "state_out", "state_in", "small_cache", "stop"),)
 
 if TYPE_CHECKING:
     from famjax.eval.generate import Generator
     from famjax.eval.streaming import StreamState
+    from famjax.eval.translator import Translation
     from famjax.train.run import Run
 
 
@@ -36,6 +44,9 @@ class Arguments:
     """Folder of the run, or of a Hugging Face model."""
     prompt: str | None = None
     """Text to continue, or the source for a model with an encoder; - reads standard input."""
+    prompts: str | None = None
+    """Write the target of each line of this file, one on each line.
+    For models with an encoder."""
     chat: bool = False
     """Format the prompt as a user's message, with the tokenizer's chat template."""
     read: str | None = None
@@ -68,6 +79,7 @@ class Arguments:
     """Random seed of the sampling."""
 
 
+@named_as_flags(Arguments)
 def run(argv: list[str]) -> int:
     arguments = parse(Arguments, argv, "famjax generate")
     _check(arguments)
@@ -90,10 +102,17 @@ def run(argv: list[str]) -> int:
             f"--chat: the tokenizer of {arguments.run} has no chat template; remove it, or "
             "train with a tokenizer that has one"
         )
-    if prompt is not None and isinstance(opened.tokenizer, WordTokenizer):
-        _report_unknown_words(opened.tokenizer.unknown_words(prompt))
+    sources = [prompt] if a.prompts is None else _read_sources(a.prompts)
+    if isinstance(opened.tokenizer, WordTokenizer):
+        texts = "\n".join(text for text in sources if text is not None)
+        _report_unknown_words(opened.tokenizer.unknown_words(texts))
     if opened.config.model.encoder.layers:
-        return _translate(arguments, opened, prompt)
+        return _translate(arguments, opened, sources)
+    if a.prompts is not None:
+        raise UserError(
+            f"--prompts: the model has no encoder and continues one text, {a.run}; give --prompt "
+            "TEXT"
+        )
     if arguments.small_cache:
         opened = opened.with_small_cache()
     # fold only for the generator: state files belong to the run as it is, without folded maps
@@ -122,6 +141,16 @@ def _decode_prompt(prompt: str) -> str:
         raise UserError(f"--prompt: not UTF-8 at byte {error.start}; convert it") from None
 
 
+def _read_sources(path: str) -> list[str]:
+    """Return the lines of a file."""
+    from famjax.data.pairs import read_lines
+
+    lines = [line.decode("utf-8") for line in read_lines(str(expanded(path)))]
+    if not lines:
+        raise UserError(f"--prompts {path}: is empty; write a source on each line")
+    return lines
+
+
 def _report_unknown_words(words: list[str]) -> None:
     if words:
         some = ", ".join(words[:5]) + (", ..." if words[5:] else "")
@@ -131,6 +160,11 @@ def _report_unknown_words(words: list[str]) -> None:
 def _check(arguments: Arguments) -> None:
     """Check combinations of options before reading a document, which may take an hour."""
     a = arguments
+    if a.prompts is not None:
+        if a.prompt is not None:
+            raise UserError("--prompt is one source and --prompts a file of them; give one of them")
+        _check_decoding(a)
+        return
     if a.prompt is None and a.read is None:
         raise UserError("generate needs --prompt TEXT, or --read FILE with --state-out F")
     if a.prompt is None and a.chat:
@@ -192,8 +226,8 @@ def _load_memory(arguments: Arguments, opened: Run, generator: Generator) -> Str
     return state
 
 
-def _translate(arguments: Arguments, opened: Run, prompt: str | None) -> int:
-    """Print the target of the prompt, for a model with an encoder."""
+def _translate(arguments: Arguments, opened: Run, sources: Sequence[str | None]) -> int:
+    """Print the target of each source, for a model with an encoder."""
     import jax
 
     from famjax.eval.progress import TokenProgress
@@ -208,30 +242,56 @@ def _translate(arguments: Arguments, opened: Run, prompt: str | None) -> int:
                 f"--{name.replace('_', '-')}: a model with an encoder writes the target of a "
                 "source, which is the prompt alone; remove it"
             )
-    assert prompt is not None  # since there is no --read
+    # since there is no --read
+    texts = [text for text in sources if text is not None]
     search = (a.beam or 1, a.length_penalty, a.no_repeat_ngram)
     sampling = None
     if a.temperature:
         size = opened.tokenizer.vocab_size
         sampling = Sampling(jax.random.key(a.seed), a.temperature, a.top_k, a.top_p, size)
     translator = Translator(
-        opened.with_folded_maps(), *search, batch=1, sampling=sampling, max_tokens=a.max_tokens
+        opened.with_folded_maps(),
+        *search,
+        batch=min(len(texts), _BATCH),
+        sampling=sampling,
+        max_tokens=a.max_tokens,
     )
-    with TokenProgress("generate") as progress, progress.compiling():
-        (found,) = translator.translate([prompt])
-    if found.source_tokens > translator.longest:
-        print(
-            f"the source has more than {translator.longest} tokens, the longest in training "
-            "(data.source_length); its target may be worse",
-            file=sys.stderr,
-        )
-    if found.cut:
-        print(
-            f"the target was cut at {found.tokens} tokens; --max-tokens gives it more",
-            file=sys.stderr,
-        )
-    print(found.text)
+    written: list[Translation] = []
+    with TokenProgress("generate", len(texts)) as progress:
+        for begin in range(0, len(texts), _GROUP):
+            with progress.compiling():
+                found = translator.translate(texts[begin : begin + _GROUP], first=begin)
+            for each in found:
+                # as many lines as sources, so that both files are pairs
+                print(each.text if a.prompts is None else " ".join(each.text.splitlines()))
+            written += found
+            if not sys.stdout.isatty():  # else a live line would be between the targets
+                progress.advance(sum(each.tokens for each in found), len(found))
+    _report_limits(written, translator.longest)
     return 0
+
+
+def _report_limits(written: list[Translation], longest: int) -> None:
+    """Report sources longer than in training, and targets that were cut."""
+    longer = sum(each.source_tokens > longest for each in written)
+    cut = sum(each.cut for each in written)
+    one = len(written) == 1
+    if longer:
+        sources = (
+            "the source has"
+            if one
+            else f"{longer:,} {inflect(longer, 'source has', 'sources have')}"
+        )
+        print(
+            f"{sources} more than {longest} tokens, the longest in training (data.source_length); "
+            f"{inflect(longer, 'its target', 'their targets')} may be worse",
+            file=sys.stderr,
+        )
+    if cut:
+        targets = f"the target was cut at {written[0].tokens} tokens"
+        if not one:
+            targets = f"{cut:,} {inflect(cut, 'target was', 'targets were')} cut"
+        print(f"{targets}; --max-tokens gives {inflect(cut, 'it', 'them')} more", file=sys.stderr)
 
 
 def _write(

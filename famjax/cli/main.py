@@ -11,7 +11,7 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -258,6 +258,22 @@ def parse(arguments: type[T], argv: Sequence[str], prog: str) -> T:
         if stop.code in (None, 0):
             raise
         raise UserError(f"{_unbox(complaint.getvalue())}; see {prog} --help") from None
+
+
+@contextlib.contextmanager
+def named_as_flags(arguments: type[Any]) -> Iterator[None]:
+    """Name a flag as it was given where an error names the Python argument.
+
+    "beam=0: must be ..." becomes "--beam 0: must be ...".
+    """
+    try:
+        yield
+    except UserError as error:
+        named = re.match(r"(\w+)=(\S+): ", str(error))
+        if not named or named[1] not in {field.name for field in fields(arguments)}:
+            raise
+        flag = f"--{named[1].replace('_', '-')}"
+        raise UserError(f"{flag} {named[2]}: {str(error)[named.end() :]}") from None
 
 
 def _check_options(arguments: Any, argv: Sequence[str], prog: str) -> None:

@@ -1,4 +1,4 @@
-"""Human-readable byte sizes."""
+"""Human-readable byte sizes, and words that agree with a count."""
 
 from __future__ import annotations
 
@@ -14,6 +14,11 @@ def byte_size(count: float) -> str:
         if count >= 0.99995 * 10**power:
             return f"{count / 10**power:,.1f} {unit}"
     return f"{count:.0f} byte{'s' * (round(count) != 1)}"
+
+
+def inflect(count: int, one: str, many: str) -> str:
+    """Return the word that agrees with a count: `one` of 1, `many` of others."""
+    return one if count == 1 else many
 
 
 def _count_digits(count: int) -> int:

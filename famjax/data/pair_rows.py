@@ -20,6 +20,7 @@ import numpy as np
 
 from famjax.core.errors import UserError
 from famjax.core.types import Batch
+from famjax.core.units import inflect
 from famjax.data.lanes import RowsIterator
 from famjax.data.pairs import Pairs
 from famjax.data.shuffle import permuted_index
@@ -159,12 +160,13 @@ class PairSource(Source):
             return ""
         self._is_told = True
         total = sum(counts[number] for number in windows)
-        return f"{total:,} of {len(self.pairs):,} pairs {self._why_left_out()}" if total else ""
+        of = f"{len(self.pairs):,} {inflect(len(self.pairs), 'pair', 'pairs')}"
+        return f"{total:,} of {of} {self._why_left_out(total)}" if total else ""
 
-    def _why_left_out(self) -> str:
+    def _why_left_out(self, count: int) -> str:
         return (
-            f"are longer than data.source_length={self.lengths.source} or "
-            f"data.length={self.lengths.target} and left out"
+            f"{inflect(count, 'is', 'are')} longer than data.source_length={self.lengths.source} "
+            f"or data.length={self.lengths.target} and left out"
         )
 
     def report(self) -> str:
@@ -174,19 +176,26 @@ class PairSource(Source):
         that the tokenizer cannot write.
         """
         sides = zip(self.pairs.empty(), ("source", "target"), strict=True)
-        notes = [f"{count:,} have an empty {side}" for count, side in sides if count]
+        notes = [
+            f"{count:,} {inflect(count, 'has', 'have')} an empty {side}"
+            for count, side in sides
+            if count
+        ]
         rows, texts = self.rows(0), self._read_window(0)
         of = f" of the first {len(texts):,}" if len(texts) < len(self.pairs) else ""
         if too_long := self._too_long[0]:
-            notes.append(f"{too_long:,}{of} {self._why_left_out()}")
+            notes.append(f"{too_long:,}{of} {self._why_left_out(too_long)}")
         if lost := sum(not _can_write(self._tokenizer, text) for _, text in texts):
+            targets = "targets" if of else inflect(lost, "target", "targets")
             notes.append(
-                f"{lost:,}{of} targets have text that tokenizer {self._tokenizer.name} cannot write"
+                f"{lost:,}{of} {targets} {inflect(lost, 'has', 'have')} text that tokenizer "
+                f"{self._tokenizer.name} cannot write"
             )
         positions = len(rows) * (self.lengths.source + self.lengths.target)
         tokens = sum(int(row["valid"].sum() + (row["source_segment"] > 0).sum()) for row in rows)
         notes.append(f"rows are {1 - tokens / positions:.1%} padding")
-        return f"{len(self.pairs):,} pairs{self._name_files()}; " + "; ".join(notes)
+        pairs = inflect(len(self.pairs), "pair", "pairs")
+        return f"{len(self.pairs):,} {pairs}{self._name_files()}; " + "; ".join(notes)
 
     def _name_files(self) -> str:
         """Return which files are paired, if there are several: globs are paired in sorted order."""

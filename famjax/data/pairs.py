@@ -115,7 +115,7 @@ class Pairs:
 
 def _read_columns(source: str, target: str) -> tuple[Column, Column]:
     """Return the lines of a source file and of its target file."""
-    columns = Column(_read_lines(source)), Column(_read_lines(target))
+    columns = Column(read_lines(source)), Column(read_lines(target))
     counts = [len(one) for one in columns]
     if counts[0] != counts[1]:
         longer, last = (source, counts[1]) if counts[0] > counts[1] else (target, counts[0])
@@ -131,7 +131,7 @@ def _list_columns(names: str, option: str) -> list[str]:
     return [names] if names.startswith(_SETS) else list_files(names, option, repeated=True)
 
 
-def _read_lines(path: str) -> Iterator[bytes]:
+def read_lines(path: str) -> Iterator[bytes]:
     """Yield the lines of a file, stripped of line ends and white space, after a check for UTF-8."""
     if path.startswith(_SETS):
         texts = _read_seqio(path) if path.startswith(_SEQIO) else _read_feature(path)

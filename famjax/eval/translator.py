@@ -100,21 +100,26 @@ class Translator:
         self.seconds = 0.0
 
     def translate(
-        self, texts: Sequence[str], advance: Callable[[int], None] = lambda count: None
+        self,
+        texts: Sequence[str],
+        advance: Callable[[int], None] = lambda count: None,
+        first: int = 0,
     ) -> list[Translation]:
         """Return the translation of each text.
 
         Args:
           texts: the sources.
           advance: called after each batch with its number of texts.
+          first: number of the first text; a sample depends on the number of its text.
         """
-        return self.translate_each(texts, [self._length_penalty], advance)[0]
+        return self.translate_each(texts, [self._length_penalty], advance, first)[0]
 
     def translate_each(
         self,
         texts: Sequence[str],
         length_penalties: Sequence[float],
         advance: Callable[[int], None] = lambda count: None,
+        first: int = 0,
     ) -> list[list[Translation]]:
         """Return for each of several length penalties the translations of texts, in one search."""
         tokenizer = self._run.tokenizer
@@ -122,7 +127,8 @@ class Translator:
         sources = [np.append(tokenizer.encode(text.strip()), tokenizer.eos_id) for text in texts]
         found: list[dict[int, Translation]] = [{} for _ in length_penalties]
         for numbers, tokens, segment in batches(sources, self._batch):
-            written = self._write(tokens, segment, numbers, length_penalties)
+            counted = [first + number for number in numbers]
+            written = self._write(tokens, segment, counted, length_penalties)
             for one, translations in zip(found, written, strict=True):
                 for number, translation in zip(numbers, translations, strict=False):
                     one[number] = translation._replace(source_tokens=len(sources[number]))

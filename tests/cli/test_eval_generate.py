@@ -326,17 +326,23 @@ def test_prompt_from_standard_input_and_stop(
         (["--prompt", "x", "--read", "a", "--state-out", "/no/such/s"], "no folder"),
         (["--prompt", "x", "--state-in", "/no/such/s"], "No such file"),
         (["--prompt", "x", "--read", "/no/such/file"], "No such file"),
-        (["--prompt", "x", "--temperature", "1", "--top-p", "2"], "top_p"),
+        (
+            ["--prompt", "x", "--temperature", "1", "--top-p", "2"],
+            "--top-p 2.0: must be more",
+        ),
         # before the document is read
         (
             ["--prompt", "x", "--read", "/no/such/file", "--temperature", "1", "--top-k", "-1"],
-            "top_k=-1: must be 0",
+            "--top-k -1: must be 0",
         ),
         (["--prompt", "x", "--state-in", "/no/such/s", "--stop", ""], "a stop string is empty"),
         (["--prompt", "x", "--temperature", "hot"], "temperature"),
-        (["--prompt", "x", "--beam", "0"], "beam=0: must be from 1 to 258, the size of the"),
+        (["--prompt", "x", "--beam", "0"], "--beam 0: must be from 1 to 258, the size of the"),
         # before the document is read
-        (["--prompt", "x", "--read", "/no/such/file", "--beam", "259"], "beam=259: must be from 1"),
+        (
+            ["--prompt", "x", "--read", "/no/such/file", "--beam", "259"],
+            "--beam 259: must be from",
+        ),
         (["--prompt", "x", "--beam", "2", "--temperature", "1"], "sample one; give either"),
         (["--prompt", "x", "--beam", "2", "--top-k", "5"], "sample one; give either"),
         (["--prompt", "x", "--beam", "2", "--top-p", "0.5"], "sample one; give either"),
@@ -347,6 +353,8 @@ def test_prompt_from_standard_input_and_stop(
         (["--prompt", "x", "--top-p", "0.5"], "give --temperature 1"),
         (["--prompt", "x", "--length-penalty", "2"], "need beam search; give --beam N"),
         (["--prompt", "x", "--no-repeat-ngram", "3"], "need beam search; give --beam N"),
+        (["--prompts", "x"], "x: No such file"),
+        (["--prompts", __file__], "--prompts: the model has no encoder and continues one text,"),
         (["--promt", "x"], "did you mean '--prompt'"),
         (["--chat", "--read", "x", "--state-out", "s"], "give --prompt TEXT"),
         (["--prompt", "x", "--chat", "--read", "/no/such/file"], "has no chat template; remove it"),

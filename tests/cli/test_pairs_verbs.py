@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from famjax import Generator, UserError, open_run
 from famjax.cli.eval import read_report
 from famjax.cli.eval_output import result_tables, translation_notes
 from famjax.cli.main import main
+from famjax.cli.next_commands import next_commands
 from famjax.config.schema import Config
 from famjax.experiment.load import override
 from famjax.train.loop import train
@@ -52,10 +54,13 @@ def error_line(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        (["--beam", "0"], "beam=0: must be from 1 to 258, the size of the vocabulary"),
-        (["--beam", "259"], "beam=259: must be from 1 to 258"),
-        (["--beam", "2", "--length-penalty", "-50"], "length_penalty=-50.0: must be from -5 to 5"),
-        (["--no-repeat-ngram", "-1"], "no_repeat_ngram=-1: must be 0 (no limit) or more"),
+        (["--beam", "0"], "--beam 0: must be from 1 to 258, the size of the vocabulary"),
+        (["--beam", "259"], "--beam 259: must be from 1 to 258"),
+        (
+            ["--beam", "2", "--length-penalty", "-50"],
+            "--length-penalty -50.0: must be from",
+        ),
+        (["--no-repeat-ngram", "-1"], "--no-repeat-ngram -1: must be 0 (no limit) or more"),
         (["--length-penalty", "2"], "--length-penalty: greedy decoding has none; give --beam 5"),
         (["--tune"], "--tune: greedy decoding has no length penalty; give --beam 5"),
         (["--tune", "--beam", "2", "--length-penalty", "1"], "leave out --length-penalty"),
@@ -94,7 +99,10 @@ def test_tasks_that_a_model_with_an_encoder_lacks_are_refused(
         (["analyze", "RUN", "--tasks", "text:WORDS", "--length", "8"], "run: has an encoder"),
         (["analyze", "RUN", "--memory", "--tasks", "text:WORDS"], "run: has an encoder"),
         (["analyze", "RUN", "--attention", "--tasks", "text:WORDS"], "run: has an encoder"),
-        (["generate", "RUN", "--prompt", "a", "--beam", "259"], "beam=259: must be from 1 to 258"),
+        (
+            ["generate", "RUN", "--prompt", "a", "--beam", "259"],
+            "--beam 259: must be from 1 to 258",
+        ),
     ],
 )
 def test_verbs_that_a_model_with_an_encoder_lacks_are_refused(
@@ -103,6 +111,68 @@ def test_verbs_that_a_model_with_an_encoder_lacks_are_refused(
     names = {"RUN": str(home / "run"), "NEW": str(home / "new")}
     given = [names.get(one, one).replace("WORDS", str(home / "words")) for one in argv]
     assert what in error_line(given, capsys)
+
+
+def test_commands_named_next_evaluate_a_mean_of_checkpoints(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`famjax average` and `famjax train` name the files that `famjax eval` needs."""
+    run, mean = home / "run", home / "a mean"
+    assert main(["average", str(run), "--last", "1", "--out", str(mean)]) == 0
+    command = capsys.readouterr().out.rstrip("\n").partition("; next: ")[2]
+    assert command == f"famjax eval '{mean}' --tasks translate:SOURCES=TARGETS"
+    config = open_run(run).config
+    assert next_commands(config, None, mean).split(", ")[-1] == command
+    given = command.replace("SOURCES", str(home / "words"))
+    argv = shlex.split(given.replace("TARGETS", str(home / "backwards")))
+    assert main(argv[1:]) == 0
+
+
+@pytest.mark.parametrize(
+    "sampled", [[], pytest.param(["--temperature", "1", "--seed", "3"], marks=pytest.mark.long)]
+)
+def test_each_line_of_a_file_gets_a_target(
+    home: Path,
+    sampled: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the order of the file, whatever sources are decoded together."""
+    argv = ["generate", str(home / "run"), "--prompts", str(home / "sources"), *sampled]
+    (home / "sources").write_text("d\n" + "abcd" * 12 + "\n\nd\nabc\n")
+    assert main(argv) == 0
+    out, err = capsys.readouterr()
+    together = out.split("\n")
+    assert len(together) == 6
+    assert (together[0] == together[3]) == (not sampled)
+    assert "1 source has more than 32 tokens, the longest in training" in err
+    assert "targets were cut; --max-tokens gives them more" in err
+    monkeypatch.setattr("famjax.cli.generate._GROUP", 2)
+    assert main(argv) == 0
+    assert capsys.readouterr().out.split("\n") == together
+    if not sampled:
+        for prompt, target in zip(("d", "abc"), (together[0], together[4]), strict=True):
+            assert main(["generate", str(home / "run"), "--prompt", prompt]) == 0
+            assert capsys.readouterr().out.split() == target.split()
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        (["--prompts", "/no/such"], "No such file"),
+        (["--prompts", "EMPTY"], "empty: is empty; write a source on each line"),
+        (["--prompts", "EMPTY", "--prompt", "a"], "is one source and --prompts a file of them"),
+        (["--prompts", "WORDS", "--read", "x"], "--read: a model with an encoder writes"),
+        (["--prompts", "WORDS", "--beam", "0"], "--beam 0: must be from 1 to 258"),
+    ],
+)
+def test_files_that_are_no_sources_are_refused(
+    home: Path, options: list[str], what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "empty").write_text("")
+    named = {"EMPTY": str(home / "empty"), "WORDS": str(home / "words")}
+    argv = ["generate", str(home / "run"), *(named.get(option, option) for option in options)]
+    assert what in error_line(argv, capsys)
 
 
 @pytest.mark.long
@@ -174,6 +244,8 @@ def test_files_that_are_tokenized_are_scored_as_they_are(
 def test_sources_longer_than_those_trained_on_are_told() -> None:
     (line,) = translation_notes({"longer": 3, "longest_trained": 28})
     assert line.startswith("3 sources have more than 28 tokens, the most that were trained on")
+    (line,) = translation_notes({"longer": 1, "longest_trained": 28})
+    assert line.startswith("1 source has more than 28 tokens")
     assert translation_notes({"longer": 0, "longest_trained": 28}) == []
 
 
@@ -190,7 +262,7 @@ def test_a_target_that_is_cut_is_told(home: Path, capsys: pytest.CaptureFixture[
     said = error_line(
         ["generate", str(home / "run"), "--prompt", "a", "--max-tokens", "99"], capsys
     )
-    assert "max_tokens=99: does not fit the model's cache, model.capacity=32" in said
+    assert "--max-tokens 99: does not fit the model's cache, model.capacity=32" in said
 
 
 def test_empty_lines_are_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,7 +271,7 @@ def test_empty_lines_are_told(home: Path, capsys: pytest.CaptureFixture[str]) ->
     files = f"translate:{home / 'few'}={home / 'some'}"
     assert main(["eval", str(home / "run"), "--tasks", files]) == 0
     said = capsys.readouterr().out
-    assert "of the pairs 1 have an empty source and 2 have an empty target" in said
+    assert "of the pairs 1 has an empty source and 2 have an empty target" in said
 
 
 def test_a_prompt_longer_than_sources_trained_on_is_told(

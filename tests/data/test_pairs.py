@@ -185,6 +185,17 @@ def test_pairs_that_do_not_fit_are_left_out_and_told(tmp_path):
         read_rows(PairSource(pairs, BYTES, Lengths(2, 2, 1), seed=0).make_rows(1, None), 1)
 
 
+def test_a_single_pair_is_told_as_one(tmp_path):
+    pairs = Pairs(*write(tmp_path, ["", "a" * 50], ["x", "y"]))
+    report = PairSource(pairs, BYTES, Lengths(20, 20, 1), seed=0).report()
+    assert report.startswith("2 pairs; 1 has an empty source; 1 is longer than data.source_length=")
+    (tmp_path / "a.src").write_text("b\n")
+    (tmp_path / "a.tgt").write_text("c\n")
+    pairs = Pairs(*(str(tmp_path / name) for name in ("a.src", "a.tgt")))
+    report = PairSource(pairs, BYTES, Lengths(20, 20, 1), seed=0).report()
+    assert report.startswith("1 pair; rows are ")
+
+
 def test_pairs_left_out_of_later_windows_are_told_after_the_epoch(tmp_path):
     lines = ["a" * (50 if i % 5 == 0 else 2) for i in range(40)]
     pairs = Pairs(*write(tmp_path, lines, lines))
@@ -239,7 +250,7 @@ def test_targets_that_the_tokenizer_cannot_write_are_told(tmp_path):
         return PairSource(pairs, tokenizer, Lengths(20, 20, 1), seed=0).report()
 
     words = WordTokenizer("words.txt", ["a", "cat", "\ufffd"])
-    assert "; 1 targets have text that tokenizer words.txt cannot write; " in report(words)
+    assert "; 1 target has text that tokenizer words.txt cannot write; " in report(words)
     assert "cannot write" not in report(BYTES)
 
 

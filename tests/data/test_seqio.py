@@ -8,17 +8,20 @@ from itertools import islice
 import numpy as np
 import pytest
 import seqio
+import small
 import tensorflow as tf
 import tensorflow_datasets as tfds
 
-from famjax.config.schema import DataConfig
+from famjax.config.schema import Config, DataConfig
 from famjax.core.errors import UserError
 from famjax.data.lanes import Lanes
 from famjax.data.packing import PackedRows
 from famjax.data.pairs import Pairs
 from famjax.data.seqio_tasks import TfSource
 from famjax.data.train_tokenizer import train_sentencepiece
+from famjax.experiment.load import override
 from famjax.tokenizers.load import load_tokenizer
+from famjax.train.loop import train
 
 COUNT = 23
 
@@ -294,3 +297,50 @@ def test_both_texts_of_a_pair_are_of_one_example(tokenizer):
 def test_mistakes_in_the_name_of_a_task(tokenizer, name, message):
     with pytest.raises(UserError, match=message):
         Pairs(name, "seqio:pairs:train:targets")
+
+
+def assert_trains_on(source, target, folder, capsys):
+    """Check that a run reads the pairs, and continues, since they are the same."""
+    shape = [given for given in small.COMMAND if "block_len" not in given]
+    keys = [
+        *("model.block_len=1", "model.mixer=full", "model.capacity=1100", "model.encoder.layers=1"),
+        *("data.task=translate", "data.layout=pairs", "data.length=1100", "data.source_length=64"),
+        *(f"data.source={source}", f"data.target={target}", "train.steps=1"),
+    ]
+    given = override(Config(), [*shape, *keys])
+    train(given, folder / "run")
+    assert f"{COUNT} pairs; rows are " in capsys.readouterr().err
+    assert train(override(given, ["train.steps=2"]), folder / "run", quiet=True).step == 2
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("one_device", "tokenizer")
+def test_a_run_reads_the_pairs_of_a_task(tmp_path, capsys):
+    name = "seqio:pairs:train"
+    assert_trains_on(f"{name}:inputs", f"{name}:targets", tmp_path, capsys)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("one_device")
+def test_a_run_reads_the_pairs_of_a_tfds_set(tmp_path, monkeypatch, capsys):
+    class Sentences(tfds.core.GeneratorBasedBuilder):
+        """Sentences."""
+
+        VERSION = tfds.core.Version("1.0.0")
+
+        def _info(self):
+            features = {name: tfds.features.Text() for name in ("de", "en")}
+            return tfds.core.DatasetInfo(
+                builder=self, features=tfds.features.FeaturesDict(features)
+            )
+
+        def _split_generators(self, dl_manager):
+            return {"train": ((i, {"de": f"Satz {i}", "en": f"text {i}"}) for i in range(COUNT))}
+
+        def _generate_examples(self):
+            raise AssertionError
+
+    builder = Sentences(data_dir=tmp_path / "tfds")
+    monkeypatch.setattr(tfds, "builder", lambda name: {"sentences": builder}[name])
+    name = "tfds:sentences:train"
+    assert_trains_on(f"{name}:de", f"{name}:en", tmp_path, capsys)

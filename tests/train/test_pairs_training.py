@@ -6,6 +6,7 @@ import json
 import random
 import re
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,10 @@ from famjax.convert.folder import convert
 from famjax.convert.open import open_model
 from famjax.core.errors import UserError
 from famjax.data.pair_rows import PairSource
+from famjax.eval import translation_scores
 from famjax.eval.sampling import Sampling
 from famjax.eval.translate import evaluate
+from famjax.eval.translation_scores import Score
 from famjax.eval.translator import Translator
 from famjax.experiment.checks import validate
 from famjax.experiment.load import load_config, override
@@ -32,7 +35,7 @@ from famjax.tasks.task import Request
 from famjax.train.loop import train
 from famjax.train.metrics import read_metrics
 from famjax.train.partition import inference_config, partition_trainable
-from famjax.train.run import Run
+from famjax.train.run import Run, open_run
 
 LETTERS = "abcdefgh"
 
@@ -156,6 +159,36 @@ def test_a_model_learns_to_write_words_backwards_and_is_evaluated(tmp_path: Path
 
 
 @pytest.mark.usefixtures("compiled_once")
+def test_the_checkpoint_with_the_best_bleu_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """BLEU is scored once before the first step, and then every two steps; more is better."""
+    values = [0.0, 10.0, 30.0, 20.0]
+    hypotheses: list[Sequence[str]] = []
+
+    def bleu(written: Sequence[str], references: Sequence[str], how: Any) -> Score:
+        hypotheses.append(written)
+        assert references == [word[::-1] for word in words[: len(written)]]
+        return Score(values[len(hypotheses) - 1], "")
+
+    monkeypatch.setattr(translation_scores, "bleu", bleu)
+    keys = ["train.steps=6", "train.log_every=2", "train.keep=1", "eval.every=2"]
+    tasks = f"eval.tasks=translate:{tmp_path / 'words'}={tmp_path / 'backwards'}"
+    given = config(tmp_path, *keys, tasks, "eval.examples=3", "eval.best=translate")
+    words = (tmp_path / "words").read_text().split()
+    run = train(given, tmp_path / "run")
+    assert [len(written) for written in hypotheses] == [1, 3, 3, 3]
+    scores = [row["translate"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")]
+    assert scores == values[1:]
+    assert "step 4: translate 30.0000, the best so far, is kept" in capsys.readouterr().err
+    best = open_run(tmp_path / "run" / "best")
+    assert (best.step, run.step) == (4, 6)
+    # its outputs are those that were scored
+    found = Translator(best, batch=8).translate(words[:3])
+    assert [each.text for each in found] == hypotheses[2]
+
+
+@pytest.mark.usefixtures("compiled_once")
 @pytest.mark.parametrize(
     "keys",
     [
@@ -185,7 +218,7 @@ def test_pairs_left_out_are_told_after_an_epoch(
     monkeypatch.setattr(PairSource.__init__, "__defaults__", (10,))
     train(given, tmp_path / "run")
     said = capsys.readouterr().err
-    assert said.count("1 of 51 pairs are longer than data.source_length=28") == 1
+    assert said.count("1 of 51 pairs is longer than data.source_length=28") == 1
 
 
 @pytest.mark.long
