@@ -107,6 +107,7 @@ def test_full_attention_in_windows_is_compared_with_a_run_that_streams() -> None
     }
 
 
+@pytest.mark.long
 def test_a_run_in_windows_beside_one_that_streams(
     runs: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -276,6 +276,7 @@ def test_frozen_parameters_do_not_change(rnn, text, only):
     assert ("embedding" in saved) == (only != "maps")
 
 
+@pytest.mark.long
 def test_maps_are_trained_together_with_adapters(hybrid_folder, lora):
     before, after = weights(open_run(hybrid_folder).model), weights(open_run(lora).model)
     assert changed_names(before, after) == MAPS

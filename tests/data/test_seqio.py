@@ -224,6 +224,7 @@ def test_an_unknown_tfds_dataset_is_rejected(monkeypatch):
         TfSource(DataConfig(tfds="imdb_review"), load_tokenizer("bytes"), 0)
 
 
+@pytest.mark.long
 def test_a_set_that_cannot_be_downloaded_comes_with_what_prepares_it(tmp_path, monkeypatch, capsys):
     def fail(self, **kwargs):
         raise OSError("no route to host\nafter 5 tries")

@@ -106,6 +106,7 @@ jax.distributed.initialize = initialize_briefly
 """
 
 
+@pytest.mark.long
 def test_error_names_missing_processes(tmp_path: Path, path: Path) -> None:
     """One of three processes is missing, and one process waits at an address without a service."""
     port = free_port()

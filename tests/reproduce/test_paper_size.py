@@ -96,6 +96,7 @@ def test_unreadable_articles_are_told_before_anything_trains(tmp_path, texts, ca
     assert not list(tmp_path.rglob("log.txt"))
 
 
+@pytest.mark.long
 def test_results_are_of_the_test_files(fake, tmp_path, texts, capsys):  # noqa: F811
     arguments = ["fam-table-8", "--size", "paper", "--seeds", "1", *texts, "--test"]
     first, second = tmp_path / "train.txt", tmp_path / "other.txt"

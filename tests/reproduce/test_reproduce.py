@@ -133,6 +133,7 @@ def age(folder, name, code="older"):
         file.write_text(json.dumps({**json.loads(file.read_text()), "code": code}))
 
 
+@pytest.mark.long
 def test_versions_are_not_mixed_and_this_is_told_before_anything_trains(fake, tmp_path, capsys):
     assert reproduce(tmp_path, COPY, "--seeds", "1") == 0
     age(tmp_path, COPY)
