@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from famjax.cli.figures import new_figure, save_figure
-from famjax.cli.tables import counted
 from famjax.core.errors import UserError
+from famjax.core.units import counted
 
 # for each `Task.group`, the key of a score that is better if higher; rows of results are averaged
 _SCORES = {

@@ -38,7 +38,7 @@ class Arguments:
     passkey; toy tasks: random_walk, blocked_walk, copy, reverse, counting, algorithmic
     RULER's niah_single_1 to 3, niah_multikey_1 to 3,
     niah_multivalue, niah_multiquery, vt, cwe, fwe, qa_1, qa_2
-    babilong; with a text as filler: niah_single_2:FILES, babilong:FILES
+    passkey_depth, babilong; with a text as filler: niah_single_2:FILES, babilong:FILES
     text:FILES (files, folders or globs separated by commas)
     text:holdout (the documents that training held out)
     questions in JSON lines: narrativeqa:FILES, qasper, quality, squality, xlsum, longbench, leval

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from famjax.cli.tables import Output, Table, counted
-from famjax.core.units import byte_size, inflect
+from famjax.cli.tables import Output, Table
+from famjax.core.units import byte_size, counted, inflect
 from famjax.eval.effective_length import effective_lengths
 from famjax.eval.subsets import LENGTHS
 

@@ -9,6 +9,7 @@ import itertools
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -259,7 +260,7 @@ def _translate(arguments: Arguments, opened: Run, sources: Sequence[str | None])
     written: list[Translation] = []
     with TokenProgress("generate", len(texts)) as progress:
         for begin in range(0, len(texts), _GROUP):
-            with progress.compiling():
+            with nullcontext() if begin else progress.compiling():
                 found = translator.translate(texts[begin : begin + _GROUP], first=begin)
             for each in found:
                 # as many lines as sources, so that both files are pairs

@@ -121,11 +121,6 @@ class Table:
         return lines
 
 
-def counted(count: int, noun: str) -> str:
-    """Return "1 document", or "1,200 documents"."""
-    return f"{count:,} {noun}{'s' * (count != 1)}"
-
-
 class Output:
     """Prints lines and tables to standard output or error, with blank lines around tables."""
 

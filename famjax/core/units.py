@@ -16,6 +16,11 @@ def byte_size(count: float) -> str:
     return f"{count:.0f} byte{'s' * (round(count) != 1)}"
 
 
+def counted(count: int, noun: str) -> str:
+    """Return "1 document", or "1,200 documents"."""
+    return f"{count:,} {inflect(count, noun, f'{noun}s')}"
+
+
 def inflect(count: int, one: str, many: str) -> str:
     """Return the word that agrees with a count: `one` of 1, `many` of others."""
     return one if count == 1 else many

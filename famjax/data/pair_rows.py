@@ -20,7 +20,7 @@ import numpy as np
 
 from famjax.core.errors import UserError
 from famjax.core.types import Batch
-from famjax.core.units import inflect
+from famjax.core.units import counted, inflect
 from famjax.data.lanes import RowsIterator
 from famjax.data.pairs import Pairs
 from famjax.data.shuffle import permuted_index
@@ -160,7 +160,7 @@ class PairSource(Source):
             return ""
         self._is_told = True
         total = sum(counts[number] for number in windows)
-        of = f"{len(self.pairs):,} {inflect(len(self.pairs), 'pair', 'pairs')}"
+        of = counted(len(self.pairs), "pair")
         return f"{total:,} of {of} {self._why_left_out(total)}" if total else ""
 
     def _why_left_out(self, count: int) -> str:
@@ -194,8 +194,7 @@ class PairSource(Source):
         positions = len(rows) * (self.lengths.source + self.lengths.target)
         tokens = sum(int(row["valid"].sum() + (row["source_segment"] > 0).sum()) for row in rows)
         notes.append(f"rows are {1 - tokens / positions:.1%} padding")
-        pairs = inflect(len(self.pairs), "pair", "pairs")
-        return f"{len(self.pairs):,} {pairs}{self._name_files()}; " + "; ".join(notes)
+        return f"{counted(len(self.pairs), 'pair')}{self._name_files()}; " + "; ".join(notes)
 
     def _name_files(self) -> str:
         """Return which files are paired, if there are several: globs are paired in sorted order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from famjax.core.errors import UserError
@@ -92,11 +93,13 @@ def evaluate_search(
         _Search(run, request, pairs, i, length_penalties) for i in range(len(length_penalties))
     ]
     count = min(request.examples or len(pairs), len(pairs))
-    with TokenProgress(request.task, count, request.quiet) as progress:
-        for begin in range(0, count, _GROUP):
-            numbers = range(begin, min(begin + _GROUP, count))
-            if not all(search.has(numbers) for search in searches):
-                _translate(translator, pairs, numbers, searches, progress)
+    groups = [range(begin, min(begin + _GROUP, count)) for begin in range(0, count, _GROUP)]
+    left = [group for group in groups if not all(search.has(group) for search in searches)]
+    with TokenProgress(request.task, sum(map(len, left)), request.quiet) as progress:
+        for i, numbers in enumerate(left):
+            with nullcontext() if i else progress.compiling():
+                tokens = _translate(translator, pairs, numbers, searches)
+            progress.advance(tokens, len(numbers))
     return [search.result(count, translator.longest) for search in searches]
 
 
@@ -191,18 +194,20 @@ def _translate(
     pairs: Pairs,
     numbers: range,
     searches: Sequence[_Search],
-    progress: TokenProgress,
-) -> None:
-    """Generate targets for the sources with these numbers, and add them to the searches."""
+) -> int:
+    """Generate targets for the sources with these numbers, and add them to the searches.
+
+    Returns:
+      the number of tokens of the first search's targets.
+    """
     before = translator.seconds
-    with progress.compiling():
-        found = translator.translate_each(
-            [pairs[number][0] for number in numbers],
-            [search.length_penalty for search in searches],
-        )
+    found = translator.translate_each(
+        [pairs[number][0] for number in numbers],
+        [search.length_penalty for search in searches],
+    )
     for search, translations in zip(searches, found, strict=True):
         search.add(numbers, translations, translator.seconds - before)
-    progress.advance(sum(each.tokens for each in found[0]), len(numbers))
+    return sum(each.tokens for each in found[0])
 
 
 def _make_example(

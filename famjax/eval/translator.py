@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -99,26 +99,19 @@ class Translator:
         self._compiled: set[tuple[Any, ...]] = set()
         self.seconds = 0.0
 
-    def translate(
-        self,
-        texts: Sequence[str],
-        advance: Callable[[int], None] = lambda count: None,
-        first: int = 0,
-    ) -> list[Translation]:
+    def translate(self, texts: Sequence[str], first: int = 0) -> list[Translation]:
         """Return the translation of each text.
 
         Args:
           texts: the sources.
-          advance: called after each batch with its number of texts.
           first: number of the first text; a sample depends on the number of its text.
         """
-        return self.translate_each(texts, [self._length_penalty], advance, first)[0]
+        return self.translate_each(texts, [self._length_penalty], first)[0]
 
     def translate_each(
         self,
         texts: Sequence[str],
         length_penalties: Sequence[float],
-        advance: Callable[[int], None] = lambda count: None,
         first: int = 0,
     ) -> list[list[Translation]]:
         """Return for each of several length penalties the translations of texts, in one search."""
@@ -132,7 +125,6 @@ class Translator:
             for one, translations in zip(found, written, strict=True):
                 for number, translation in zip(numbers, translations, strict=False):
                     one[number] = translation._replace(source_tokens=len(sources[number]))
-            advance(len(numbers))
         return [[one[number] for number in range(len(texts))] for one in found]
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import shutil
@@ -16,6 +17,7 @@ from famjax.cli.eval_output import result_tables, translation_notes
 from famjax.cli.main import main
 from famjax.cli.next_commands import next_commands
 from famjax.config.schema import Config
+from famjax.eval.progress import TokenProgress
 from famjax.experiment.load import override
 from famjax.train.loop import train
 
@@ -126,6 +128,25 @@ def test_commands_named_next_evaluate_a_mean_of_checkpoints(
     given = command.replace("SOURCES", str(home / "words"))
     argv = shlex.split(given.replace("TARGETS", str(home / "backwards")))
     assert main(argv[1:]) == 0
+
+
+def test_only_the_first_group_compiles(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the time of later ones would not count, and rates and times left be wrong."""
+    called = []
+
+    def compiling(progress: TokenProgress) -> contextlib.AbstractContextManager[None]:
+        called.append(progress)
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(TokenProgress, "compiling", compiling)
+    (home / "three").write_text("a\nb\nc\n")
+    monkeypatch.setattr("famjax.cli.generate._GROUP", 1)
+    assert main(["generate", str(home / "run"), "--prompts", str(home / "three")]) == 0
+    assert len(called) == 1
+    monkeypatch.setattr("famjax.eval.translate._GROUP", 1)
+    three = f"translate:{home / 'three'}={home / 'three'}"
+    assert main(["eval", str(home / "run"), "--tasks", three]) == 0
+    assert len(called) == 2
 
 
 @pytest.mark.parametrize(
