@@ -66,7 +66,8 @@ def instances(kind: str, arguments: list[tuple[Any, ...]]) -> list[Any]:
     return [Instance(kind, {}, given, i) for i, given in enumerate(arguments)]
 
 
-@pytest.mark.parametrize("name", ["native", pytest.param("fam", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["native", "fam"])
 def test_scores_and_answers_are_those_of_the_harness_own_model(folder: Path, name: str) -> None:
     from lm_eval.models.huggingface import HFLM
 
