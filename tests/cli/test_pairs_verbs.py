@@ -228,7 +228,7 @@ def test_results_of_other_searches_are_kept_and_runs_compared(
 ) -> None:
     runs = [str(home / name) for name in ("first", "second")]
     for run in runs:
-        shutil.copytree(home / "run", run)
+        shutil.copytree(home / "run", run, ignore=shutil.ignore_patterns("eval"))
         for options in ([], ["--no-repeat-ngram", "2"], ["--beam", "2"], ["--beam", "2", "--tune"]):
             assert main(["eval", run, "--tasks", tasks(home), *options]) == 0
     assert main(["eval", runs[0], "--tasks", tasks(home, "summarize")]) == 0
