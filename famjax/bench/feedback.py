@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -63,6 +63,36 @@ class TrainingStep(NamedTuple):
     temporary_bytes: int
     floor: float
     sweep_change: float | None
+
+
+class Trainer(NamedTuple):
+    """A compiled training step.
+
+    Attributes:
+      run: function that takes a step.
+      temporary_bytes: XLA's temporary bytes.
+      sweep_change: see `TrainingStep`.
+    """
+
+    run: Callable[[], Any]
+    temporary_bytes: int
+    sweep_change: float | None
+
+
+class LengthStep(NamedTuple):
+    """A training step with a back-propagation length (v1 3.2, Figure 9).
+
+    Attributes:
+      name: name of the model.
+      length: tokens of a row, through which gradients are propagated.
+      batch: number of rows; all steps have equally many tokens.
+      time: times of the model, and of the Transformer with rows of this length.
+    """
+
+    name: str
+    length: int
+    batch: int
+    time: Pair
 
 
 class Generation(NamedTuple):
@@ -120,29 +150,57 @@ def measure_training(
 ) -> Iterator[TrainingStep]:
     """Measure a training step of all models, interleaved."""
     models = bench_models(model)
-    runs, temporary, change = {}, {}, {}
+    trainers = {}
     for name, model_config in models.items():
         with plain_autodiff("plain" in name):
-            runs[name], temporary[name], change[name] = _trainer(model_config, batch, length)
-    times = time_interleaved(runs, repetitions)
+            trainers[name] = make_trainer(model_config, batch, length)
+    times = time_interleaved({name: each.run for name, each in trainers.items()}, repetitions)
     least = training_flops(resolve_model(models["transformer"]))
     for name, model_config in models.items():
         yield TrainingStep(
             name,
             compare_times(times[name], times["transformer"]),
             compare_times(times[name], times["swa"]),
-            temporary[name],
+            trainers[name].temporary_bytes,
             training_flops(resolve_model(model_config)) / least,
-            change[name],
+            trainers[name].sweep_change,
         )
 
 
-def _trainer(
-    model: ModelConfig, batch: int, length: int
-) -> tuple[Callable[[], Any], int, float | None]:
-    """Return a training step, its temporary bytes, and `TrainingStep.sweep_change`."""
+def measure_lengths(
+    model: ModelConfig, batch: int, lengths: Sequence[int], repetitions: int
+) -> Iterator[LengthStep]:
+    """Measure training steps by the length of the rows, interleaved.
+
+    Args:
+      model: shape of the models.
+      batch: number of rows of the longest length; shorter ones have more.
+      lengths: lengths that divide the longest one.
+      repetitions: repetitions of each step.
+    """
+    all_models = bench_models(model)
+    names = "transformer", "feedback", "feedback, keys per layer"
+    settings = [
+        (name, length, batch * max(lengths) // length) for length in lengths for name in names
+    ]
+    runs = {
+        setting: make_trainer(all_models[setting[0]], setting[2], setting[1]).run
+        for setting in settings
+    }
+    times = time_interleaved(runs, repetitions)
+    for setting in settings:
+        name, length, rows = setting
+        time = compare_times(times[setting], times["transformer", length, rows])
+        yield LengthStep(name, length, rows, time)
+
+
+def make_trainer(model: ModelConfig, batch: int, length: int) -> Trainer:
+    """Return a training step on rows of random tokens; with an encoder, a row has one pair."""
     config = replace(Config(), model=model)
     config = replace(config, data=replace(config.data, batch=batch, length=length))
+    if model.encoder.layers:
+        pairs = replace(config.data, task="translate", layout="pairs", source_length=length)
+        config = replace(config, data=pairs)
     program = make_program(
         resolve(config, None, jax.device_count()), np.ones(model.vocab_size, np.int32)
     )
@@ -159,7 +217,7 @@ def _trainer(
         state = compiled(state, data)
         return state
 
-    return run, memory.temp_size_in_bytes if memory else 0, change
+    return Trainer(run, memory.temp_size_in_bytes if memory else 0, change)
 
 
 def _data(program: TrainProgram, model: ModelConfig, batch: int, length: int) -> Any:
@@ -172,6 +230,10 @@ def _data(program: TrainProgram, model: ModelConfig, batch: int, length: int) ->
         "valid": np.ones((batch, length), bool),
         "reset": np.zeros((batch, length), bool),
     }
+    if model.encoder.layers:
+        data["reset"][:, 0] = True
+        ones = np.ones((batch, length), np.int32)
+        data |= {"segment": ones, "source": tokens, "source_segment": ones}
     return jax.device_put(data, program.batch)
 
 

@@ -85,8 +85,9 @@ class Arguments:
     batch: int | None = None
     """Rows of the training step and of the streaming call.
     Default: 16; feedback 32, linear 2, eval and mesh 8, beam 4."""
-    length: int | None = None
-    """Tokens of a row (linear: of the longest row; beam: written).
+    length: str = ""
+    """Tokens of a row (linear: of the longest row; beam: written). With several for feedback, such
+    as 8,16,32,64, only its training step by length is measured, on equally many tokens.
     Default: 1024; feedback 128, mesh 512, linear and eval 16384, beam 64."""
     turns: int | None = None
     """Repetitions of each program, interleaved.
@@ -107,7 +108,7 @@ class Arguments:
 
 def run(argv: list[str]) -> int:
     """Run the bench that is asked for, and print its tables, or JSON."""
-    arguments = _fill_sizes(parse(Arguments, argv, "famjax bench"))
+    arguments, lengths = _fill_sizes(parse(Arguments, argv, "famjax bench"))
     runtime.setup()
     model = (
         load_config(arguments.config).model if arguments.config else _small_model(arguments.name)
@@ -129,7 +130,7 @@ def run(argv: list[str]) -> int:
     if arguments.name == "delta":
         _bench_delta(model, arguments, console, note)
         return 0
-    sizes = BenchSizes(arguments.batch, arguments.length, arguments.turns, arguments.plot)
+    sizes = BenchSizes(arguments.batch, arguments.length, arguments.turns, arguments.plot, lengths)
     if arguments.name == "linear":
         from famjax.cli import bench_linear
 
@@ -154,7 +155,8 @@ def run(argv: list[str]) -> int:
         from famjax.cli import bench_feedback
 
         runtime.share_cores(arguments.batch)
-        bench_feedback.run(_reshape(model, arguments), sizes, arguments.json, console, note)
+        measure = bench_feedback.run_lengths if sizes.lengths else bench_feedback.run
+        measure(_reshape(model, arguments), sizes, arguments.json, console, note)
         return 0
     from famjax.bench import fam
 
@@ -173,12 +175,36 @@ def _check_memory(arguments: Any, model: ModelConfig) -> None:
     check_training_fits(Config(model=shape, data=data))
 
 
-def _fill_sizes(arguments: Arguments) -> Any:
-    """Return the arguments with the bench's default sizes filled in."""
-    sizes = (arguments.batch, arguments.length, arguments.turns)
+def _fill_sizes(arguments: Arguments) -> tuple[Any, tuple[int, ...]]:
+    """Return the arguments with all sizes, and the lengths if there are several.
+
+    The arguments have the longest length.
+    """
+    lengths = _parse_lengths(arguments)
+    sizes = (arguments.batch, max(lengths, default=None), arguments.turns)
     pairs = zip(sizes, _SIZES[arguments.name], strict=True)
     batch, length, turns = (default if size is None else size for size, default in pairs)
-    return replace(arguments, batch=batch, length=length, turns=turns)
+    given: Any = arguments
+    filled = replace(given, batch=batch, length=length, turns=turns)
+    return filled, lengths if len(lengths) > 1 else ()
+
+
+def _parse_lengths(arguments: Arguments) -> tuple[int, ...]:
+    """Return the lengths, sorted; () are the bench's own."""
+    if not arguments.length:
+        return ()
+    from famjax.tasks.parse import parse_lengths  # JAX, for which --help need not wait
+
+    lengths = tuple(parse_lengths(arguments.length, "--length"))
+    if len(lengths) > 1 and arguments.name != "feedback":
+        raise UserError(f"--length {arguments.length}: bench {arguments.name} takes one length")
+    for length in lengths:
+        if lengths[-1] % length:
+            raise UserError(
+                f"--length {arguments.length}: {length} does not divide {lengths[-1]}, so that "
+                "steps would have different numbers of tokens"
+            )
+    return lengths
 
 
 def _small_model(name: str) -> ModelConfig:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from famjax.bench import feedback as bench
 from famjax.bench import feedback_peers as peers
+from famjax.bench import feedback_translation as translation
 from famjax.bench.timing import Pair
 from famjax.cli.bench_output import BenchSizes, format_aim, format_median, missing_peers, to_dict
 from famjax.cli.figures import new_figure, save_figure
@@ -32,6 +33,9 @@ def run(
     generated = list(bench.measure_generation(model, sizes.repetitions, note.print))
     console.print(_generation_table(generated, model))
     console.print(_generation_aim(generated))
+    note.print("translation")
+    translated = list(translation.measure_translation(*setting))
+    console.print(_translation_table(translated, model, sizes))
     peer_rows = []
     if peers.is_installed():
         note.print(peers.NAME)
@@ -45,12 +49,70 @@ def run(
             "rows_floor": rows._asdict(),
             "plain_autodiff_apart": apart,
             "generation": [to_dict(row) for row in generated],
+            "translation": [to_dict(row) for row in translated],
             "peers": [to_dict(row) for row in peer_rows],
         }
         print(json.dumps(report))
     if plot:
         _draw(steps, generated, plot)
         note.print(f"wrote {plot}")
+
+
+def run_lengths(
+    model: ModelConfig, sizes: BenchSizes, as_json: bool, console: Output, note: Output
+) -> None:
+    """Measure training steps by the length of their rows; print a table or JSON, and plot."""
+    plot = plot_file(sizes.plot) if sizes.plot else None
+    note.print("training steps by length")
+    rows = list(bench.measure_lengths(model, sizes.batch, sizes.lengths, sizes.repetitions))
+    console.print(_lengths_table(rows, model, sizes))
+    if as_json:
+        print(json.dumps([to_dict(row) for row in rows]))
+    if plot:
+        _draw_lengths(rows, plot)
+        note.print(f"wrote {plot}")
+
+
+def _lengths_table(rows: list[bench.LengthStep], model: ModelConfig, sizes: BenchSizes) -> Table:
+    table = Table(
+        f"Training step by the length of back-propagation, {_shape(model)}, "
+        f"{sizes.batch * sizes.length:,} tokens",
+        ("length", "rows", "", "ms", "/ transformer", "median"),
+        words=(2,),
+    )
+    for row in rows:
+        table.add_row(
+            str(row.length),
+            str(row.batch),
+            row.name.removeprefix("feedback, "),
+            f"{1000 * row.time.first:.0f}",
+            f"{row.time.ratio:.2f}",
+            format_median(row.time),
+        )
+    return table
+
+
+def _translation_table(
+    rows: list[translation.TranslationSpeed], model: ModelConfig, sizes: BenchSizes
+) -> Table:
+    table = Table(
+        f"Translation, an encoder of {model.layers} layers and decoders of {translation.DECODER}, "
+        f"width {model.width}, {sizes.batch} pairs of {sizes.length} and {sizes.length} tokens: "
+        "tokens/s of targets, greedy decoding, its encoder included",
+        ("", "training", "/ transformer", "median", "decoding", "/ transformer", "median"),
+        words=(0,),
+    )
+    for row in rows:
+        table.add_row(
+            row.name.removeprefix("feedback, "),
+            f"{row.training_speed:,.0f}",
+            f"{row.training.ratio:.2f}",
+            format_median(row.training),
+            f"{row.decoding_speed:,.0f}",
+            f"{row.decoding.ratio:.2f}",
+            format_median(row.decoding),
+        )
+    return table
 
 
 def _training_table(
@@ -139,6 +201,19 @@ def _peers_table(rows: list[peers.FeedbackPeer], model: ModelConfig, sizes: Benc
 
 def _shape(model: ModelConfig) -> str:
     return f"{model.layers} layers, width {model.width}, span {model.feedback.span}"
+
+
+def _draw_lengths(rows: list[bench.LengthStep], path: Path) -> None:
+    figure, axes = new_figure()
+    for name in dict.fromkeys(row.name for row in rows):
+        mine = [row for row in rows if row.name == name]
+        axes.plot(
+            [row.length for row in mine], [1000 * row.time.first for row in mine], "o-", label=name
+        )
+    axes.set_xscale("log", base=2)
+    axes.set(xlabel="tokens of back-propagation", ylabel="ms a step", ylim=(0, None))
+    axes.legend()
+    save_figure(figure, path)
 
 
 def _draw(steps: list[bench.TrainingStep], rows: list[bench.Generation], path: Path) -> None:

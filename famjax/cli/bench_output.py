@@ -12,12 +12,16 @@ from famjax.core.optional import install_command
 
 @dataclass(frozen=True)
 class BenchSizes:
-    """Rows, tokens of a row, repetitions, and the plot file ("" for none)."""
+    """Rows, tokens of a row, repetitions, and the plot file ("" for none).
+
+    `lengths` are several tokens of a row, of which `length` is the largest.
+    """
 
     batch: int
     length: int
     repetitions: int
     plot: str
+    lengths: tuple[int, ...] = ()
 
 
 def to_dict(row: Any) -> dict[str, Any]:

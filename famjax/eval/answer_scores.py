@@ -72,6 +72,11 @@ def rouge_lsum(output: str, reference: str) -> float:
     return rouge("rougeLsum", _by_sentence(output), _by_sentence(reference))
 
 
+def first_sentence(text: str) -> str:
+    """Return the first line of a text, up to the end of its first sentence."""
+    return _SENTENCE_END.split(text.strip().partition("\n")[0], 1)[0]
+
+
 def _by_sentence(text: str) -> str:
     return text if "\n" in text.strip() else _SENTENCE_END.sub("\n", text)
 

@@ -173,6 +173,8 @@ class Experiment:
       paper_base_config: name of the base's config at the paper's size; "" trains all variants from
         scratch there.
       base_at_paper: overrides for the base at the paper's size.
+      paper_variants: the models at the paper's size, if a figure has other points there; None is
+        the same ones, without those that are here only.
       paper_measure: data and scores at the paper's size; None is none, and then the experiment is
         not run at that size.
       paper_orderings: the claims at the paper's size, with scores of `paper_measure`; None is the
@@ -203,6 +205,7 @@ class Experiment:
     paper_config: str = ""
     paper_base_config: str = ""
     base_at_paper: tuple[str, ...] = ()
+    paper_variants: tuple[Variant, ...] | None = None
     paper_measure: Measure | None = None
     paper_orderings: tuple[Ordering, ...] | None = None
     averaged: int = 0
@@ -252,7 +255,11 @@ class Experiment:
 
     def variants_at(self, size: Size) -> tuple[Variant, ...]:
         """Return the variants that are trained at a size."""
-        return tuple(v for v in self.variants if size == "here" or not v.here_only)
+        if size == "here":
+            return self.variants
+        if self.paper_variants is not None:
+            return self.paper_variants
+        return tuple(variant for variant in self.variants if not variant.here_only)
 
     def variant(self, name: str) -> Variant:
         return next(variant for variant in self.variants if variant.name == name)

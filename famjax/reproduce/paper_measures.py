@@ -9,7 +9,7 @@ from typing import Any
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.data.find_files import list_files
-from famjax.eval.answer_scores import check_metrics
+from famjax.eval.answer_scores import check_metrics, first_sentence, score_answer
 from famjax.eval.text import evaluate_text
 from famjax.reproduce.experiment import Measure, Measured, Score
 from famjax.tasks.questions.summaries import XLSUM
@@ -54,9 +54,7 @@ class TextMeasure(Measure):
 
     def check(self, config: Config) -> None:
         """Raise a `UserError` if there are no texts to train on or to score."""
-        _check_given(self.files, self.texts)
-        list_files(self.files, "--test")
-        _check_training_texts(config)
+        check_texts(self.files, self.texts, config)
 
     def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
         score = self.window and self.window // 2
@@ -77,7 +75,7 @@ class TextMeasure(Measure):
 
 @dataclass(frozen=True)
 class SummariesMeasure(Measure):
-    """ROUGE-L of summaries of XLSum.
+    """ROUGE-L of summaries of XLSum; the baseline is each article's first sentence.
 
     Attributes:
       files: the user's files of JSON lines, or a data set of TFDS.
@@ -105,7 +103,31 @@ class SummariesMeasure(Measure):
 
     def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
         found = XLSUM.evaluate(run, Request(XLSUM.name, self.files, batch=16, quiet=quiet))
-        return Measured({"XLSum": found["score"]}, {})
+        return Measured({"XLSum": found["score"]}, {"the first sentence": {"XLSum": self._lead()}})
+
+    def _lead(self) -> float:
+        """Return the mean score of the articles' first sentences as summaries."""
+        documents, _ = XLSUM.load(self.files, skip_broken=False)
+        metric = XLSUM.metrics[0]
+        scores = [
+            score_answer(metric, first_sentence(document.text), asked.references)
+            for document in documents
+            for asked in document.questions
+        ]
+        return sum(scores) / len(scores)
+
+
+def check_texts(files: str, wanted: str, config: Config) -> None:
+    """Raise a `UserError` if there are no texts to test on or to train on.
+
+    Args:
+      files: the user's test files; "" if none were given.
+      wanted: what the paper's test files are, for the error.
+      config: the config of a training.
+    """
+    _check_given(files, wanted)
+    list_files(files, "--test")
+    _check_training_texts(config)
 
 
 def _check_given(files: str, wanted: str) -> None:
@@ -127,6 +149,11 @@ PENN_TREEBANK = TextMeasure(
     (CHARACTER_BITS,),
 )
 _WIKITEXT = "the paper's are the test words of WikiText-103, such as wiki.test.tokens"
+WIKITEXT_VALIDATION = (
+    "the paper's are the validation words of WikiText-103, such as wiki.valid.tokens"
+)
 WIKITEXT = TextMeasure(_WIKITEXT, (PERPLEXITY,))
+WIKITEXT_DEV = TextMeasure(WIKITEXT_VALIDATION, (PERPLEXITY,))
 # the last half of each window is scored (T2R 3.2.1)
 WIKITEXT_WINDOWS = TextMeasure(_WIKITEXT, (PERPLEXITY,), window=512)
+WIKITEXT_DEV_WINDOWS = replace(WIKITEXT_WINDOWS, texts=WIKITEXT_VALIDATION)

@@ -36,6 +36,7 @@ _FEEDBACK_TABLE_1 = (
     Entry("Table 1: copy", "copy digits", "ft-table-1-copy"),
     Entry("Table 1: reverse", "reverse digits", "ft-table-1-reverse"),
     Entry("Table 1: counting", "count to 50", "ft-table-1-counting"),
+    Entry("Table 1: counting", "count to 1,000", "ft-table-1-counting-1000"),
     Entry("Table 1: random walk", "a walk with turns", "ft-table-1-random-walk"),
     Entry("Table 1: programs", "3 variables", "ft-table-1-algorithmic-3"),
     Entry("Table 1: programs", "5 variables", "ft-table-1-algorithmic-5"),
@@ -86,7 +87,8 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry("Figure 7: left", "IWSLT14 by depth", "ft-figure-7-translation"),
         Entry("Figure 7: right", "CNN-DM by depth", command="famjax train cnn_dm_paper"),
         Entry("Figure 8", "one layer as the memory", "ft-figure-8"),
-        Entry("Figure 9", "depth at equal parameters", "ft-figure-9"),
+        Entry("Figure 9: left", "depth at equal parameters", "ft-figure-9"),
+        Entry("Figure 9: right", "the same, of words", "ft-figure-9-words"),
         _missing("Figure 10", "images of mazes", _GAMES),
     ),
     "Feedback Transformer (arXiv 2002.09402, v1)": (
@@ -101,12 +103,15 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry("Table 8", "sizes of translation models", command="famjax plan wmt14_ende_paper"),
         Entry("Table 9", "sizes of language models", command="famjax plan wikitext103_large_paper"),
         Entry("Figure 3", "WMT14 by depth", "ft-figure-4-translation"),
-        Entry("Figure 4", "depth at equal parameters", "ft-figure-9"),
+        Entry("Figure 4: left", "depth at equal parameters", "ft-figure-9"),
+        Entry("Figure 4: right", "the same, of words", "ft-figure-9-words"),
         _missing("Figure 5", "maze", _GAMES),
         Entry("Figure 6", "IWSLT14 by depth", "ft-figure-7-translation"),
         Entry("Figure 7", "learning curve", "ft-v1-figure-7"),
         _missing("Figure 8", "water maze", _GAMES),
-        Entry("Figure 9", "step by BPTT length", command="famjax bench feedback --length 32"),
+        Entry(
+            "Figure 9", "step by BPTT length", command="famjax bench feedback --length 8,16,32,64"
+        ),
     ),
     "Transformers into RNNs (arXiv 2103.13076)": (
         Entry("Table 1", "from scratch and from a Transformer", "t2r-table-1"),

@@ -7,7 +7,17 @@ import jax
 import numpy as np
 import pytest
 
-from famjax.bench import beam, delta, fam, feedback, feedback_peers, linear, linear_peers, mesh
+from famjax.bench import (
+    beam,
+    delta,
+    fam,
+    feedback,
+    feedback_peers,
+    feedback_translation,
+    linear,
+    linear_peers,
+    mesh,
+)
 from famjax.cli.main import main
 from famjax.config.schema import Config, FeedbackConfig, LinearConfig, ModelConfig
 from famjax.core.errors import UserError
@@ -129,9 +139,45 @@ def test_feedback_is_compared_with_other_stacks(capsys, monkeypatch, tmp_path):
         if row["equal"] == "bytes":
             assert row["batch"] == 2 * row["other_batch"]
             assert abs(row["state_bytes"] / row["other_state_bytes"] - 1) < 0.1
+    assert report["translation"][0]["training"]["ratio"] == 1
+    assert "decoders of 2" in printed.err
     assert "needs torch, feedback_transformer_pytorch; pip install torch feedback-" in printed.err
     assert "training step / transformer's" in printed.err
     assert drawn.stat().st_size
+
+
+@pytest.mark.long
+def test_steps_are_measured_by_length(capsys, tmp_path):
+    """On equally many tokens, with rows for each length (v1 Figure 9)."""
+    drawn = tmp_path / "bench.png"
+    sizes = ["--batch", "1", "--length", "4,2", "--turns", "2"]
+    sizes += config_of(SMALL_FEEDBACK, tmp_path)
+    assert main(["bench", "feedback", *sizes, "--json", "--plot", str(drawn)]) == 0
+    printed = capsys.readouterr()
+    rows = json.loads(printed.out)
+    assert [(row["length"], row["batch"]) for row in rows] == [*[(2, 2)] * 3, *[(4, 1)] * 3]
+    for row in rows:
+        assert (row["time"]["ratio"] == 1) == (row["name"] == "transformer")
+    assert "length of back-propagation" in printed.err
+    assert drawn.stat().st_size
+
+
+@pytest.mark.long
+def test_decoders_of_translation_are_compared():
+    """By tokens per second, of training and of decoding (v3 Table 5)."""
+    rows = list(feedback_translation.measure_translation(SMALL_FEEDBACK, 2, 4, 2))
+    assert [row.name for row in rows] == [*feedback_translation.bench_decoders(SMALL_FEEDBACK, 4)]
+    for row in rows:
+        assert row.training_speed == 8 / row.training.second
+        assert row.decoding_speed == 8 / row.decoding.second
+        assert row.decoding.first == rows[0].decoding.second
+
+
+def test_decoders_are_of_one_translation_model():
+    models = feedback_translation.bench_decoders(SMALL_FEEDBACK, 4)
+    assert {(m.encoder.layers, m.layers) for m in models.values()} == {(2, 2)}
+    assert [m.stack for m in models.values()] == ["residual", "feedback", "feedback"]
+    assert models["feedback"].feedback.shared_kv
 
 
 @pytest.mark.skipif(not feedback_peers.is_installed(), reason="needs " + feedback_peers.NAME)
@@ -237,6 +283,7 @@ def test_paper_lengths_are_whole_chunks_plus_generated_tokens():
         (["--turns", "1"], "--turns 1: a spread needs at least 2"),
         (["--batch", "0"], "--batch 0: must be at least 1"),
         (["--length", "1000"], "--length 1000: must be a multiple of the largest block, 512"),
+        (["--length", "512,1024"], "--length 512,1024: bench fam takes one length"),
     ],
 )
 def test_mistakes_are_one_line_errors(flags, line, capsys):
@@ -251,6 +298,8 @@ def test_mistakes_are_one_line_errors(flags, line, capsys):
         (["--span", "0"], "--span 0: must be at least 1"),
         (["--width", "30"], "--width 30: must be a multiple of the 4 heads"),
         (["--plot", "a.txt"], "--plot a.txt: must end in .png, .svg or .pdf"),
+        (["--length", "a"], "--length a: write whole numbers"),
+        (["--length", "8,12"], "--length 8,12: 8 does not divide 12, so that steps would have"),
     ],
 )
 def test_feedback_mistakes_are_one_line_errors(flags, line, capsys):

@@ -81,7 +81,7 @@ def test_models_are_what_their_names_say(experiment, size, tmp_path, no_data):
         return
     for name, config in configs_of(experiment, tmp_path, size).items():
         assert kind(config.model) == expected(experiment, name), name
-        variant = experiment.variant(name)
+        variant = experiment.at(size).variant(name)
         assert bool(config.init) == (experiment.has_base(size) and variant.continues)
         segments = re.match(r"F?M(\d+)", name)
         if segments:

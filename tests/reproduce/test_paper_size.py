@@ -6,15 +6,20 @@ from dataclasses import replace
 import pytest
 from test_reproduce import COPY, TINY, fake, reproduce, tiny_experiment  # noqa: F401
 
+from famjax.config.schema import Config
 from famjax.core.errors import UserError
+from famjax.experiment.size import count_params
+from famjax.reproduce import attention_measure as attention_measure_module
 from famjax.reproduce import paper_measures as paper_measures_module
 from famjax.reproduce.cell import Cell, run_cell
 from famjax.reproduce.experiments import EXPERIMENTS
 from famjax.reproduce.measures import CodeTexts, ToyMeasure
 from famjax.reproduce.paper_measures import PG19, WIKITEXT_WINDOWS, SummariesMeasure, TextMeasure
 from famjax.reproduce.runner import Runner, make_cells, read_result
+from famjax.tasks.questions.summaries import XLSUM
 from famjax.tasks.toy import eval_steps
 
+WIKITEXT_103_WORDS = 267_735
 PAPER = [e for e in EXPERIMENTS.values() if e.has_paper_size]
 
 
@@ -217,3 +222,137 @@ def test_a_training_is_measured_on_test_files(tmp_path, texts):
         scores = read_result(cell, experiment)["scores"]
         assert set(scores) == {score.name for score in measure.scores}
         assert all(0 <= value < 10 for value in scores.values())
+
+
+def configs_at_paper(name):
+    """Return the config of each model of an experiment at the paper's size, without its base."""
+    experiment = EXPERIMENTS[name].at("paper")
+    return {v.name: experiment.make_config(v, 0, "paper") for v in experiment.variants}
+
+
+def test_only_famjaxs_own_experiments_have_no_paper_size():
+    without = {e.id for e in EXPERIMENTS.values() if not e.has_paper_size}
+    assert without == {"fam-recipe", "memory-timescales", "memory-lanes", "memory-writes"}
+
+
+def test_autocompressors_have_room_for_260_summaries():
+    """B.4.6; and LoRA, as all finetuned models of the paper."""
+    configs = configs_at_paper("fam-figure-8")
+    assert list(configs) == ["FAM", "M1", "RMT", "AutoCompressor"]
+    model = configs["AutoCompressor"].model
+    assert (model.fam_len, model.capacity) == (1, 260 * model.block_len)
+    assert configs["RMT"].model.fam_len == configs["FAM"].model.fam_len
+    for config in configs.values():
+        assert config.model.lora.rank == 64
+        assert config.data == configs["FAM"].data
+
+
+@pytest.mark.parametrize(
+    ("name", "deepest", "params"),
+    [("ft-figure-9", 6, 10.7e6), ("ft-figure-9-words", 8, 139e6)],
+)
+def test_depths_have_equally_many_parameters(name, deepest, params):
+    """Within 3% of Table 9's models, of 50 characters or the words of WikiText-103."""
+    vocab_size = 50 if params < 1e8 else WIKITEXT_103_WORDS
+    depths = set()
+    for config in configs_at_paper(name).values():
+        model = replace(config.model, vocab_size=vocab_size)
+        depths.add(model.layers)
+        assert count_params(model).weights == pytest.approx(params, rel=0.03)
+    assert max(depths) == deepest
+    assert min(depths) == 1
+
+
+def test_each_layer_of_the_papers_model_is_a_memory():
+    configs = configs_at_paper("ft-figure-8")
+    layers = {c.model.feedback.layer for name, c in configs.items() if name.startswith("layer")}
+    assert layers == set(range(7))
+    assert all(config.model.layers == 6 for config in configs.values())
+
+
+def test_ablations_of_wikitext_differ_by_what_their_names_say():
+    """v3, Table 6, and v1, Table 6: 200,000 steps, half of them for each of two stacks."""
+    for name, config in configs_at_paper("ft-table-6").items():
+        model, train = config.model, config.train
+        assert model.arch.pre_norm == ("pre-norm" in name)
+        assert train.bptt_start == (32 if "BPTT" in name else 0)
+        assert model.feedback.span == (2048 if "span" in name else 512)
+        assert model.feedback.adaptive_span == ("span" in name)
+        assert not model.feedback.shared_kv
+    experiment = EXPERIMENTS["ft-v1-table-6"].at("paper")
+    base = experiment.make_base_config(0, "paper")
+    last = experiment.make_config(experiment.variants[-1], 0, "paper")
+    assert (base.model.stack, last.model.stack) == ("transformer", "feedback")
+    assert base.train.steps + last.train.steps == 200_000
+    assert 4 * last.train.bptt_double_every == last.train.steps
+
+
+@pytest.mark.parametrize("name", ["t2r-figure-4", "t2r-figure-5", "t2r-figure-6"])
+def test_features_are_the_papers(name):
+    found = {
+        config.model.linear.features
+        for config in configs_at_paper(name).values()
+        if config.model.mixer == "linear"
+    }
+    assert found == {8, 16, 32, 64, 128, 256, 512}
+
+
+def test_programs_have_a_transformer_of_eight_layers_and_an_lstm():
+    for name, deeper, lstm in (("3", 0.474, 0.828), ("5", 0.291, 0.321)):
+        experiment = EXPERIMENTS[f"ft-table-1-algorithmic-{name}"]
+        configs = configs_at_paper(experiment.id)
+        assert configs["LSTM"].model.stack == "lstm"
+        assert configs["Transformer of twice the layers"].model.layers == 8
+        assert experiment.variant("LSTM").paper == {"answers": lstm}
+        assert experiment.variant("Transformer of twice the layers").paper == {"answers": deeper}
+
+
+def test_counting_to_1000_is_the_papers():
+    for config in configs_at_paper("ft-table-1-counting-1000").values():
+        assert eval_steps("counting", config.data.toy) == 1000
+        assert config.model.feedback.span >= 2 * 1000
+
+
+def test_a_shallow_decoder_has_an_encoder_of_twelve_layers_with_layerdrop():
+    """v3 4.2.1."""
+    configs = configs_at_paper("ft-figure-4-translation")
+    deep = configs.pop("Feedback 2 of an encoder of 12").model
+    assert (deep.stack, deep.layers, deep.encoder.layers) == ("feedback", 2, 12)
+    assert deep.dropout.layer > 0
+    for config in configs.values():
+        assert config.model.encoder.layers == 6
+        assert config.model.dropout.layer == 0
+    assert {config.model.layers for config in configs.values()} == {1, 2, 4, 6}
+
+
+def test_attention_is_compared_with_the_teachers_on_the_users_texts(monkeypatch, tmp_path):
+    asked = []
+
+    def analyze(run, teacher, files, length, examples, quiet):
+        asked.append((teacher, files, length))
+        found = {"entropy": {"last": 4.0, "mean": 0.0}, "distance": {"last": 0.1, "mean": 0.0}}
+        return {**found, "uniform": found}
+
+    class Run:
+        config = replace(Config(), init="teacher")
+
+    monkeypatch.setattr(attention_measure_module, "analyze", analyze)
+    monkeypatch.setattr(attention_measure_module, "open_run", lambda path: path.name)
+    for name, scores in (
+        ("t2r-figure-5", {"distance": 0.1, "entropy": 4.0}),
+        ("t2r-figure-6", {"entropy": 4.0}),
+    ):
+        measure = EXPERIMENTS[name].at("paper", "wiki").measure
+        assert measure.measure(Run, tmp_path, quiet=True).scores == scores
+    assert asked == [("teacher", "wiki", 512), (None, "wiki", 512)]
+
+
+def test_the_first_sentence_is_a_summary(monkeypatch, tmp_path):
+    pytest.importorskip("rouge_score")
+    articles = tmp_path / "xlsum.jsonl"
+    records = ({"text": "A b c. More.", "summary": "a b c"}, {"text": "d\n", "summary": "e"})
+    articles.write_text("".join(json.dumps(record) + "\n" for record in records))
+    monkeypatch.setattr(type(XLSUM), "evaluate", lambda *_: {"score": 0.3}, raising=False)
+    found = SummariesMeasure().on(str(articles)).measure(None, tmp_path, quiet=True)
+    assert found.scores == {"XLSum": 0.3}
+    assert found.baselines == {"the first sentence": {"XLSum": 0.5}}

@@ -5,6 +5,11 @@ from __future__ import annotations
 from famjax.reproduce.experiment import Variant
 from famjax.reproduce.measures import CodeMeasure
 
+# the configs of a finetuning and of a training from scratch at the paper's size
+PAPER_CONFIG, PAPER_TEACHER = "t2r_finetune_paper", "t2r_lm_paper"
+# of heads of 128 (Figures 4 to 6)
+PAPER_FEATURES = tuple(2**n for n in range(3, 10))
+
 # the last half of each window is scored (T2R 3.2.1)
 WINDOWS = CodeMeasure(vocabulary=0, whole=False, window=256)
 CONFIG, TEACHER = "t2r_finetune", "t2r_teacher"
@@ -30,15 +35,22 @@ def linear(features: int) -> tuple[str, ...]:
     return (*LINEAR, f"model.linear.features={features}")
 
 
-def by_features() -> tuple[Variant, ...]:
+def by_features(sizes: tuple[int, ...] = FEATURES) -> tuple[Variant, ...]:
     """Return the variants of Figures 4 and 6: finetuned from the teacher, and from scratch."""
 
     def variant(line: str, features: int, is_pretrained: bool) -> Variant:
-        own = (*(FINETUNED if is_pretrained else FROM_SCRATCH), *linear(features))
-        return Variant(f"{line} {features}", own, x=features, line=line, continues=is_pretrained)
+        own = linear(features)
+        return Variant(
+            f"{line} {features}",
+            (*(FINETUNED if is_pretrained else FROM_SCRATCH), *own),
+            x=features,
+            line=line,
+            continues=is_pretrained,
+            at_paper=own,
+        )
 
     return tuple(
         variant(line, features, line == "pretrained")
         for line in ("pretrained", "from scratch")
-        for features in FEATURES
+        for features in sizes
     )

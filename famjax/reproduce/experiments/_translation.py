@@ -18,7 +18,7 @@ SHAPE = (
     "train.steps=1600",
 )
 _FEEDBACK = ("model.stack=feedback", "model.feedback.shared_kv=false")
-DEPTHS = (1, 2, 4)
+DEPTHS, PAPER_DEPTHS = (1, 2, 4), (1, 2, 4, 6)
 SPLIT = " Tokenized BLEU has compounds split, as the papers' of WMT14 English-German."
 NOTE = (
     "An encoder of three layers of width 128, 1,600 steps of 1,024 tokens of targets, of 4,000 "
@@ -28,7 +28,10 @@ NOTE = (
 
 
 def by_depth(
-    span: int, at_paper: tuple[str, ...] = (), paper: Mapping[str, float] | None = None
+    span: int,
+    at_paper: tuple[str, ...] = (),
+    paper: Mapping[str, float] | None = None,
+    depths: tuple[int, ...] = DEPTHS,
 ) -> tuple[Variant, ...]:
     """Return the variants of the figures: both decoders at each depth.
 
@@ -36,6 +39,7 @@ def by_depth(
       span: span of the feedback memory at the paper's size.
       at_paper: overrides at the paper's size.
       paper: the paper's tokenized BLEU for each variant by name.
+      depths: numbers of layers of the decoders.
     """
 
     def variant(line: str, layers: int) -> Variant:
@@ -48,4 +52,4 @@ def by_depth(
         figures = {"tokenized BLEU": paper[name]} if paper and name in paper else {}
         return Variant(name, here, figures, x=layers, line=line, at_paper=there)
 
-    return tuple(variant(line, layers) for layers in DEPTHS for line in ("Transformer", "Feedback"))
+    return tuple(variant(line, layers) for layers in depths for line in ("Transformer", "Feedback"))

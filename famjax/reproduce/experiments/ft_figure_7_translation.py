@@ -23,6 +23,7 @@ FT_FIGURE_7_TRANSLATION = Experiment(
     ),
     overrides=_translation.SHAPE,
     paper_config="iwslt14_paper",
+    paper_variants=_translation.by_depth(256, depths=_translation.PAPER_DEPTHS),
     paper_measure=replace(_MEASURE, folder=""),
     axis="layers of the decoder",
     note="German-English talks of IWSLT14, lower case and tokenized. "

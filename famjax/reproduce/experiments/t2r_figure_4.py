@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from famjax.reproduce.experiment import Experiment, Ordering
 from famjax.reproduce.experiments import _t2r
+from famjax.reproduce.paper_measures import WIKITEXT_DEV_WINDOWS
+
+
+def _claims(sizes: tuple[int, ...]) -> tuple[Ordering, ...]:
+    pretrained, scratch = (
+        [f"{line} {n}" for n in sizes] for line in ("pretrained", "from scratch")
+    )
+    return (
+        *(Ordering(more, fewer) for fewer, more in pairwise(pretrained)),
+        # "pretraining achieves a Pareto improvement over random initialization"
+        *(Ordering(*both) for both in zip(pretrained, scratch, strict=True)),
+        # "as the feature size becomes smaller, pretraining becomes particularly important"
+        Ordering(pretrained[0], scratch[0], wider_than=(pretrained[-1], scratch[-1])),
+    )
+
 
 T2R_FIGURE_4 = Experiment(
     id="t2r-figure-4",
@@ -12,16 +29,14 @@ T2R_FIGURE_4 = Experiment(
     config=_t2r.CONFIG,
     variants=_t2r.by_features(),
     measure=_t2r.WINDOWS,
-    orderings=(
-        Ordering("pretrained 16", "pretrained 4"),
-        Ordering("pretrained 64", "pretrained 16"),
-        # "pretraining achieves a Pareto improvement over random initialization"
-        *(Ordering(f"pretrained {n}", f"from scratch {n}") for n in _t2r.FEATURES),
-        # "as the feature size becomes smaller, pretraining becomes particularly important"
-        Ordering("pretrained 4", "from scratch 4", wider_than=("pretrained 64", "from scratch 64")),
-    ),
+    orderings=_claims(_t2r.FEATURES),
     base=_t2r.TEACHING,
     base_config=_t2r.TEACHER,
+    paper_config=_t2r.PAPER_CONFIG,
+    paper_base_config=_t2r.PAPER_TEACHER,
+    paper_variants=_t2r.by_features(_t2r.PAPER_FEATURES),
+    paper_measure=WIKITEXT_DEV_WINDOWS,
+    paper_orderings=_claims(_t2r.PAPER_FEATURES),
     unequal=_t2r.UNEQUAL,
     axis="features",
     note=_t2r.NOTE + " The paper gives a figure.",

@@ -1,11 +1,20 @@
-"""T2R, Figures 5 and 6: what becomes of the attention weights (4, A.2)."""
+"""T2R, Figures 5 and 6: what becomes of the attention weights (4, A.2).
+
+At the paper's size all whole windows of 512 words of the validation texts are read; the paper does
+not number its samples.
+"""
 
 from __future__ import annotations
 
-from famjax.reproduce.attention_measure import AttentionMeasure
+from collections.abc import Mapping
+
+from famjax.reproduce.attention_measure import AttentionMeasure, TextAttentionMeasure
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
 from famjax.reproduce.experiments import _t2r
 
+_TRANSFORMER = Variant("Transformer", (), continues=False)
+# the number that the paper takes, the smallest and the largest
+_SIZES_AT_PAPER = (32, 8, 512)
 # one step, whose learning rate is too low to change a weight
 _UNTRAINED = ("train.steps=1", "optimizer.learning_rate=1e-12")
 _TRAININGS = {
@@ -14,25 +23,57 @@ _TRAININGS = {
     "T2R": _t2r.FINETUNED,
 }
 
+_AT_PAPER = {
+    "before finetuning": _UNTRAINED,
+    "feature maps frozen": ("train.only=not_maps",),
+    "T2R": (),
+}
+
+
+def _points(
+    trainings: Mapping[str, tuple[str, ...]], sizes: tuple[int, ...]
+) -> tuple[Variant, ...]:
+    return tuple(
+        Variant(f"{line} {features}", (*own, *_t2r.linear(features)), x=features, line=line)
+        for line, own in trainings.items()
+        for features in sizes
+    )
+
+
+def _distances(middle: int, least: int, most: int) -> tuple[Ordering, ...]:
+    """Return the claims of Figure 5, of three sizes."""
+    return (
+        Ordering(f"T2R {middle}", f"feature maps frozen {middle}"),
+        Ordering(f"T2R {middle}", f"before finetuning {middle}"),
+        Ordering(f"T2R {most}", f"T2R {least}"),
+    )
+
+
+def _entropies(middle: int, least: int, most: int) -> tuple[Ordering, ...]:
+    """Return the claims of Figure 6, of three sizes."""
+    return (
+        Ordering("Transformer", f"pretrained {middle}"),
+        Ordering(f"pretrained {middle}", f"from scratch {middle}"),
+        # "The entropy decreases [...] when a large feature size is used"
+        *(Ordering(f"{line} {most}", f"{line} {least}") for line in ("pretrained", "from scratch")),
+    )
+
 
 T2R_FIGURE_5 = Experiment(
     id="t2r-figure-5",
     title="Distance of attention weights from the Transformer's",
     source="T2R, Figure 5",
     config=_t2r.CONFIG,
-    variants=tuple(
-        Variant(f"{line} {features}", (*own, *_t2r.linear(features)), x=features, line=line)
-        for line, own in _TRAININGS.items()
-        for features in _t2r.FEATURES
-    ),
+    variants=_points(_TRAININGS, _t2r.FEATURES),
     measure=AttentionMeasure(),
-    orderings=(
-        Ordering("T2R 16", "feature maps frozen 16"),
-        Ordering("T2R 16", "before finetuning 16"),
-        Ordering("T2R 64", "T2R 4"),
-    ),
+    orderings=_distances(16, 4, 64),
     base=_t2r.TEACHING,
     base_config=_t2r.TEACHER,
+    paper_config=_t2r.PAPER_CONFIG,
+    paper_base_config=_t2r.PAPER_TEACHER,
+    paper_variants=_points(_AT_PAPER, _t2r.PAPER_FEATURES),
+    paper_measure=TextAttentionMeasure(),
+    paper_orderings=_distances(*_SIZES_AT_PAPER),
     unequal=_t2r.UNEQUAL,
     axis="features",
     note=_t2r.NOTE + " Euclidean distance of the last token's weights in 32 windows of 256 bytes, "
@@ -45,20 +86,16 @@ T2R_FIGURE_6 = Experiment(
     title="Entropy of attention weights",
     source="T2R, Figure 6",
     config=_t2r.CONFIG,
-    variants=(
-        *_t2r.by_features(),
-        Variant("Transformer", (), continues=False),
-    ),
+    variants=(*_t2r.by_features(), _TRANSFORMER),
     measure=AttentionMeasure(has_teacher=False),
-    orderings=(
-        Ordering("Transformer", "pretrained 16"),
-        Ordering("pretrained 16", "from scratch 16"),
-        # "The entropy decreases [...] when a large feature size is used"
-        Ordering("pretrained 64", "pretrained 4"),
-        Ordering("from scratch 64", "from scratch 4"),
-    ),
+    orderings=_entropies(16, 4, 64),
     base=_t2r.TEACHING,
     base_config=_t2r.TEACHER,
+    paper_config=_t2r.PAPER_CONFIG,
+    paper_base_config=_t2r.PAPER_TEACHER,
+    paper_variants=(*_t2r.by_features(_t2r.PAPER_FEATURES), _TRANSFORMER),
+    paper_measure=TextAttentionMeasure(has_teacher=False),
+    paper_orderings=_entropies(*_SIZES_AT_PAPER),
     unequal=_t2r.UNEQUAL,
     axis="features",
     note=_t2r.NOTE + " In nats, of the last token's weights in 32 windows of 256 bytes, the mean "
