@@ -71,7 +71,7 @@ def compared_tokens(model: ModelConfig) -> int:
     """Return the number of tokens to compare, more than the window of the model's layers."""
     window = _window(model)
     wanted = max(min(window, _MAX_WINDOW) + _BEYOND if window else 0, _MIN_TOKENS)
-    if any(spec.is_bounded for spec in mixer_specs(model)) or model.arch.learned_positions:
+    if any(spec.is_bounded for spec in mixer_specs(model)) or model.arch.positions == "learned":
         wanted = min(wanted, model.capacity)
     # a multiple of 8, so that it can be divided into blocks
     return wanted - wanted % 8 if wanted > _BEYOND else wanted
@@ -148,7 +148,7 @@ def _shrink(model: ModelConfig) -> ModelConfig:
     block = next(size for size in range(min(_BEYOND, count), 0, -1) if count % size == 0)
     if _window(model):
         model = replace(model, block_len=block)
-    return model if model.arch.learned_positions else replace(model, capacity=count)
+    return model if model.arch.positions == "learned" else replace(model, capacity=count)
 
 
 def _sample_tokens(model: ModelConfig) -> np.ndarray:

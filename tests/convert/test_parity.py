@@ -111,7 +111,7 @@ def test_unused_fields_do_not_affect_the_family():
         {"arch": {"qkv_bias": True, "qk_norm": True}},
         {"arch": {"norm_plus_one": True}},
         {"arch": {"attention_cap": 30.0}},
-        {"arch": {"learned_positions": True}},
+        {"arch": {"positions": "learned"}},
     ],
 )
 def test_unrepresentable_models_have_no_family(changes):

@@ -43,7 +43,7 @@ BASE = ModelConfig(
     encoder=EncoderConfig(layers=3),
 )
 # of all families, with positions and a feed-forward that an encoder can have
-ARCH = replace(FAMILIES["full, families"].arch, learned_positions=False, parallel=False)
+ARCH = replace(FAMILIES["full, families"].arch, positions="none", parallel=False)
 MODELS = {
     "full": BASE,
     "own embedding": replace(BASE, encoder=replace(BASE.encoder, shared=False), tied=False),

@@ -335,7 +335,14 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
     assert "model.stack=lstm has no attention to an encoder" in refused("model.stack=lstm")
     assert "feedback memory segments applies" in refused("model.mixer=fm", "model.block_len=8")
     assert "train.rsp=0.5 is for packed rows" in refused("train.rsp=0.5")
-    assert "an encoder has rotary positions" in refused("model.arch.learned_positions=true")
+    positions = ("model.arch.positions=learned", "model.capacity=64", "model.mixer=bswa")
+    assert "longer than model.capacity=64, the encoder's learned" in refused(*positions)
+    assert "has no such norm" in refused(
+        "model.stack=feedback", "model.block_len=1", "model.arch.embed_norm=true"
+    )
+    assert "position_offset: has no effect with model.arch.positions=none" in refused(
+        "model.arch.position_offset=2"
+    )
     assert "reads each row whole" in refused("train.bptt_segments=2")
     assert "model.encoder.features: has no effect" in refused("model.encoder.features=8")
     assert "has no rows of text, data.text_rows=1" in refused("data.text_rows=1")

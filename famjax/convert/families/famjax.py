@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, TypeVar
 
+from famjax.config.older import rename_arch_keys
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ArchConfig, EncoderConfig, ModelConfig
 from famjax.convert.families.common import Family
@@ -68,7 +69,7 @@ def parse(hf: HF) -> ModelConfig:
 
 def _parse_group(hf: HF, group: str, kind: type[_Group]) -> _Group:
     """Return a dataclass of `ModelConfig` from its key of config.json."""
-    found: dict[str, Any] = hf[group]
+    found: dict[str, Any] = rename_arch_keys(hf[group]) if kind is ArchConfig else hf[group]
     known = {field.name for field in dataclasses.fields(kind)}
     for name in found.keys() - known:
         raise UserError(
@@ -111,7 +112,7 @@ def tensors(model: ModelConfig) -> Tensors:
     layouts = {"embedding": Tensor("embed.weight", inputs=1), **_norm(model, "norm", "norm")}
     if not model.tied:
         layouts["head.kernel"] = linear_kernel("head")
-    if arch.learned_positions:
+    if arch.positions == "learned":
         layouts["stack.positions.table"] = Tensor("positions.weight", inputs=1)
     if any(spec.has_memory for spec in mixer_specs(model)):
         layouts["stack.prompt"] = Tensor("prompt", inputs=1)
