@@ -160,7 +160,7 @@ class Generator:
         Raises:
           UserError: a number is out of range, or as `generate`.
         """
-        size = self._tokenizer.output_size
+        size = self._tokenizer.vocab_size
         check_search(beams, max_tokens, length_penalty, no_repeat_ngram, stop, size)
         tokens = self._encode_prompt(prompt, state, chat)
         stream = self._read_prompt(tokens, state)

@@ -60,9 +60,17 @@ class Positions(nnx.Module):
           UserError: a source is longer than the table, outside of jit; under jit it wraps around.
         """
         position = jnp.where(segment > 0, segment_positions(segment), 0)
-        if self.table is not None and not isinstance(position, jax.core.Tracer):
-            check_source_length(int(position.max()) + 1, self.size)
+        if not isinstance(position, jax.core.Tracer):
+            self.check_source(int(position.max()) + 1)
         return self.add(x, position)
+
+    def check_source(self, tokens: int) -> None:
+        """Raise a `UserError` if a source of so many tokens is longer than the table."""
+        if self.table is not None and tokens > self.size:
+            raise UserError(
+                f"a source of {tokens:,} tokens: the encoder has model.capacity={self.size:,} "
+                "learned positions; give shorter sources"
+            )
 
     def add(self, x: Array, position: Array) -> Array:
         """Add the vectors of positions [b t] to x [b t d]."""
@@ -97,12 +105,3 @@ def segment_positions(segment: Array) -> Array:
     index = jnp.arange(segment.shape[1], dtype=jnp.int32)
     before = jnp.pad(segment[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
     return index - jax.lax.cummax(jnp.where(segment == before, 0, index), axis=1)
-
-
-def check_source_length(tokens: int, capacity: int) -> None:
-    """Raise a `UserError` if a source has more tokens than an encoder has learned positions."""
-    if tokens > capacity:
-        raise UserError(
-            f"a source of {tokens:,} tokens: the encoder has model.capacity={capacity:,} learned "
-            "positions; give shorter sources"
-        )

@@ -86,6 +86,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = transformers.MarianMTModel(config)
     with torch.no_grad():
         model.final_logits_bias.normal_()
+        model.final_logits_bias[0, 0] += 4  # of </s>, so that targets end
         for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
             parameter.add_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)
     model.save_pretrained(folder)
@@ -122,7 +123,7 @@ def test_sinusoids_are_those_of_transformers() -> None:
 
     theirs = MarianSinusoidalPositionalEmbedding(512, 64).create_weight().numpy()
     ours = sinusoids(jnp.arange(512), 64, halves=True)
-    np.testing.assert_allclose(ours, theirs, atol=2e-6)
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
 def test_a_conversion_compares_logits(converted: tuple[Path, list[str]]) -> None:
@@ -194,7 +195,7 @@ def test_a_recurrent_model_has_folded_maps(folder: Path) -> None:
     folded = fold_feature_maps(model, changed)
     maps = [path for path, _ in nnx.to_flat_state(nnx.state(folded)) if "map" in path]
     assert maps == []
-    tokens = np.random.default_rng(0).integers(0, 60, (2, 7))
+    tokens = np.random.default_rng(0).integers(0, changed.vocab_size, (2, 7))
 
     @nnx.jit
     def logits(model: Seq2Seq) -> Any:
