@@ -62,7 +62,7 @@ MODELS = {
         BASE, mixer="bswa", arch=absolute("sinusoidal_halves"), norm="layernorm", mlp="swish"
     ),
     "bart": replace(BASE, mixer="full", arch=absolute("learned", position_offset=2)),
-    "vaswani": replace(BASE, mixer="full", arch=absolute("sinusoidal")),
+    "vaswani": replace(BASE, mixer="delta", memory_segments=1, arch=absolute("sinusoidal")),
     "fam": replace(BASE, mixer="fam", fam_update="gated", smeared_keys=True),
     "delta": replace(BASE, mixer="delta", memory_segments=1),
 }

@@ -70,6 +70,11 @@ def learned(folder: Path, *more: str) -> Run:
 
 
 # every kind of decoder; those beside full attention take minutes
+# the architecture of Marian
+MARIAN = (
+    "model.arch.positions=sinusoidal_halves model.arch.rotary_fraction=0 model.arch.pre_norm=false "
+    "model.arch.logit_bias=true model.arch.embed_norm=true model.norm=layernorm model.mlp=swish"
+)
 DECODERS = [
     "model.mixer=full",
     *(
@@ -444,7 +449,7 @@ def test_linear_attention_to_a_source_is_in_no_hugging_face_folder(tmp_path: Pat
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("keys", ["model.encoder.cross=linear", *DECODERS[1:]])
+@pytest.mark.parametrize("keys", ["model.encoder.cross=linear", MARIAN, *DECODERS[1:]])
 def test_any_mesh_gives_the_loss_of_one_device(tmp_path: Path, keys: str) -> None:
     meshes = ["mesh.data=1 mesh.fsdp=1 mesh.tensor=1", "mesh.data=2 mesh.fsdp=2 mesh.tensor=2"]
     losses = []

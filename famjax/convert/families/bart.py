@@ -24,14 +24,8 @@ _KEYS = Keys(
 
 
 def parse(hf: HF) -> ModelConfig:
-    shared = marian.arch_of(hf)
-    arch = ArchConfig(
-        positions="learned",
-        position_offset=_OFFSET,
-        embed_norm=True,
-        **shared,  # type: ignore[arg-type]
-    )
-    return marian.parse_sizes(hf, arch, shared=True)
+    added = {"positions": "learned", "position_offset": _OFFSET, "embed_norm": True}
+    return marian.parse_sizes(hf, ArchConfig(**marian.arch_of(hf) | added), shared=True)
 
 
 def serialize(model: ResolvedModelConfig) -> HF:

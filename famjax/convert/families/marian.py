@@ -114,12 +114,14 @@ def parse_sizes(hf: HF, arch: ArchConfig, shared: bool) -> ModelConfig:
     )
 
 
-def arch_of(hf: HF) -> dict[str, object]:
+def arch_of(hf: HF) -> HF:
     """Return the fields of `ArchConfig` that the families share."""
     biases = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias", "logit_bias"), True)
-    scale = 0.0 if hf["scale_embedding"] else 1.0
-    return {"norm_eps": 1e-5, "pre_norm": False, "rotary_fraction": 0.0, **biases} | {
-        "embed_scale": scale
+    return biases | {
+        "norm_eps": 1e-5,
+        "pre_norm": False,
+        "rotary_fraction": 0.0,
+        "embed_scale": 0.0 if hf["scale_embedding"] else 1.0,
     }
 
 
@@ -137,7 +139,7 @@ def parse(hf: HF) -> ModelConfig:
             "an embedding that encoder and decoder share is that of the head; set true, or both "
             "false"
         )
-    arch = ArchConfig(positions="sinusoidal_halves", **arch_of(hf))  # type: ignore[arg-type]
+    arch = ArchConfig(positions="sinusoidal_halves", **arch_of(hf))
     return parse_sizes(hf, arch, shared)
 
 
