@@ -42,7 +42,7 @@ def config() -> Config:
             "model.mixer": "full",
             "model.capacity": 512,
             "model.arch.norm_eps": 1e-5,
-            "model.arch.learned_positions": True,
+            "model.arch.positions": "learned",
             "model.arch.rotary_fraction": 0.0,
             "model.arch.qkv_bias": True,
             "model.arch.out_bias": True,

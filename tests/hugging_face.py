@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,21 @@ SHAPE = {
     "max_position_embeddings": 64,
 }
 GPT2 = {"vocab_size": 97, "n_embd": 64, "n_layer": 3, "n_head": 4, "n_positions": 64}
+PAIRS = {
+    "vocab_size": 97,
+    "d_model": 64,
+    "max_position_embeddings": 64,
+    "pad_token_id": 96,
+    "bos_token_id": 1,
+    "eos_token_id": 0,
+    "forced_eos_token_id": None,
+    "decoder_start_token_id": 96,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    **{f"{side}_attention_heads": 4 for side in ("encoder", "decoder")},
+    **{f"{side}_ffn_dim": 128 for side in ("encoder", "decoder")},
+}
+SHAPES = {"gpt2": GPT2, "marian": PAIRS, "bart": PAIRS}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500_000.0,
@@ -65,6 +81,8 @@ CASES = {
     "gpt-neox": ("gpt_neox", {"hidden_act": "gelu"}),
     "gpt-neox-sequential": ("gpt_neox", {"use_parallel_residual": False}),
     "gpt2": ("gpt2", {}),
+    "marian": ("marian", {"activation_function": "swish", "scale_embedding": True}),
+    "bart": ("bart", {}),
 }
 _LAYERS = ["full_attention", "sliding_attention", "sliding_attention"]
 _ROPE = {"rope_type": "default", "rope_theta": 500.0}
@@ -157,6 +175,16 @@ CASES |= {
             "rope_parameters": LINEAR | {"partial_rotary_factor": 0.5},
         },
     ),
+    "marian-keys": (
+        "marian",
+        {
+            "activation_function": "relu",
+            "decoder_layers": 1,
+            "share_encoder_decoder_embeddings": False,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "bart-keys": ("bart", {"activation_function": "gelu_new", "scale_embedding": True}),
     "gpt2-keys": (
         "gpt2",
         {
@@ -174,11 +202,12 @@ def pretrained(case: str) -> tuple[Path, np.ndarray]:
     """Return the folder of a model and its logits after TOKENS."""
     kind, changes = CASES[case]
     torch.manual_seed(0)
-    shape = GPT2 if kind == "gpt2" else SHAPE
-    config = transformers.AutoConfig.for_model(kind, **shape | changes)
-    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    config = transformers.AutoConfig.for_model(kind, **SHAPES.get(kind, SHAPE) | changes)
+    model = auto_class(kind).from_config(config, attn_implementation="eager")
     with torch.no_grad():
-        for parameter in model.parameters():
+        if kind in ("marian", "bart"):
+            model.final_logits_bias.normal_()
+        for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
             wide = 0.3 if parameter.ndim == 1 else parameter.shape[-1] ** -0.5
             parameter.add_(torch.randn_like(parameter) * wide)
     folder = Path(_home().name) / case
@@ -186,9 +215,20 @@ def pretrained(case: str) -> tuple[Path, np.ndarray]:
     return folder, logits(model)
 
 
-def logits(model: torch.nn.Module) -> np.ndarray:
+def auto_class(kind: str) -> Any:
+    """Return the class of transformers that loads a model of a family."""
+    has_encoder = kind in ("marian", "bart")
+    return transformers.AutoModelForSeq2SeqLM if has_encoder else transformers.AutoModelForCausalLM
+
+
+def logits(model: Any) -> np.ndarray:
+    """Return the logits of TOKENS; an encoder-decoder reads them in reverse as its source."""
+    tokens, arguments = torch.tensor(TOKENS), {}
+    if model.config.is_encoder_decoder:
+        tokens, arguments = tokens.flip(1), {"decoder_input_ids": tokens}
     with torch.no_grad():
-        return model.eval()(torch.tensor(TOKENS)).logits.numpy()
+        found: np.ndarray = model.eval()(tokens, **arguments).logits.numpy()
+    return found
 
 
 @functools.cache

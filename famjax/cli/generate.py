@@ -248,7 +248,7 @@ def _translate(arguments: Arguments, opened: Run, sources: Sequence[str | None])
     search = (a.beam or 1, a.length_penalty, a.no_repeat_ngram)
     sampling = None
     if a.temperature:
-        size = opened.tokenizer.vocab_size
+        size = opened.tokenizer.output_size
         sampling = Sampling(jax.random.key(a.seed), a.temperature, a.top_k, a.top_p, size)
     translator = Translator(
         opened.with_folded_maps(),

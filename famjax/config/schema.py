@@ -34,11 +34,19 @@ class ArchConfig:
     # attention and feed-forward both take the layer's input, instead of one following the other
     # (GPT-NeoX)
     parallel: bool = False
-    # adds a learned position embedding to each token's embedding. There are `model.capacity`
-    # positions; later positions of a document wrap around (GPT-2)
-    learned_positions: bool = False
+    # position embedding that is added to each token's embedding, in the encoder as well. learned: a
+    # table of `model.capacity` positions; later positions of a document wrap around (GPT-2).
+    # sinusoidal: sines and cosines in turn (Vaswani et al., 2017, 3.5). sinusoidal_halves: the same
+    # numbers, first all sines, then all cosines (Marian)
+    positions: Literal["none", "learned", "sinusoidal", "sinusoidal_halves"] = "none"
+    # positions=learned: rows of the table before that of the first position (BART has 2)
+    position_offset: int = 0
+    # normalises the sum of token and position embedding (BART)
+    embed_norm: bool = False
     # token embeddings are multiplied by this number; 0 = the square root of width
     embed_scale: float = 0.0
+    # adds a bias to the logits (Marian, BART)
+    logit_bias: bool = False
     # adds biases to the projections of queries, keys and values (Qwen 2)
     qkv_bias: bool = False
     # adds a bias to the attention's output projection
@@ -171,7 +179,7 @@ class DropoutConfig:
     # dropout rate of the outputs of attention and feed-forward, before the residual sum (Vaswani et
     # al., 2017)
     residual: float = 0.0
-    # dropout rate of the embedding's output, learned positions included
+    # dropout rate of the embedding's output, positions included
     embedding: float = 0.0
     # dropout rate of the last layer's output
     output: float = 0.0
@@ -220,8 +228,9 @@ class ModelConfig:
     head_dim: int = 0
     # hidden width of the feed-forward; 0 = 4 * width
     mlp_width: int = 0
-    # gelu and geglu use the tanh approximation, gelu_exact the error function
-    mlp: Literal["relu", "gelu", "gelu_exact", "swiglu", "geglu"] = "swiglu"
+    # gelu and geglu use the tanh approximation, gelu_exact the error function; swish has no gate,
+    # unlike swiglu
+    mlp: Literal["relu", "gelu", "gelu_exact", "swish", "swiglu", "geglu"] = "swiglu"
     norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
     # the output projection shares the embedding table
     tied: bool = True

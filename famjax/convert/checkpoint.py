@@ -124,6 +124,7 @@ def _explain_missing(folder: Path) -> str:
         return (
             f"{folder} has its tensors in .bin files: those are pickles, which run code when they "
             "are loaded; save them as safetensors: "
-            "transformers' AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW)"
+            "transformers' AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(NEW) (with an "
+            "encoder, AutoModelForSeq2SeqLM)"
         )
     return f"{folder} has no *.safetensors; give a Hugging Face model's folder"

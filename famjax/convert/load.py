@@ -27,6 +27,7 @@ from famjax.core.types import Array
 from famjax.experiment.checks import validate_model
 from famjax.experiment.memory import check_model_fits
 from famjax.experiment.ranges import HIGHEST
+from famjax.layers.positions import sinusoids
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import (
     abstract_inference_model,
@@ -105,7 +106,7 @@ def parse_model(hf: HF, folder: Path) -> ModelConfig:
     """Return the validated `ModelConfig` of a config.json."""
     path = folder / "config.json"
     most = HIGHEST["model.layers"]
-    for key in ("num_hidden_layers", "n_layer", "layers"):
+    for key in ("num_hidden_layers", "n_layer", "layers", "encoder_layers", "decoder_layers"):
         if isinstance(hf.get(key), int) and hf[key] > most:
             raise UserError(f"{path}: {key}={shorten(hf[key])}: at most {most:,} layers are read")
     try:
@@ -194,23 +195,40 @@ class ParameterLoader:
                 tensors[name].names(shape) if i is None else [tensors[name].name.format(i)]
             )
         }
-        for name in _HEADS & (names_in_folder - wanted):
-            # with a tied head it must be a copy of the embedding
-            self.check_tied_head(name, self.tensor_name(tensors["embedding"]))
-        _check_names(wanted | _HEADS & names_in_folder, names_in_folder)
+        extra = {self.prefix + name for name in names_in_folder - wanted}
+        copies = extra & _COPIES
+        for name in copies:
+            self.check_copy(name.removeprefix(self.prefix), self.tensor_name(tensors["embedding"]))
+        fixed = extra & _SINUSOIDS if native.arch.positions == "sinusoidal_halves" else set()
+        for name in fixed:
+            self.check_sinusoids(name.removeprefix(self.prefix))
+        checked = {name.removeprefix(self.prefix) for name in copies | fixed}
+        _check_names(wanted | checked, names_in_folder)
 
     def tensor_name(self, tensor: Tensor, layer: int = 0) -> str:
         return tensor.name.format(layer).removeprefix(self.prefix)
 
-    def check_tied_head(self, head: str, embedding: str) -> None:
-        """Raise a `UserError` if a head that config.json ties to the embedding differs from it."""
-        both = (self.checkpoint.pieces(name, 1) for name in (head, embedding))
-        same = self.checkpoint.shape(head) == self.checkpoint.shape(embedding)
+    def check_copy(self, name: str, embedding: str) -> None:
+        """Raise a `UserError` if a tensor that config.json ties to the embedding differs from it.
+
+        It is the head, or the embedding of an encoder or decoder that share one.
+        """
+        both = (self.checkpoint.pieces(tensor, 1) for tensor in (name, embedding))
+        same = self.checkpoint.shape(name) == self.checkpoint.shape(embedding)
         if not same or any((a != b).any() for (_, a), (_, b) in zip(*both, strict=True)):
             raise UserError(
-                f"{head} differs from the embedding, to which config.json ties it; set "
+                f"{name} differs from the embedding, to which config.json ties it; set "
                 "tie_word_embeddings=false there"
             )
+
+    def check_sinusoids(self, name: str) -> None:
+        """Raise a `UserError` if a tensor of fixed positions holds others than the sinusoids."""
+        for first, rows in self.checkpoint.pieces(name, 1):
+            position = first + jnp.arange(len(rows))
+            expected = np.asarray(sinusoids(position, rows.shape[1], halves=True))
+            # some folders are in half precision
+            if np.abs(rows.astype(np.float32) - expected).max() > 1e-2:
+                raise UserError(f"{name}: holds no sinusoids; take the tensors from another copy")
 
     def load(self, path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Array:
         placement = self.parameter_sharding(path, shape)
@@ -313,7 +331,13 @@ def _make_writer(placement: Sharding, flat: tuple[int, int, int]) -> Any:
     return jax.jit(put, donate_argnums=0, out_shardings=placement)
 
 
-_HEADS = {"lm_head.weight", "embed_out.weight"}
+# tensors that must equal the embedding, if config.json ties them to it
+_COPIES = {
+    *("lm_head.weight", "embed_out.weight"),
+    *(f"model.{side}.embed_tokens.weight" for side in ("encoder", "decoder")),
+}
+# tensors that follow from the config
+_SINUSOIDS = {f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")}
 
 
 def _prefix(embedding: str, names_in_folder: set[str]) -> str:

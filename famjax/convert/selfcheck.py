@@ -20,6 +20,7 @@ from famjax.core.types import Array, Context
 from famjax.mixers import mixer_specs
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import abstract_inference_model, remap_params
+from famjax.models.seq2seq import Seq2Seq
 
 # minimum number of compared tokens, which suffices if no layer has a window
 _MIN_TOKENS = 128
@@ -71,7 +72,7 @@ def compared_tokens(model: ModelConfig) -> int:
     """Return the number of tokens to compare, more than the window of the model's layers."""
     window = _window(model)
     wanted = max(min(window, _MAX_WINDOW) + _BEYOND if window else 0, _MIN_TOKENS)
-    if any(spec.is_bounded for spec in mixer_specs(model)) or model.arch.learned_positions:
+    if any(spec.is_bounded for spec in mixer_specs(model)) or model.arch.positions == "learned":
         wanted = min(wanted, model.capacity)
     # a multiple of 8, so that it can be divided into blocks
     return wanted - wanted % 8 if wanted > _BEYOND else wanted
@@ -109,9 +110,11 @@ def compare_with_transformers(
     import transformers
 
     tokens, last = _sample_tokens(source), _compared_logits(source)
+    has_encoder = source.encoder.layers > 0
+    kind = transformers.AutoModelForSeq2SeqLM if has_encoder else transformers.AutoModelForCausalLM
     transformers.utils.logging.disable_progress_bar()
     try:
-        theirs = transformers.AutoModelForCausalLM.from_pretrained(
+        theirs = kind.from_pretrained(
             folder,
             dtype=torch.float32,
             attn_implementation="eager",
@@ -121,7 +124,10 @@ def compare_with_transformers(
             local_files_only=True,
         ).eval()
         with torch.no_grad():
-            expected = theirs(torch.tensor(tokens), logits_to_keep=last).logits.numpy()
+            ids = torch.tensor(tokens)
+            # an encoder-decoder reads the same tokens as source and target, as in `_compute_logits`
+            rest = {"decoder_input_ids": ids} if has_encoder else {"logits_to_keep": last}
+            expected = theirs(ids, **rest).logits[:, -last:].numpy()
     except Exception as error:  # any: transformers may reject values that famjax accepts
         if isinstance(error, ImportError | MemoryError):
             raise
@@ -148,7 +154,7 @@ def _shrink(model: ModelConfig) -> ModelConfig:
     block = next(size for size in range(min(_BEYOND, count), 0, -1) if count % size == 0)
     if _window(model):
         model = replace(model, block_len=block)
-    return model if model.arch.learned_positions else replace(model, capacity=count)
+    return model if model.arch.positions == "learned" else replace(model, capacity=count)
 
 
 def _sample_tokens(model: ModelConfig) -> np.ndarray:
@@ -161,7 +167,9 @@ def _compute_logits(config: ModelConfig, params: object, tokens: np.ndarray, las
     @jax.jit
     def run(params: object, tokens: Array) -> Array:
         model = nnx.merge(graph, params)
-        x, _ = model.stack(model.embed(tokens), model.init_state(1), Context())
+        ones = jnp.ones_like(tokens)
+        source = model.read_source(tokens, ones) if isinstance(model, Seq2Seq) else None
+        x, _ = model.stack(model.embed(tokens), model.init_state(1), Context(source=source))
         return model.logits(x[:, -last:])
 
     return run(params, jnp.asarray(tokens, jnp.int32))

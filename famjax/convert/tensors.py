@@ -36,12 +36,14 @@ class Tensor:
         checkpoint; the others are outputs. 0 for a vector.
       transposed: whether it is stored as [outputs inputs], else as [inputs outputs].
       part: which part of a fused tensor it is; None if the tensor is not fused.
+      is_row: whether a vector is stored as a matrix of one row.
     """
 
     name: str
     inputs: int = 0
     transposed: bool = False
     part: Part | None = None
+    is_row: bool = False
 
     def names(self, shape: Sequence[int]) -> dict[str, int | None]:
         """Return the tensors' names for an array of `shape` outside of the layer pattern.
@@ -62,7 +64,7 @@ class Tensor:
         inputs, outputs = self.flat_shape(shape)
         outputs *= self.part.total if self.part else 1
         if not self.inputs:
-            return (outputs,)
+            return (1, outputs) if self.is_row else (outputs,)
         return (outputs, inputs) if self.transposed else (inputs, outputs)
 
     def row_multiple(self) -> int:
@@ -86,7 +88,7 @@ class Tensor:
             by_part = [x.reshape(inputs, -1, self.part.width) for x in maps]
             maps = [np.stack(by_part, 2).reshape(inputs, -1)]
         x = maps[0].T if self.transposed else maps[0]
-        return np.ascontiguousarray(x if self.inputs else x[0])
+        return np.ascontiguousarray(x if self.inputs or self.is_row else x[0])
 
 
 # keys are parameter paths; those of a layer start with "layer"

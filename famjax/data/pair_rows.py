@@ -228,12 +228,12 @@ class PairRows(grain.IterDataset[Batch[np.ndarray]]):
 def encode_pair(tokenizer: Tokenizer, source: str, target: str) -> Pair:
     """Return the tokens of a pair of texts."""
     ended = np.append(tokenizer.encode(source), np.int32(tokenizer.eos_id))
-    return Pair(ended, tokenizer.encode(target))
+    return Pair(ended, tokenizer.encode_target(target))
 
 
 def _can_write(tokenizer: Tokenizer, text: str) -> bool:
     """Return whether the tokens of a text decode to the same text, except for white space."""
-    return tokenizer.decode(tokenizer.encode(text)).split() == text.split()
+    return tokenizer.decode(tokenizer.encode_target(text)).split() == text.split()
 
 
 def target_size(pair: Pair, block: int) -> int:

@@ -48,7 +48,7 @@ Step = Callable[[Array, State], tuple[Array, State]]
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=("length_penalty",),
-    meta_fields=("beams", "max_tokens", "size", "no_repeat_ngram", "best"),
+    meta_fields=("beams", "max_tokens", "size", "no_repeat_ngram", "best", "output_size"),
 )
 @dataclass(frozen=True)
 class BeamSettings:
@@ -62,6 +62,8 @@ class BeamSettings:
         of several penalties finds the best hypotheses for each.
       no_repeat_ngram: size of the n-grams that must not occur twice; 0 allows repetitions.
       best: k, the number of best hypotheses that are wanted; None is n.
+      output_size: tokens from this one on are forbidden; None forbids none. Unlike those beyond
+        `size` they have a probability.
     """
 
     beams: int
@@ -70,6 +72,7 @@ class BeamSettings:
     length_penalty: Any = 1.0
     no_repeat_ngram: int = 0
     best: int | None = None
+    output_size: int | None = None
 
 
 class Hypotheses(NamedTuple):
@@ -263,8 +266,10 @@ def _place(parents: Array) -> Array:
 
 def _token_log_probs(settings: BeamSettings, search: _Search, logits: Array) -> Array:
     """Return log p of the next tokens [b n v], with -inf for forbidden tokens."""
-    is_token = jnp.arange(logits.shape[-1]) < settings.size
-    log_probs = jax.nn.log_softmax(jnp.where(is_token, logits, -jnp.inf))
+    token = jnp.arange(logits.shape[-1])
+    log_probs = jax.nn.log_softmax(jnp.where(token < settings.size, logits, -jnp.inf))
+    if settings.output_size is not None:
+        log_probs = jnp.where(token < settings.output_size, log_probs, -jnp.inf)
     if not settings.no_repeat_ngram:
         return log_probs
     size = settings.no_repeat_ngram

@@ -205,7 +205,7 @@ class Generator:
         check_sampling(max_tokens, temperature, top_k, top_p, stop, seed)
         stream = self._read_prompt(tokens, state)
         key = jax.random.key(seed)
-        size = self._tokenizer.vocab_size
+        size = self._tokenizer.output_size
         sampling = Sampling(key, float(temperature), top_k, float(top_p), size)
         return _cut_at_stop(
             stop, self._decode_tokens(self._sample_tokens(stream, max_tokens, sampling))

@@ -82,7 +82,7 @@ class Translator:
                 "this model has no encoder, model.encoder.layers=0; train one with "
                 "data.task=translate"
             )
-        check_beams(beams, length_penalty, no_repeat_ngram, run.tokenizer.vocab_size)
+        check_beams(beams, length_penalty, no_repeat_ngram, run.tokenizer.output_size)
         self._run, self._batch, self._sampling = run, batch, sampling
         # the last token of a sample takes a place in the cache, since it is read, unlike that of a
         # hypothesis
@@ -93,7 +93,13 @@ class Translator:
         self._graph, self._params = nnx.split(run.model)
         self._length_penalty = length_penalty
         self._settings = BeamSettings(
-            beams, 1, run.tokenizer.vocab_size, 0.0, no_repeat_ngram, best=1
+            beams,
+            1,
+            run.tokenizer.vocab_size,
+            0.0,
+            no_repeat_ngram,
+            best=1,
+            output_size=run.tokenizer.output_size,
         )
         self._stops = np.array(sorted(run.tokenizer.stop_ids), np.int32)
         self._compiled: set[tuple[Any, ...]] = set()
@@ -118,6 +124,9 @@ class Translator:
         tokenizer = self._run.tokenizer
         # without white space at the ends, as in training
         sources = [np.append(tokenizer.encode(text.strip()), tokenizer.eos_id) for text in texts]
+        assert isinstance(self._run.model, Seq2Seq)
+        if (positions := self._run.model.encoder.positions) is not None:
+            positions.check_source(max(map(len, sources), default=0))
         found: list[dict[int, Translation]] = [{} for _ in length_penalties]
         for numbers, tokens, segment in batches(sources, self._batch):
             counted = [first + number for number in numbers]

@@ -97,6 +97,11 @@ def _check_model(config: Config) -> Iterator[str]:
             f"model.arch.rotary_fraction={m.arch.rotary_fraction}: must leave an even number of "
             f"the {head_dim} elements of a head"
         )
+    if m.arch.positions.startswith("sinusoidal") and m.width % 2:
+        yield (
+            f"model.width={m.width} is odd; sinusoidal positions are pairs of a sine and a cosine, "
+            "take an even number"
+        )
     if m.arch.rope_low >= m.arch.rope_high:
         yield (
             f"model.arch.rope_low={m.arch.rope_low} is not below "
@@ -153,6 +158,10 @@ def _check_adaptive(config: Config) -> Iterator[str]:
         yield (
             f"model.arch.logit_cap={m.arch.logit_cap}: an adaptive softmax has no logits of all "
             "words to cap; set it to 0"
+        )
+    if m.arch.logit_bias:
+        yield (
+            "model.arch.logit_bias=true: an adaptive softmax has no logits of all words; set false"
         )
     if smoothing := config.train.label_smoothing:
         yield (
@@ -261,12 +270,23 @@ def _check_stack(config: Config) -> Iterator[str]:
             if value := getattr(m.feedback, name):
                 yield f"model.feedback.{name}={value}: {named} has none; set model.stack=feedback"
         if not m.arch.pre_norm:
-            yield (
-                f"model.arch.pre_norm=false: {named} is pre-norm; set model.stack=feedback or "
-                "transformer, or model.arch.pre_norm=true"
-            )
+            yield from _check_post_norm(m)
         return
     yield from _check_feedback(config)
+
+
+def _check_post_norm(m: ModelConfig) -> Iterator[str]:
+    """Yield an error line for each part of a stack that has norms before its sublayers only."""
+    named, fix = "model.arch.pre_norm=false", "or model.arch.pre_norm=true"
+    if m.stack != "residual":
+        yield (
+            f"{named}: model.stack={m.stack} is pre-norm; set model.stack=feedback or transformer, "
+            f"{fix}"
+        )
+    able = [name for name, spec in MIXERS.items() if spec.allows_post_norm]
+    for spec in mixer_specs(m):
+        if not spec.allows_post_norm:
+            yield f"{named}: {spec.title} is pre-norm; take one of {', '.join(able)}, {fix}"
 
 
 def _check_other_stacks(config: Config) -> Iterator[str]:
@@ -286,8 +306,13 @@ def _check_other_stacks(config: Config) -> Iterator[str]:
         yield f"model.lora.rank={m.lora.rank}: {named} has no maps that take adapters; set 0"
     if m.lora.dropout:
         yield f"model.lora.dropout={m.lora.dropout}: {named} has none; set 0"
-    if m.arch.learned_positions:
-        yield f"model.arch.learned_positions=true: {named} has relative positions only; set false"
+    if m.arch.positions != "none":
+        yield (
+            f"model.arch.positions={m.arch.positions}: {named} has relative positions only; set "
+            "none"
+        )
+    if m.arch.embed_norm:
+        yield f"model.arch.embed_norm=true: {named} has no such norm; set false"
     if m.arch.local_rope_base:
         yield (
             f"model.arch.local_rope_base={m.arch.local_rope_base:g}: {named} rotates the keys of "

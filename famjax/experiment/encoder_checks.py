@@ -34,8 +34,13 @@ def check_encoder(config: Config) -> Iterator[str]:
             f"model.arch.parallel=true: with {named} attention to the encoder comes between "
             "attention and feed-forward; set false"
         )
-    if m.arch.learned_positions:
-        yield "model.arch.learned_positions=true: an encoder has rotary positions; set false"
+    source = config.data.source_length or config.data.length
+    if m.arch.positions == "learned" and source > m.capacity:
+        key = "data.source_length" if config.data.source_length else "data.length"
+        yield (
+            f"{key}={source} is longer than model.capacity={m.capacity}, the encoder's learned "
+            f"positions; set data.source_length to at most {m.capacity}"
+        )
     if m.adaptive.cutoffs and not m.encoder.shared:
         yield (
             "model.encoder.shared=false: an adaptive embedding is one for both; set true, or "

@@ -28,7 +28,8 @@ from famjax.config.keys import (
     unknown_key_message,
     values,
 )
-from famjax.config.schema import AXES, Config, ModelConfig
+from famjax.config.older import rename_arch_keys
+from famjax.config.schema import AXES, ArchConfig, Config, ModelConfig
 from famjax.core.errors import UserError, nearest, nearest_path
 from famjax.core.json_files import parse_json, read_json, read_whole, shorten
 from famjax.core.paths import expanded
@@ -380,6 +381,8 @@ def _build(cls: type, tree: Any, prefix: str, missing: list[str]) -> Any:
     hints = get_type_hints(cls)
     if not isinstance(tree, dict):
         raise UserError(f"{prefix[:-1] or 'config'}={shorten(tree)}: must be a table of keys")
+    if cls is ArchConfig:
+        tree = rename_arch_keys(tree)
     for name in tree:
         if name not in hints:
             raise UserError(unknown_key_message(prefix + name, keys()))

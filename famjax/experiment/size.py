@@ -57,6 +57,7 @@ def _encoder_params(model: ModelConfig) -> ParamCount:
     maps = depth * feature_map_params(replace(model, linear=linear)) if is_linear else 0
     weights = encoder.layers * (attention + _mlp_params(model)) + depth * attention + maps
     weights += _norm_params(model) if model.arch.pre_norm else 0
+    weights += _position_params(model)
     weights += 0 if encoder.shared else model.vocab_size * model.width
     names = ("q", "k", "v", "out")
     adapters = encoder.layers * _adapter_params(model, (*names, "gate", "up", "down"))
@@ -82,7 +83,7 @@ def _decoder_params(model: ModelConfig) -> ParamCount:
     maps = layers * sum(mapped) // len(specs)
     weights = vocabulary + top + of_mixers
     weights += layers * (_query_params(model) + _kv_params(model) + _mlp_params(model))
-    weights += model.capacity * s.d if model.arch.learned_positions else 0
+    weights += _position_params(model)
     has_prompt = model.fam_init == "prompt" and any(spec.has_memory for spec in specs)
     weights += model.fam_len * s.d if has_prompt else 0
     adapters = _adapter_params(model, ("q", "k", "v", "out", "gate", "up", "down"))
@@ -110,13 +111,21 @@ def _embedding_params(model: ModelConfig) -> int:
     except ValueError:  # reported by another check
         cuts = []
     if not cuts:
-        return v * d * (1 if model.tied else 2)
+        return v * d * (1 if model.tied else 2) + (v if model.arch.logit_bias else 0)
     ends = [*cuts, max(v, cuts[-1])]
     narrow = [d // model.adaptive.factor**i for i in range(len(ends))]
     tables = sum((b - a) * c for a, b, c in zip([0, *cuts], ends, narrow, strict=True))
     projections = [c * d for c in narrow]
     head = 0 if model.tied else tables + sum(projections[1:])
     return tables + sum(projections) + len(cuts) * d + head
+
+
+def _position_params(model: ModelConfig) -> int:
+    """Count the parameters that decoder or encoder apply to embeddings: positions and norm."""
+    arch = model.arch
+    table = (arch.position_offset + model.capacity) * model.width
+    total = table if arch.positions == "learned" else 0
+    return total + (_norm_params(model) if arch.embed_norm else 0)
 
 
 def _query_params(model: ModelConfig) -> int:

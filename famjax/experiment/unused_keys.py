@@ -121,7 +121,7 @@ def _names_by_key(
 # keys of mixers that may be used without these mixers, and when they are
 _USED_WITHOUT_MIXER: dict[str, Callable[[Config], bool]] = {
     "model.capacity": lambda config: (
-        config.model.arch.learned_positions or config.model.stack == "autocompressor"
+        config.model.arch.positions == "learned" or config.model.stack == "autocompressor"
     ),
     "model.fam_len": lambda config: is_segmented(config.model),
     "model.linear.*": lambda config: has_linear_cross(config.model),
@@ -212,6 +212,7 @@ ALWAYS = (
     "model.adaptive.cutoffs",
     "model.arch.norm_eps",
     "model.arch.pre_norm",
+    "model.arch.logit_bias",
     "model.arch.logit_cap",
     "model.arch.embed_scale",
     "model.lora.rank",
@@ -317,9 +318,15 @@ _RULES = (
         switch=True,
     ),
     Rule(
-        ("model.arch.learned_positions",),
+        ("model.arch.positions", "model.arch.embed_norm"),
         _requires_stack("residual"),
         "model.stack=residual",
+        switch=True,
+    ),
+    Rule(
+        ("model.arch.position_offset",),
+        _unused_unless(lambda c: c.model.arch.positions == "learned", "model.arch.positions"),
+        "model.arch.positions=learned",
         switch=True,
     ),
     Rule(

@@ -40,7 +40,7 @@ def sample_tokens(config: ModelConfig) -> tuple[np.ndarray, int]:
 
 def sample_capacity(config: ModelConfig) -> int:
     """Return the KV capacity that the sample needs; the model's own may take gigabytes."""
-    if config.arch.learned_positions:
+    if config.arch.positions == "learned":
         return config.capacity
     return min(config.capacity, sample_tokens(config)[0].shape[1])
 

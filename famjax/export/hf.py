@@ -65,7 +65,8 @@ def write(source: ExportSource, folder: Path) -> list[str]:
     _write_json(folder / "config.json", config)
     said = write_tokenizer(source.run.tokenizer, folder)
     if not (folder / _GENERATION).exists():
-        _write_json(folder / _GENERATION, {name: config[name] for name in _ENDS})
+        names = (*_ENDS, "decoder_start_token_id", "pad_token_id")
+        _write_json(folder / _GENERATION, {name: config[name] for name in names if name in config})
     if family is FAMJAX:
         for name in (*CODE, CODE_OF_PAIRS) if source.model.encoder.layers else CODE:
             shutil.copyfile(Path(pytorch.__file__).with_name(name), folder / name)
@@ -105,6 +106,8 @@ def _target_config(
     if model.encoder.layers:
         # targets begin with bos
         loaded["decoder_start_token_id"] = tokenizer.bos_id
+        # the default of another library may be no id of this vocabulary
+        carried = {"pad_token_id": tokenizer.bos_id} | carried
     return ends | carried | loaded | said
 
 
@@ -137,7 +140,10 @@ def _transformers_class(family: Family, model: ModelConfig) -> Any:
     import transformers
 
     if family is not FAMJAX:
-        return transformers.AutoModelForCausalLM
+        has_encoder = model.encoder.layers > 0
+        return (
+            transformers.AutoModelForSeq2SeqLM if has_encoder else transformers.AutoModelForCausalLM
+        )
     # the same code as in the folder; as remote code it would be copied to the user's cache
     if model.encoder.layers:
         from famjax.export.pytorch.modeling_famjax_seq2seq import FamjaxForConditionalGeneration
@@ -159,7 +165,8 @@ def _transformers_logits(
         model = kind.from_pretrained(folder, dtype=torch.float32).eval()
     ids = torch.tensor(tokens)
     # an encoder-decoder reads the same tokens as source and target, as in `check.compute_logits`
-    targets = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+    has_encoder = model.config.is_encoder_decoder
+    rest = {"decoder_input_ids": ids} if has_encoder else {"logits_to_keep": last}
     with torch.no_grad():
-        logits = model(ids, logits_to_keep=last, **targets).logits
+        logits = model(ids, **rest).logits[:, -last:]
     return f"transformers {transformers.__version__}", logits.float().numpy()

@@ -15,6 +15,7 @@ from famjax.core.json_files import parse_json
 from famjax.core.paths import expanded
 from famjax.export.check import silence_transformers
 from famjax.tokenizers.load import HUGGING_FACE, SENTENCEPIECE, save_words
+from famjax.tokenizers.marian import MARIAN, MarianTokenizer
 from famjax.tokenizers.sentence_piece import SentencePieceTokenizer
 from famjax.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from famjax.tokenizers.words import BEGIN, LINE_END, UNKNOWN, WordTokenizer
@@ -53,9 +54,12 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> list[str]:
         return _compare(tokenizer, folder, f"take {SENTENCEPIECE} with the sentencepiece library")
     # a Hugging Face folder, or the tokenizer.json of a run
     origin = home if home.is_dir() else home.parent
-    for name in _COPIED:
+    is_marian = isinstance(tokenizer, MarianTokenizer)
+    for name in (*_COPIED[1:], *MARIAN) if is_marian else _COPIED:
         if (origin / name).exists():
             shutil.copyfile(origin / name, folder / name)
+    if is_marian:
+        return _compare(tokenizer, folder, "take famjax's")
     _add_padding(folder / _CONFIG)
     why = "famjax leaves out what it does to a text before, such as a space in front"
     return _compare(tokenizer, folder, why)

@@ -19,12 +19,13 @@ _GATED_ACTIVATIONS = {"swiglu": jax.nn.silu, "geglu": jax.nn.gelu}
 _ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,
     "gelu": jax.nn.gelu,
+    "swish": jax.nn.silu,
     "gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
 }
 
 
 class FeedForward(nnx.Module):
-    """FF(PreLN(a)) + a (TransformerFAM 2.1), with ReLU, GELU, SwiGLU or GeGLU inside.
+    """FF(PreLN(a)) + a (TransformerFAM 2.1), with ReLU, GELU, Swish, SwiGLU or GeGLU inside.
 
     With `arch.pre_norm` false it is LN(FF(a) + a) (Vaswani et al., 2017).
 

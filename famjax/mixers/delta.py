@@ -221,6 +221,7 @@ class DeltaAttention(Mixer):
 
 class DeltaSpec(SmearedSpec):
     title = "block sliding window attention with a delta-rule memory"
+    allows_post_norm = True
     keys = ("model.memory_segments", "model.delta_order")
     switches = ("model.smeared_keys", "train.rsp", "train.write_loss")
     passes_memory = True

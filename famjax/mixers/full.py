@@ -214,6 +214,7 @@ class FullAttention(Mixer):
 
 class FullSpec(MixerSpec):
     title = "full attention"
+    allows_post_norm = True
     keys = ("model.capacity",)
     is_blockwise = False
     is_bounded = True

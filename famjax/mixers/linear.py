@@ -193,6 +193,7 @@ class LinearAttention(Mixer):
 
 class LinearSpec(MixerSpec):
     title = "linear attention"
+    allows_post_norm = True
     keys = ("model.linear.*",)
     is_blockwise = False
     has_feature_map = True

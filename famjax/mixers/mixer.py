@@ -224,6 +224,7 @@ class MixerSpec(abc.ABC):
       has_feature_map: whether it has a feature map, which `train.match` and `train.only` train.
       has_attention_weights: whether it computes weights, to which dropout and caps can apply.
       has_attention_map: whether it defines `Mixer.attention_map`.
+      allows_post_norm: whether norms may follow the residual sums, `arch.pre_norm` false.
       formats: the formats of `famjax export` that support it, of all in `FORMATS`; hf and peft
         need the layer in PyTorch.
       layer_type: its name in Hugging Face's `layer_types`; "" if there is none.
@@ -244,6 +245,7 @@ class MixerSpec(abc.ABC):
     has_feature_map: ClassVar[bool] = False
     has_attention_weights: ClassVar[bool] = True
     has_attention_map: ClassVar[bool] = False
+    allows_post_norm: ClassVar[bool] = False
     formats: ClassVar[tuple[str, ...]] = ("orbax", "stablehlo")
     layer_type: ClassVar[str] = ""
     convert_name: ClassVar[str] = ""

@@ -479,6 +479,7 @@ class SmearedSpec(BlockwiseSpec):
 
 class BswaSpec(SmearedSpec):
     title = "block sliding window attention"
+    allows_post_norm = True
     has_attention_map = True
     formats = FORMATS
     stop_gradient = False
@@ -500,6 +501,7 @@ class BswaStopGradientSpec(BswaSpec):
 
 class SwaSpec(MixerSpec):
     title = "sliding window attention"
+    allows_post_norm = True
     keys = ("model.window",)
     switches = ("model.arch.local_rope_base",)
     is_local = True

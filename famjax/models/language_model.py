@@ -47,6 +47,7 @@ class LanguageModel(nnx.Module):
         self.stack = make_stack(config, rngs=rngs)
         self.norm = Norm(config.norm, d, config.arch) if config.arch.pre_norm else None
         self.embed_scale = config.arch.embed_scale
+        self.logit_bias = nnx.Param(jnp.zeros((v,))) if config.arch.logit_bias else None
         self.logit_cap = config.arch.logit_cap
         self.head: Linear | AdaptiveSoftmax | None
         if config.adaptive.cutoffs:
@@ -108,7 +109,9 @@ class LanguageModel(nnx.Module):
         return self._cap_logits(jnp.einsum("...d,vd->...v", self._normalize(x), table))
 
     def _cap_logits(self, y: Array) -> Array:
-        return soft_cap(y.astype(jnp.promote_types(y.dtype, jnp.float32)), self.logit_cap)
+        y = y.astype(jnp.promote_types(y.dtype, jnp.float32))
+        y = y if self.logit_bias is None else y + self.logit_bias[...]
+        return soft_cap(y, self.logit_cap)
 
     def losses(self, x: Array, targets: Array) -> tuple[Array, Array]:
         """Return the losses of the stack's output x [b t d] for targets [b t], by chunked logits.

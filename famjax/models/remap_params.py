@@ -242,7 +242,7 @@ def check_compatible(old: ModelConfig, new: ModelConfig) -> None:
             raise UserError(
                 f"model.encoder.{name}={given}: the given weights have {there}; keep it"
             )
-    if new.arch.learned_positions and new.capacity != old.capacity:
+    if new.arch.positions == "learned" and new.capacity != old.capacity:
         raise UserError(
             f"model.capacity={new.capacity}: the given weights have {old.capacity} "
             "learned positions; keep it, and use documents of at most so many tokens"

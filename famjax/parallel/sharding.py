@@ -53,6 +53,7 @@ PARAMETER_AXES: list[tuple[str, Axes]] = [
     (r"clusters/\d+/projection$", (None, "embed")),
     (r"entries/kernel$", ("embed", None)),
     (r"positions/table$", (None, "embed")),
+    (r"logit_bias$", ("vocab",)),
     (r"head/kernel$", ("embed", "vocab")),
     (r"q/kernel$", ("embed", "heads", None)),
     (r"[kv]/kernel$", ("embed", "kv_heads", None)),

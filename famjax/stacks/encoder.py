@@ -25,12 +25,16 @@ from famjax.layers.dropout import (
 )
 from famjax.layers.mlp import FeedForward
 from famjax.layers.norm import Norm
+from famjax.layers.positions import Positions
 from famjax.layers.qkv import QKV
 from famjax.parallel.sharding import TOKENS, fsdp_all_gather, with_logical_constraint
 
 
 class EncoderLayer(nnx.Module):
-    """Attention to all tokens of the source, with rotary positions, followed by a feed-forward."""
+    """Attention to all tokens of the source, followed by a feed-forward.
+
+    Queries and keys have rotary positions, as far as `arch.rotary_fraction` says.
+    """
 
     def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
         self.qkv = QKV(config, rngs=rngs)
@@ -64,7 +68,10 @@ class Encoder(nnx.Module):
             return EncoderLayer(layer_config, rngs=rngs)
 
         self.layers = nnx.List([make(rngs)])
-        self.norm = Norm(config.norm, config.width, config.arch) if config.arch.pre_norm else None
+        arch = config.arch
+        self.positions = Positions(config, rngs=rngs) if arch.positions != "none" else None
+        self.embed_norm = Norm(config.norm, config.width, arch) if arch.embed_norm else None
+        self.norm = Norm(config.norm, config.width, arch) if arch.pre_norm else None
         self.rates = config.dropout
         self.key = empty_key() if any(vars(config.dropout).values()) else None
 
@@ -76,6 +83,10 @@ class Encoder(nnx.Module):
         """
         mask = segment[:, :, None] == segment[:, None, :]
         key = None if self.key is None else jax.random.wrap_key_data(self.key[...])
+        if self.positions is not None:
+            x = self.positions.add_to_sources(x, segment)
+        if self.embed_norm is not None:
+            x = self.embed_norm(x, x.dtype)
         x = apply_dropout(x, make_dropout(self.rates.embedding, key, EMBEDDING))
         graph, params = nnx.split(self.layers)
 

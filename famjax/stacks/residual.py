@@ -27,6 +27,7 @@ from famjax.layers.dropout import (
     split_key,
 )
 from famjax.layers.mlp import FeedForward
+from famjax.layers.norm import Norm
 from famjax.layers.positions import Positions
 from famjax.mixers import MIXERS, make_mixer
 from famjax.mixers.mixer import BlockWeights, MemoryLosses, mean_of_valid
@@ -168,7 +169,9 @@ class ResidualStack(Stack):
             return make(rngs)
 
         self.layers = nnx.List([make_layers(name) for name in names])
-        self.positions = Positions(config, rngs=rngs) if config.arch.learned_positions else None
+        arch = config.arch
+        self.positions = Positions(config, rngs=rngs) if arch.positions != "none" else None
+        self.embed_norm = Norm(config.norm, config.width, arch) if arch.embed_norm else None
         self.block_len = math.lcm(*(layer.block_len for layer in self.layers))
         specs = [MIXERS[name] for name in names]
         self.capacity = config.capacity if any(spec.is_bounded for spec in specs) else None
@@ -190,7 +193,7 @@ class ResidualStack(Stack):
     def init_state(self, batch: int, offset: Array | None = None) -> State:
         """Return the initial states, [repeats b ...] for each layer of the pattern.
 
-        The state of learned positions, if there are any, comes last.
+        The state of position embeddings, if there are any, comes last.
 
         Args:
           offset: [b], as in `Context`, for encoding the FAM prompt.
@@ -439,6 +442,8 @@ class ResidualStack(Stack):
         if self.positions is not None:
             x, after = self.positions(x, extra_state[0], ctx)
             extra_state = (after,)
+        if self.embed_norm is not None:
+            x = self.embed_norm(x, x.dtype)
         x = apply_dropout(x, make_dropout(self.rates.embedding, ctx.key, EMBEDDING))
 
         def layers(carry, layers: list[Layer], xs: tuple[State, Array | None, Any]):

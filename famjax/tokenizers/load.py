@@ -8,6 +8,7 @@ from famjax.core.errors import UserError
 from famjax.core.json_files import read_whole
 from famjax.core.paths import expanded
 from famjax.tokenizers.hugging_face import HuggingFaceTokenizer
+from famjax.tokenizers.marian import MARIAN, MarianTokenizer
 from famjax.tokenizers.sentence_piece import SentencePieceTokenizer
 from famjax.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from famjax.tokenizers.words import read_words
@@ -32,7 +33,8 @@ def load_tokenizer(spec: str) -> Tokenizer:
 
     Args:
       spec: "bytes"; or the path of a SentencePiece model, of a tokenizer.json, of a word list
-        (.txt) or of a folder with one of them, in which tokenizer.json has precedence.
+        (.txt) or of a folder with one of them, in which tokenizer.json has precedence. A folder
+        with source.spm is that of a Marian model.
 
     Raises:
       UserError: the tokenizer is missing or damaged, or its tokens do not represent fixed bytes.
@@ -41,6 +43,8 @@ def load_tokenizer(spec: str) -> Tokenizer:
         return ByteTokenizer()
     try:
         path = _definition_file(spec)
+        if path.name == MARIAN[0]:
+            return MarianTokenizer(spec, path.parent)
         if path.suffix == ".json":
             return HuggingFaceTokenizer(spec, path)
         if path.suffix == ".txt":
@@ -62,7 +66,8 @@ def _definition_file(spec: str) -> Path:
     path = expanded(spec)
     if not path.is_dir():
         return path
-    for name in (HUGGING_FACE, SENTENCEPIECE, WORDS):
+    # some Marian folders have a tokenizer.json of another library as well
+    for name in (MARIAN[0], HUGGING_FACE, SENTENCEPIECE, WORDS):
         if (path / name).is_file():
             return path / name
     raise UserError(
@@ -75,7 +80,7 @@ def save_tokenizer(spec: str, folder: Path) -> None:
     """Copy the tokenizer that `spec` names into `folder`, for `load_saved_tokenizer`.
 
     A SentencePiece model is copied to folder/tokenizer.model, a word list to folder/words.txt, and
-    Hugging Face's files to folder/tokenizer/.
+    Hugging Face's and Marian's files to folder/tokenizer/.
     """
     if spec == "bytes":
         return
@@ -83,13 +88,20 @@ def save_tokenizer(spec: str, folder: Path) -> None:
     if source.suffix == ".txt":
         save_words(read_words(spec, source).text(), folder)
         return
-    if source.suffix != ".json":
+    is_marian = source.name == MARIAN[0]
+    if source.suffix != ".json" and not is_marian:
         _copy(source, folder / SENTENCEPIECE)
         # left over from an earlier attempt with another tokenizer
-        (home / HUGGING_FACE).unlink(missing_ok=True)
+        for name in (HUGGING_FACE, MARIAN[0]):
+            (home / name).unlink(missing_ok=True)
         return
     home.mkdir(exist_ok=True)
-    _copy(source, home / HUGGING_FACE)
+    if is_marian:
+        for name in MARIAN:
+            _copy(source.with_name(name), home / name)
+    else:
+        (home / MARIAN[0]).unlink(missing_ok=True)
+        _copy(source, home / HUGGING_FACE)
     for name in _SIBLING_FILES:
         if source.with_name(name).exists():
             _copy(source.with_name(name), home / name)
@@ -99,7 +111,8 @@ def save_tokenizer(spec: str, folder: Path) -> None:
 
 def save_words(text: str, folder: Path) -> None:
     """Write a word list into `folder`, for `load_saved_tokenizer`."""
-    for other in (folder / HUGGING_FACE_FOLDER / HUGGING_FACE, folder / SENTENCEPIECE):
+    home = folder / HUGGING_FACE_FOLDER
+    for other in (home / HUGGING_FACE, home / MARIAN[0], folder / SENTENCEPIECE):
         # left over from an earlier attempt with another tokenizer
         other.unlink(missing_ok=True)
     (folder / WORDS).write_text(text, encoding="utf-8", newline="\n")
@@ -121,6 +134,7 @@ def load_saved_tokenizer(folder: Path, spec: str) -> Tokenizer:
     if spec == "bytes":
         return load_tokenizer(spec)
     for copy in (
+        folder / HUGGING_FACE_FOLDER / MARIAN[0],
         folder / HUGGING_FACE_FOLDER / HUGGING_FACE,
         folder / SENTENCEPIECE,
         folder / WORDS,

@@ -28,6 +28,7 @@ class Tokenizer(abc.ABC):
       vocab_size: v, number of tokens.
       bos_id, eos_id: ids of the tokens around a document.
       stop_ids: ids at which generation stops, including eos_id.
+      output_size: generation only writes ids below this one.
       token_bytes: [v] int32, the number of UTF-8 bytes of each token; 0 for special tokens.
       fingerprint: sha256, in hex, of the file or data that defines the ids.
       chat_template: template that renders a conversation as text; None if there is none.
@@ -39,7 +40,7 @@ class Tokenizer(abc.ABC):
         self, name: str, pieces: Sequence[bytes], bos_id: int, eos_id: int, content: bytes
     ):
         self.name = name
-        self.vocab_size = len(pieces)
+        self.vocab_size = self.output_size = len(pieces)
         self.bos_id = bos_id
         self.eos_id = eos_id
         self.stop_ids = frozenset([eos_id])
@@ -50,6 +51,10 @@ class Tokenizer(abc.ABC):
     @abc.abstractmethod
     def encode(self, text: str) -> np.ndarray:
         """Return the ids of `text`, [t] int32, without adding special tokens."""
+
+    def encode_target(self, text: str) -> np.ndarray:
+        """Return the ids of the target of a translation; most tokenizers do not distinguish it."""
+        return self.encode(text)
 
     def encode_rendered(self, text: str) -> np.ndarray:
         """Return the ids of text from `chat_template`, in which control tokens are special."""

@@ -184,7 +184,7 @@ _FAMILIES = ArchConfig(
     rope_length=64,
 )
 # learned positions, whose table wraps around within the stream
-_OTHERS = ArchConfig(parallel=True, rotary_fraction=0.0, learned_positions=True)
+_OTHERS = ArchConfig(parallel=True, rotary_fraction=0.0, positions="learned")
 FAMILIES = {
     f"{case}, {name}": replace(CASES[case], arch=arch, capacity=LENGTH if case == "full" else 10)
     for case in ("full", "swa-2", "bswa-3", "fam-1-3")
@@ -195,7 +195,7 @@ FAMILIES |= {
     for case, name, arch in (
         ("linear", "families", _FAMILIES),
         ("feedback-previous", "families", _FAMILIES),
-        ("feedback-all", "others", replace(_OTHERS, learned_positions=False)),
+        ("feedback-all", "others", replace(_OTHERS, positions="none")),
         ("transformer-shared", "families", _FAMILIES),
     )
 }

@@ -366,6 +366,14 @@ def test_invalid_json_is_rejected() -> None:
     )
 
 
+@pytest.mark.parametrize(("was", "now"), [(True, "learned"), (False, "none")])
+def test_older_names_of_keys_are_read(was: bool, now: str) -> None:
+    tree = json.loads(to_json(Config()))
+    del tree["model"]["arch"]["positions"]
+    tree["model"]["arch"]["learned_positions"] = was
+    assert from_json(json.dumps(tree), report=pytest.fail).model.arch.positions == now
+
+
 def test_an_older_config_is_read_and_reported() -> None:
     config = override(Config(), ["seed=7", "model.layers=6", "data.passkey.digits=3"])
     tree = json.loads(to_json(config))

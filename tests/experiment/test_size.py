@@ -36,7 +36,7 @@ EVERYTHING = ArchConfig(
     mlp_bias=True,
     qk_norm=True,
     post_norm=True,
-    learned_positions=True,
+    positions="learned",
 )
 STACK = replace(SHAPE, stack="feedback", block_len=1)
 LORA = LoraConfig(rank=3)
@@ -71,6 +71,16 @@ MODELS = {
     "encoder": replace(SHAPE, encoder=EncoderConfig(layers=3), lora=LORA, norm="layernorm"),
     "encoder, linear": replace(
         SHAPE, mixer="linear", encoder=EncoderConfig(1, "linear", 6, shared=False)
+    ),
+    "encoder, positions": replace(
+        SHAPE,
+        mixer="full",
+        encoder=EncoderConfig(1),
+        arch=ArchConfig(
+            positions="learned", position_offset=2, embed_norm=True, logit_bias=True, pre_norm=False
+        ),
+        norm="layernorm",
+        mlp="swish",
     ),
     "feedback, encoder": replace(stack(), encoder=EncoderConfig(layers=1)),
     "rmt": replace(SHAPE, stack="rmt", lora=LORA, norm="layernorm"),

@@ -131,7 +131,7 @@ def test_keys_of_another_task_are_rejected(name: str, given: str, said: str) -> 
     "given",
     [
         "model.window=64 model.mixer=swa,fam",
-        "model.capacity=2048 model.arch.learned_positions=true model.mixer=fam",
+        "model.capacity=2048 model.arch.positions=learned model.mixer=fam",
         "model.mixer=linear,bswa model.arch.attention_cap=9 model.memory_segments=2",
         "model.arch.rope_scaling=llama3 model.arch.rope_factor=2 model.arch.rope_low=2",
         "model.lora.rank=4 model.lora.alpha=9",

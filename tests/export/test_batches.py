@@ -15,7 +15,7 @@ MODELS = {
     "swa": {"mixer": "swa", "window": 6},
     "swa-in-block": {"mixer": "swa", "window": 3, "tie_word_embeddings": False},
     "bswa": {"mixer": "bswa", "memory_segments": 2},
-    "bswa_sg": {"mixer": "bswa_sg", "arch": {"learned_positions": True}, "capacity": 10},
+    "bswa_sg": {"mixer": "bswa_sg", "arch": {"positions": "learned"}, "capacity": 10},
     "fam": {"mixer": "fam", "memory_segments": 1, "fam_previous": 3},
     "fam-0": {"mixer": "fam", "memory_segments": 0, "tie_word_embeddings": False},
     "fam-static": {"mixer": "fam", "memory_segments": 0, "fam_update": "static"},

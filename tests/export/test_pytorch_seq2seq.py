@@ -18,7 +18,7 @@ from contracts.harness import FAMILIES, jit, perturb_params
 from flax import nnx
 from safetensors.torch import load_file
 
-from famjax.config.schema import EncoderConfig, ModelConfig
+from famjax.config.schema import ArchConfig, EncoderConfig, ModelConfig
 from famjax.convert.families.famjax import FAMJAX
 from famjax.convert.save import save_tensors
 from famjax.core.types import Context
@@ -43,12 +43,26 @@ BASE = ModelConfig(
     encoder=EncoderConfig(layers=3),
 )
 # of all families, with positions and a feed-forward that an encoder can have
-ARCH = replace(FAMILIES["full, families"].arch, learned_positions=False, parallel=False)
+ARCH = replace(FAMILIES["full, families"].arch, positions="none", parallel=False)
+
+
+def absolute(positions: str, **changes: Any) -> ArchConfig:
+    """Return positions at the embedding, and the further parts of Marian and BART."""
+    arch = ArchConfig(positions=positions, rotary_fraction=0.0, pre_norm=False)  # type: ignore[arg-type]
+    return replace(arch, embed_norm=True, logit_bias=True, qkv_bias=True, **changes)
+
+
 MODELS = {
     "full": BASE,
     "own embedding": replace(BASE, encoder=replace(BASE.encoder, shared=False), tied=False),
     "families": replace(BASE, arch=ARCH, norm="layernorm", mlp="gelu"),
     "pattern": replace(BASE, mixer="swa,bswa", window=3),
+    # Marian and BART with another attention
+    "marian": replace(
+        BASE, mixer="bswa", arch=absolute("sinusoidal_halves"), norm="layernorm", mlp="swish"
+    ),
+    "bart": replace(BASE, mixer="full", arch=absolute("learned", position_offset=2)),
+    "vaswani": replace(BASE, mixer="delta", memory_segments=1, arch=absolute("sinusoidal")),
     "fam": replace(BASE, mixer="fam", fam_update="gated", smeared_keys=True),
     "delta": replace(BASE, mixer="delta", memory_segments=1),
 }

@@ -50,6 +50,14 @@ SHAPE = ModelConfig(
 _FEEDBACK = replace(SHAPE, stack="feedback", block_len=1, feedback=FeedbackConfig(span=6))
 _POST = ArchConfig(pre_norm=False)
 _LINEAR = replace(ENCODER, cross="linear")
+
+
+def _marian(positions: str, **changes: Any) -> ArchConfig:
+    """Return positions at the embedding, and the further parts of Marian and BART."""
+    absolute = ArchConfig(positions=positions, rotary_fraction=0.0, pre_norm=False)  # type: ignore[arg-type]
+    return replace(absolute, embed_norm=True, logit_bias=True, **changes)
+
+
 MODELS: dict[str, ModelConfig] = {
     "full": replace(SHAPE, mixer="full"),
     "full-linear": replace(SHAPE, mixer="full", encoder=_LINEAR),
@@ -70,6 +78,20 @@ MODELS: dict[str, ModelConfig] = {
         )
         for kind in ("elu", "rfa")
     },
+    # Vaswani et al. (2017) as Marian computes it, and BART's embedding
+    "marian": replace(
+        SHAPE, mixer="full", norm="layernorm", mlp="swish", arch=_marian("sinusoidal_halves")
+    ),
+    "learned": replace(
+        SHAPE, mixer="swa", block_len=1, arch=_marian("learned", position_offset=2, pre_norm=True)
+    ),
+    "linear-marian": replace(
+        SHAPE,
+        mixer="linear",
+        encoder=_LINEAR,
+        linear=LinearConfig(features=2),
+        arch=_marian("sinusoidal"),
+    ),
     "feedback": _FEEDBACK,
     "feedback-linear": replace(_FEEDBACK, encoder=_LINEAR),
     "feedback-post": replace(_FEEDBACK, arch=_POST, norm="layernorm"),
@@ -183,16 +205,31 @@ def transcribe(name: str, pair: int) -> np.ndarray:
         transcription._weights(w["qkv"], w["mlp"], c.mlp)
         for w in (jax.tree.map(lambda a, i=i: a[i], stacked) for i in range(c.encoder.layers))
     ]
-    source = seq2seq.encoder(encoder, final, own[SOURCES[pair]] * c.width**0.5)
-    x = table[TARGETS[pair]] * c.width**0.5
+    rotary = c.arch.rotary_fraction > 0
+    x = _embed(c, params["encoder"], own, SOURCES[pair])
+    source = seq2seq.encoder(encoder, final, x, rotary)
+    x = _embed(c, params["stack"], table, TARGETS[pair])
     if c.stack == "residual":
         window = c.window if c.mixer == "swa" else 10**9
-        y = seq2seq.decoder(layers, pre_norm, x, source, window)
+        y = seq2seq.decoder(layers, pre_norm, x, source, window, rotary)
     else:
         y = seq2seq.feedback_decoder(_feedback_stack(c, params, layers), layers, x, source)
     if pre_norm:
         y = np.stack([transformer.norm(a, params["norm"]["scale"], _bias(params)) for a in y])
-    return y @ table.T
+    return y @ table.T + params.get("logit_bias", 0)
+
+
+def _embed(c: ModelConfig, own: Any, table: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Return embeddings [t d] as encoder or decoder, with the parameters `own`, takes them."""
+    x = table[tokens] * c.width**0.5
+    if c.arch.positions == "learned":
+        x = x + own["positions"]["table"][c.arch.position_offset :][: len(x)]
+    elif c.arch.positions != "none":
+        x = x + seq2seq.sinusoids(len(x), c.width, c.arch.positions == "sinusoidal_halves")
+    if not c.arch.embed_norm:
+        return x
+    scale, bias = own["embed_norm"]["scale"], own["embed_norm"].get("bias")
+    return np.stack([transformer.norm(row, scale, bias) for row in x])
 
 
 def _bias(params: Any) -> Any:
@@ -246,7 +283,7 @@ def x64():
 
 # variants of the others
 OTHERS = ("full-unrolled", "own-embedding", "feedback-post", "feedback-top", "transformer-post")
-OTHERS += ("linear-elu", "linear-rfa")
+OTHERS += ("linear-elu", "linear-rfa", "linear-marian")
 
 
 @some(*(name for name in TRANSCRIBED if name not in OTHERS), long=" ".join(OTHERS))
@@ -258,7 +295,7 @@ def test_models_equal_their_transcriptions(name):
 # those that are slow here have a transcription, or the mixer of others
 ALIKE = "full-unrolled own-embedding gated feedback-post feedback-top transformer"
 ALIKE += " linear-elu linear-rfa"
-LONG = "bswa pattern delta"
+LONG = "bswa pattern delta linear-marian"
 
 
 @some(*(n for n in MODELS if n not in f"{ALIKE} {LONG}".split()), slow=ALIKE, long=LONG)

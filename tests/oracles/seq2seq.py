@@ -7,6 +7,7 @@ layer attends to the tokens before, then to the source, then has its feed-forwar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -30,6 +31,21 @@ class Layer:
     causal_phi: linear.Phi | None = None
 
 
+def sinusoids(positions: int, width: int, halves: bool = False) -> Array:
+    """Return the vectors of the first positions [t d] (Vaswani et al., 2017, 3.5).
+
+    With `halves` component i is the sine of pair i for i < d/2, and the cosine of pair i - d/2
+    after that (Marian).
+    """
+    out = np.zeros((positions, width))
+    for position in range(positions):
+        for pair in range(width // 2):
+            angle = position / 10_000 ** (2 * pair / width)
+            at = (pair, pair + width // 2) if halves else (2 * pair, 2 * pair + 1)
+            out[position, list(at)] = math.sin(angle), math.cos(angle)
+    return out
+
+
 def sublayer(scale: Array, bias: Array | None, pre_norm: bool, x: Array, y: Array) -> Array:
     """Return x + y, normed if norms follow the sums."""
     return x + y if pre_norm else norm(x + y, scale, bias)
@@ -45,12 +61,15 @@ def mlp(w: LayerWeights, pre_norm: bool, a: Array) -> Array:
 
 
 def encoder(
-    layers: Sequence[LayerWeights], final: tuple[Array, Array | None] | None, x: Array
+    layers: Sequence[LayerWeights],
+    final: tuple[Array, Array | None] | None,
+    x: Array,
+    rotary: bool = True,
 ) -> Array:
     """Return the encoder's output; every token attends to all. Pre-norm has the `final` norm."""
     x, pre_norm = f64(x), final is not None
     for w in layers:
-        read = [self_qkv(w, pre_norm, row, i) for i, row in enumerate(x)]
+        read = [self_qkv(w, pre_norm, row, i if rotary else None) for i, row in enumerate(x)]
         keys, values = [k for _, k, _ in read], [v for _, _, v in read]
         out = []
         for (q, _, _), row in zip(read, x, strict=True):
@@ -65,11 +84,16 @@ def _array(a: Array | None) -> Array | None:
     return None if a is None else f64(a)
 
 
-def self_qkv(w: LayerWeights, pre_norm: bool, x: Array, position: int) -> tuple[Array, ...]:
-    """QKV of one token at a position; without a norm before it if norms follow the sums."""
+def self_qkv(w: LayerWeights, pre_norm: bool, x: Array, position: int | None) -> tuple[Array, ...]:
+    """QKV of one token at a position; without a norm before it if norms follow the sums.
+
+    Without a position, queries and keys are not rotated.
+    """
     if pre_norm:
         return qkv(w, x, position, 10_000.0)
     q, k, v = (np.einsum("d,dhe->he", x, a) for a in (w.wq, w.wk, w.wv))
+    if position is None:
+        return q, k, v
     return feedback.rotate(q, position, 10_000.0), feedback.rotate(k, position, 10_000.0), v
 
 
@@ -93,13 +117,18 @@ def attend_by(
 
 
 def decoder(
-    layers: Sequence[Layer], pre_norm: bool, x: Array, source: Array, window: int = 10**9
+    layers: Sequence[Layer],
+    pre_norm: bool,
+    x: Array,
+    source: Array,
+    window: int = 10**9,
+    rotary: bool = True,
 ) -> Array:
     """Return the decoder's output without a final norm; a token sees `window` tokens."""
     x = f64(x)
     for layer in layers:
         w = layer.own
-        read = [self_qkv(w, pre_norm, row, i) for i, row in enumerate(x)]
+        read = [self_qkv(w, pre_norm, row, i if rotary else None) for i, row in enumerate(x)]
         out = []
         for t, row in enumerate(x):
             seen = read[max(0, t - window + 1) : t + 1]

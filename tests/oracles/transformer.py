@@ -31,7 +31,7 @@ def f64(x: Any) -> Array:
 class LayerWeights:
     """One layer's weights, converted to float64. A norm without bias is RMSNorm.
 
-    `mlp` is {"kind": "gelu" or "relu", "w_in": [d c], "w_out": [c d]} or
+    `mlp` is {"kind": "gelu", "relu" or "swish", "w_in": [d c], "w_out": [c d]} or
     {"kind": "swiglu" or "geglu", "w_gate": [d c], "w_up": [d c], "w_out": [c d]}.
     """
 
@@ -80,7 +80,7 @@ def silu(x: Array) -> Array:
 def feed_forward(mlp: dict[str, Any], x: Array) -> Array:
     """[d] -> [d]."""
     if "w_in" in mlp:
-        plain = {"gelu": gelu, "relu": relu}[mlp["kind"]]
+        plain = {"gelu": gelu, "relu": relu, "swish": silu}[mlp["kind"]]
         return plain(x @ mlp["w_in"]) @ mlp["w_out"]
     gate = {"swiglu": silu, "geglu": gelu}[mlp["kind"]]
     return (gate(x @ mlp["w_gate"]) * (x @ mlp["w_up"])) @ mlp["w_out"]

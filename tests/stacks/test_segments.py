@@ -150,7 +150,7 @@ def test_without_memory_a_segment_is_a_documents_first(stack):
         ("stack=rmt model.fam_previous=2", "model.fam_previous: has no effect with"),
         ("stack=rmt model.dropout.hidden=0.1", "no such dropout; set 0"),
         ("stack=rmt model.lora.rank=2 model.lora.dropout=0.1", "has none; set 0"),
-        ("stack=rmt model.arch.learned_positions=true", "relative positions only; set false"),
+        ("stack=rmt model.arch.positions=learned", "relative positions only; set none"),
         ("stack=rmt model.arch.pre_norm=false", r"set .* model\.arch\.pre_norm=true"),
         ("stack=rmt data.layout=packed train.rpo=true", "an offset does nothing; set false"),
         ("stack=rmt data.layout=packed train.rsp=0.5", "passes FAMs between steps, .* set 0"),

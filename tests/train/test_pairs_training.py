@@ -70,6 +70,11 @@ def learned(folder: Path, *more: str) -> Run:
 
 
 # every kind of decoder; those beside full attention take minutes
+# the architecture of Marian
+MARIAN = (
+    "model.arch.positions=sinusoidal_halves model.arch.rotary_fraction=0 model.arch.pre_norm=false "
+    "model.arch.logit_bias=true model.arch.embed_norm=true model.norm=layernorm model.mlp=swish"
+)
 DECODERS = [
     "model.mixer=full",
     *(
@@ -335,7 +340,14 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
     assert "model.stack=lstm has no attention to an encoder" in refused("model.stack=lstm")
     assert "feedback memory segments applies" in refused("model.mixer=fm", "model.block_len=8")
     assert "train.rsp=0.5 is for packed rows" in refused("train.rsp=0.5")
-    assert "an encoder has rotary positions" in refused("model.arch.learned_positions=true")
+    positions = ("model.arch.positions=learned", "model.capacity=64", "model.mixer=bswa")
+    assert "longer than model.capacity=64, the encoder's learned" in refused(*positions)
+    assert "has no such norm" in refused(
+        "model.stack=feedback", "model.block_len=1", "model.arch.embed_norm=true"
+    )
+    assert "position_offset: has no effect with model.arch.positions=none" in refused(
+        "model.arch.position_offset=2"
+    )
     assert "reads each row whole" in refused("train.bptt_segments=2")
     assert "model.encoder.features: has no effect" in refused("model.encoder.features=8")
     assert "has no rows of text, data.text_rows=1" in refused("data.text_rows=1")
@@ -437,7 +449,7 @@ def test_linear_attention_to_a_source_is_in_no_hugging_face_folder(tmp_path: Pat
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("keys", ["model.encoder.cross=linear", *DECODERS[1:]])
+@pytest.mark.parametrize("keys", ["model.encoder.cross=linear", MARIAN, *DECODERS[1:]])
 def test_any_mesh_gives_the_loss_of_one_device(tmp_path: Path, keys: str) -> None:
     meshes = ["mesh.data=1 mesh.fsdp=1 mesh.tensor=1", "mesh.data=2 mesh.fsdp=2 mesh.tensor=2"]
     losses = []

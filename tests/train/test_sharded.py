@@ -39,9 +39,9 @@ LANES = ("data.layout=lanes",)
 PACKED = (
     *("data.layout=packed", "train.rsp=1", "train.accumulate=2", "model.kv_heads=1"),
     *("model.remat=attention", "train.rpo=true"),
-    *("model.arch.learned_positions=true", "model.capacity=64"),
+    *("model.arch.positions=learned", "model.capacity=64"),
 )
-OFFSETS = (*LANES, "train.rpo=true", "model.arch.learned_positions=true", "model.capacity=64")
+OFFSETS = (*LANES, "train.rpo=true", "model.arch.positions=learned", "model.capacity=64")
 DELTA = (
     *(*LANES, "model.mixer=delta", "model.smeared_keys=true", "model.scan_layers=true"),
     "train.write_loss=0.5",

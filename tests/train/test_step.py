@@ -329,7 +329,7 @@ def test_random_position_offset_does_not_change_rope(layout: tuple[str, ...]) ->
     assert any(jax.tree.leaves(moved_bits))  # the offset was applied
 
 
-LEARNED = ("model.arch.learned_positions=true", "model.capacity=64", "train.rpo=true")
+LEARNED = ("model.arch.positions=learned", "model.capacity=64", "train.rpo=true")
 
 
 @pytest.mark.long

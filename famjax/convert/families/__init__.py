@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from famjax.config.derived import layer_mixers
+from famjax.config.derived import has_linear_cross, layer_mixers
 from famjax.config.resolved import ResolvedModelConfig, resolve_model
-from famjax.config.schema import ArchConfig, ModelConfig
+from famjax.config.schema import ArchConfig, EncoderConfig, ModelConfig
+from famjax.convert.families.bart import BART
 from famjax.convert.families.common import Family, shortest_pattern
 from famjax.convert.families.famjax import FAMJAX
 from famjax.convert.families.gemma import GEMMA, GEMMA2, GEMMA3
@@ -17,6 +18,7 @@ from famjax.convert.families.gpt2 import GPT2
 from famjax.convert.families.gpt_neox import GPT_NEOX
 from famjax.convert.families.keys import HF
 from famjax.convert.families.llama import LLAMA
+from famjax.convert.families.marian import MARIAN
 from famjax.convert.families.mistral import MISTRAL
 from famjax.convert.families.qwen import QWEN2, QWEN3
 from famjax.core.errors import UserError, nearest
@@ -33,6 +35,8 @@ FAMILIES: dict[str, Family] = {
     "gemma3_text": GEMMA3,
     "gpt_neox": GPT_NEOX,
     "gpt2": GPT2,
+    "marian": MARIAN,
+    "bart": BART,
     "famjax": FAMJAX,
 }
 
@@ -82,6 +86,8 @@ def normalize_model(model: ModelConfig) -> ResolvedModelConfig:
     # in the families of other libraries nothing but speed depends on blocks
     if all(spec.layer_type for spec in mixer_specs(model)):
         rest.add("block_len")
+    if not has_linear_cross(model):
+        model = replace(model, encoder=replace(model.encoder, features=EncoderConfig().features))
     return replace(
         model,
         **{name: getattr(default, name) for name in rest},

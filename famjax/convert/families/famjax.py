@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, TypeVar
 
+from famjax.config.older import rename_arch_keys
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ArchConfig, EncoderConfig, ModelConfig
 from famjax.convert.families.common import Family
@@ -68,7 +69,7 @@ def parse(hf: HF) -> ModelConfig:
 
 def _parse_group(hf: HF, group: str, kind: type[_Group]) -> _Group:
     """Return a dataclass of `ModelConfig` from its key of config.json."""
-    found: dict[str, Any] = hf[group]
+    found: dict[str, Any] = rename_arch_keys(hf[group]) if kind is ArchConfig else hf[group]
     known = {field.name for field in dataclasses.fields(kind)}
     for name in found.keys() - known:
         raise UserError(
@@ -108,11 +109,14 @@ def serialize(model: ModelConfig) -> HF:
 
 def tensors(model: ModelConfig) -> Tensors:
     arch = model.arch
-    layouts = {"embedding": Tensor("embed.weight", inputs=1), **_norm(model, "norm", "norm")}
+    layouts = {"embedding": Tensor("embed.weight", inputs=1)}
+    if arch.pre_norm:
+        layouts |= _norm(model, "norm", "norm")
+    if arch.logit_bias:
+        layouts["logit_bias"] = Tensor("head.bias")
     if not model.tied:
         layouts["head.kernel"] = linear_kernel("head")
-    if arch.learned_positions:
-        layouts["stack.positions.table"] = Tensor("positions.weight", inputs=1)
+    layouts |= _positions(model, "stack", "")
     if any(spec.has_memory for spec in mixer_specs(model)):
         layouts["stack.prompt"] = Tensor("prompt", inputs=1)
         if model.fam_update == "gated":
@@ -133,10 +137,27 @@ def tensors(model: ModelConfig) -> Tensors:
         model, {"qkv": "attention", "mlp": "mlp"}, "encoder.layers.0", "encoder.layers.{}"
     )
     cross = _sublayers(model, {"cross.qkv": "cross"}, "layer", "layers.{}")
-    layouts |= _norm(model, "encoder.norm", "encoder.norm")
+    layouts |= _positions(model, "encoder", "encoder.")
+    if arch.pre_norm:
+        layouts |= _norm(model, "encoder.norm", "encoder.norm")
     if not model.encoder.shared:
         layouts["source_embedding"] = Tensor("source_embed.weight", inputs=1)
     return layouts | layer | of_encoder | cross
+
+
+def _positions(model: ModelConfig, ours: str, theirs: str) -> Tensors:
+    """Return the layouts of what decoder or encoder apply to embeddings.
+
+    Args:
+      ours: prefix of the names here.
+      theirs: prefix of the names in the checkpoint, with its dot.
+    """
+    layouts = Tensors()
+    if model.arch.positions == "learned":
+        layouts[f"{ours}.positions.table"] = Tensor(f"{theirs}positions.weight", inputs=1)
+    if model.arch.embed_norm:
+        layouts |= _norm(model, f"{ours}.embed_norm", f"{theirs}embed_norm")
+    return layouts
 
 
 def _sublayers(model: ModelConfig, names: dict[str, str], ours: str, theirs: str) -> Tensors:

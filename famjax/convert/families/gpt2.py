@@ -69,7 +69,7 @@ def parse(hf: HF) -> ModelConfig:
             out_bias=True,
             mlp_bias=True,
             rotary_fraction=0.0,
-            learned_positions=True,
+            positions="learned",
         ),
     )
 

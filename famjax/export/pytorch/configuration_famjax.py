@@ -8,7 +8,7 @@ class FamjaxConfig(PreTrainedConfig):
 
     Args:
       layers, width, heads, kv_heads, head_dim, mlp_width: as in any transformer.
-      mlp: gelu, gelu_exact, relu, swiglu or geglu.
+      mlp: gelu, gelu_exact, relu, swish, swiglu or geglu.
       norm: rmsnorm or layernorm.
       mixer: what the layers attend to, a comma-separated pattern that is repeated over the layers:
         full, swa, bswa, bswa_sg, fam, delta.
@@ -105,8 +105,12 @@ _ARCH = {
     "query_scale": 0.0,
     "attention_cap": 0.0,
     "logit_cap": 0.0,
+    "pre_norm": True,
     "parallel": False,
-    "learned_positions": False,
+    "positions": "none",
+    "position_offset": 0,
+    "embed_norm": False,
+    "logit_bias": False,
     "embed_scale": 0.0,
     "qkv_bias": False,
     "out_bias": False,

@@ -42,6 +42,7 @@ ACTIVATIONS = {
     "gelu": lambda x: functional.gelu(x, approximate="tanh"),
     "gelu_exact": functional.gelu,
     "relu": functional.relu,
+    "swish": functional.silu,
 }
 
 
@@ -161,6 +162,30 @@ class Norm(nn.Module):
         if self.bias is not None:
             y = y + self.bias.float()
         return y.to(self.weight.dtype)
+
+
+def position_table(config):
+    """Return the table of learned positions; None without one."""
+    rows = config.arch["position_offset"] + config.capacity
+    return nn.Embedding(rows, config.width) if config.arch["positions"] == "learned" else None
+
+
+def add_positions(config, table, x, at):
+    """Add the vectors of positions [b t] or [1 t] to embeddings [b t d]."""
+    if table is not None:
+        return x + table(config.arch["position_offset"] + at % config.capacity)
+    kind = config.arch["positions"]
+    return x if kind == "none" else x + sinusoids(at, x.shape[-1], kind).to(x.dtype)
+
+
+def sinusoids(at, width, kind):
+    """Return sines and cosines of positions (Vaswani et al., 2017, 3.5): [b t] -> [b t d]."""
+    # in float64: the products with positions are large
+    theta = 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    angle = at.double()[..., None] * theta.to(at.device)
+    if kind == "sinusoidal_halves":
+        return torch.cat((angle.sin(), angle.cos()), -1).float()
+    return torch.stack((angle.sin(), angle.cos()), -1).flatten(-2).float()
 
 
 class Rotary:
@@ -289,7 +314,7 @@ class Attention(nn.Module):
         self.rotate = Rotary(config, local=mixer == "swa")
         self.scale = (arch["query_scale"] or e) ** -0.5
         self.cap = arch["attention_cap"]
-        self.norm = Norm(config.norm, d, arch)
+        self.norm, self.pre_norm = Norm(config.norm, d, arch), arch["pre_norm"]
         self.q = nn.Linear(d, h * e, bias=arch["qkv_bias"])
         self.k = nn.Linear(d, g * e, bias=arch["qkv_bias"])
         self.v = nn.Linear(d, g * e, bias=arch["qkv_bias"])
@@ -306,8 +331,12 @@ class Attention(nn.Module):
 
     def project(self, x):
         """Normalize and project: [b t d] -> q [b t h e], k and v [b t g e]."""
-        x = self.norm(x)
+        x = self.normalize(x)
         return self.project_query(x), *self.project_kv(x)
+
+    def normalize(self, x):
+        """Return the input of the projections."""
+        return self.norm(x) if self.pre_norm else x.to(self.norm.weight.dtype)
 
     def project_query(self, x):
         """Project a normalized input: [b t d] -> [b t h e]."""
@@ -335,7 +364,8 @@ class Attention(nn.Module):
         y = self.out(attended)
         if self.post_norm is not None:
             y = self.post_norm(y)
-        return y.to(residual.dtype) + residual
+        y = y.to(residual.dtype) + residual
+        return y if self.pre_norm else self.norm(y)
 
     def encode_prompt(self, prompt):
         """Return the memory prompt after full attention among its tokens (B.1): [b f d]."""
@@ -498,7 +528,7 @@ class CrossAttention(Attention):
 
     def forward(self, x, keys, mask):
         """Attend with x [b t d] to keys and values from `project_kv`, with a mask [b 1 s]."""
-        q = self.project_query(self.norm(x))
+        q = self.project_query(self.normalize(x))
         return self.project_output(self.attend(q, *keys, mask), x)
 
 
@@ -579,7 +609,7 @@ class FeedForward(nn.Module):
         super().__init__()
         arch, d, c = config.arch, config.width, config.mlp_width
         bias = arch["mlp_bias"]
-        self.parallel, self.kind = arch["parallel"], config.mlp
+        self.parallel, self.kind, self.pre_norm = arch["parallel"], config.mlp, arch["pre_norm"]
         self.norm = Norm(config.norm, d, arch)
         self.up = nn.Linear(d, c, bias=bias)
         self.gate = nn.Linear(d, c, bias=bias) if config.mlp in GATED_ACTIVATIONS else None
@@ -593,7 +623,8 @@ class FeedForward(nn.Module):
           a: the output of attention.
           x: the input of attention, used only if both are parallel.
         """
-        y = self.norm(x if self.parallel else a)
+        y = x if self.parallel else a
+        y = self.norm(y) if self.pre_norm else y.to(self.norm.weight.dtype)
         up = self.up(y)
         y = (
             ACTIVATIONS[self.kind](up)
@@ -603,7 +634,8 @@ class FeedForward(nn.Module):
         y = self.down(y)
         if self.post_norm is not None:
             y = self.post_norm(y)
-        return a + y.to(a.dtype)
+        y = a + y.to(a.dtype)
+        return y if self.pre_norm else self.norm(y)
 
 
 class Layer(nn.Module):
@@ -647,13 +679,14 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
         names = config.mixer.split(",")
         d, arch = config.width, config.arch
         self.embed = nn.Embedding(config.vocab_size, d)
-        self.positions = nn.Embedding(config.capacity, d) if arch["learned_positions"] else None
+        self.positions = position_table(config)
+        self.embed_norm = Norm(config.norm, d, arch) if arch["embed_norm"] else None
         self.prompt = nn.Parameter(torch.zeros(config.fam_len, d)) if "fam" in names else None
         self.layers = nn.ModuleList(
             Layer(config, names[i % len(names)]) for i in range(config.layers)
         )
-        self.norm = Norm(config.norm, d, arch)
-        self.head = nn.Linear(d, config.vocab_size, bias=False)
+        self.norm = Norm(config.norm, d, arch) if arch["pre_norm"] else nn.Identity()
+        self.head = nn.Linear(d, config.vocab_size, bias=arch["logit_bias"])
         self.embed_scale = arch["embed_scale"] or d**0.5
         self.capacity = config.capacity if "full" in names else None
         self.gradient_checkpointing = False
@@ -798,10 +831,9 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
 
     def forward_segment(self, ids, state, step):
         """Process a step: return the embeddings and each layer's output, [b t d], and the state."""
-        x = self.embed(ids) * self.embed_scale
-        if self.positions is not None:
-            at = row_tensor(step.tokens, ids.device) + torch.arange(ids.shape[1], device=ids.device)
-            x = x + self.positions(at % self.config.capacity)
+        at = row_tensor(step.tokens, ids.device) + torch.arange(ids.shape[1], device=ids.device)
+        x = add_positions(self.config, self.positions, self.embed(ids) * self.embed_scale, at)
+        x = x if self.embed_norm is None else self.embed_norm(x)
         levels, states = [x], []
         for number, (layer, old) in enumerate(zip(self.layers, state.layers, strict=True)):
             inputs = (x, old, step)

@@ -10,6 +10,8 @@ source, which are computed once.
 Shapes: b batch, s source tokens, t target tokens, d width.
 """
 
+import functools
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -24,6 +26,8 @@ from .modeling_famjax import (
     FeedForward,
     Norm,
     SourceState,
+    add_positions,
+    position_table,
 )
 
 
@@ -48,11 +52,21 @@ class Encoder(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.layers = nn.ModuleList(EncoderLayer(config) for _ in range(config.encoder["layers"]))
-        self.norm = Norm(config.norm, config.width, config.arch)
+        self.config, arch = config, config.arch
+        self.positions = position_table(config)
+        norm = functools.partial(Norm, config.norm, config.width, arch)
+        self.embed_norm = norm() if arch["embed_norm"] else None
+        self.norm = norm() if arch["pre_norm"] else nn.Identity()
         self.gradient_checkpointing = False
 
     def forward(self, x, mask):
-        """Encode embedded sources: [b s d], [b 1 s] -> [b s d]."""
+        """Encode embedded sources: [b s d], [b 1 s] -> [b s d].
+
+        Positions are counted from a source's first token that is no padding.
+        """
+        at = (mask[:, 0].cumsum(-1) - 1).clamp_min(0)
+        x = add_positions(self.config, self.positions, x, at)
+        x = x if self.embed_norm is None else self.embed_norm(x)
         for layer in self.layers:
             if self.gradient_checkpointing and self.training:
                 x = self._gradient_checkpointing_func(layer.__call__, x, mask)

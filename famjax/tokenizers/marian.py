@@ -1,0 +1,112 @@
+"""Marian's tokenizer: a SentencePiece model for each language, and one table of ids for both.
+
+Its models normalise white space, so that it is not lossless.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import sentencepiece
+
+from famjax.core.errors import UserError
+from famjax.core.json_files import parse_json, read_whole
+from famjax.tokenizers.tokenizer import Tokenizer
+
+# the models of sources and of targets, and the ids of their pieces
+MARIAN = ("source.spm", "target.spm", "vocab.json")
+# a table of the targets' ids alone, which a few models have
+_OTHER_VOCABULARY = "target_vocab.json"
+# SentencePiece represents a space by this character
+_META = "\u2581"
+_END, _PADDING, _UNKNOWN = "</s>", "<pad>", "<unk>"
+# the target language of a model with several, at the start of a source
+_LANGUAGE = re.compile(r"^>>.+?<<")
+
+
+class MarianTokenizer(Tokenizer):
+    """The tokenizer in a folder with the files `MARIAN`, such as Helsinki-NLP/opus-mt-de-en.
+
+    `encode` is for sources. Targets begin with padding, as the models were trained, and padding is
+    never written.
+
+    Args:
+      name: argument of `load_tokenizer`.
+      folder: the folder.
+
+    Raises:
+      UserError: a file is missing or damaged, or lacks a special token.
+    """
+
+    def __init__(self, name: str, folder: Path):
+        if (folder / _OTHER_VOCABULARY).exists():
+            raise UserError(
+                f"{folder / _OTHER_VOCABULARY}: sources and targets have one table of ids here; "
+                "take a model with vocab.json alone"
+            )
+        contents = []
+        for file in MARIAN:
+            try:
+                contents.append(read_whole(folder / file, "copy or download it again"))
+            except OSError as error:
+                raise UserError(
+                    f"{folder / file}: {error.strerror}; a Marian tokenizer is "
+                    f"{', '.join(MARIAN)}: copy all of them"
+                ) from None
+        self._source, self._target = (
+            _load_model(folder / file, content)
+            for file, content in zip(MARIAN[:2], contents, strict=False)
+        )
+        self._ids = _parse_vocabulary(folder / MARIAN[2], contents[2])
+        pieces = [b""] * (max(self._ids.values()) + 1)
+        for piece, token in self._ids.items():
+            pieces[token] = piece.replace(_META, " ").encode("utf-8")
+        for special, text in ((_END, b""), (_PADDING, b""), (_UNKNOWN, "\ufffd".encode())):
+            pieces[self._ids[special]] = text
+        padding, end = self._ids[_PADDING], self._ids[_END]
+        super().__init__(name, pieces, padding, end, b"".join(contents))
+        self.token_bytes[self._ids[_UNKNOWN]] = 0
+        # padding is the last id in all known folders
+        self.output_size = padding if padding == self.vocab_size - 1 else self.vocab_size
+
+    def encode(self, text: str) -> np.ndarray:
+        match = _LANGUAGE.match(text)
+        language = [] if match is None else [match[0]]
+        rest = text if match is None else text[match.end() :]
+        return self._to_ids(language + self._source.encode(rest, out_type=str))
+
+    def encode_target(self, text: str) -> np.ndarray:
+        return self._to_ids(self._target.encode(text, out_type=str))
+
+    def _to_ids(self, pieces: list[str]) -> np.ndarray:
+        unknown = self._ids[_UNKNOWN]
+        return np.array([self._ids.get(piece, unknown) for piece in pieces], np.int32)
+
+    def decode(self, ids: Any) -> str:
+        # the models put a space in front of a text
+        return super().decode(ids).removeprefix(" ")
+
+
+def _load_model(path: Path, content: bytes) -> Any:
+    try:
+        return sentencepiece.SentencePieceProcessor(model_proto=content)
+    except (RuntimeError, ValueError):
+        raise UserError(f"{path}: not a SentencePiece model; copy or download it again") from None
+
+
+def _parse_vocabulary(path: Path, content: bytes) -> dict[str, int]:
+    try:
+        found = parse_json(content.decode("utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path}: damaged ({error}); copy or download it again") from None
+    if not isinstance(found, dict) or not all(
+        type(token) is int and 0 <= token < 10**7 for token in found.values()
+    ):
+        raise UserError(f"{path}: not a table of pieces and ids; copy or download it again")
+    for special in (_END, _PADDING, _UNKNOWN):
+        if special not in found:
+            raise UserError(f"{path}: has no {special}; copy or download it again")
+    return found
