@@ -36,8 +36,8 @@ class ArchConfig:
     parallel: bool = False
     # position embedding that is added to each token's embedding, in the encoder as well. learned: a
     # table of `model.capacity` positions; later positions of a document wrap around (GPT-2).
-    # sinusoidal: sines and cosines in turn (Vaswani et al., 2017, 3.5). sinusoidal_halves: the same
-    # numbers, first all sines, then all cosines (Marian)
+    # sinusoidal: alternating sines and cosines (Vaswani et al., 2017, 3.5). sinusoidal_halves: the
+    # same numbers, first all sines, then all cosines (Marian)
     positions: Literal["none", "learned", "sinusoidal", "sinusoidal_halves"] = "none"
     # positions=learned: rows of the table before that of the first position (BART has 2)
     position_offset: int = 0

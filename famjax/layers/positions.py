@@ -89,7 +89,7 @@ def sinusoids(position: Array, width: int, halves: bool = False) -> Array:
     Args:
       position: [...] int32, below 2^31.
       width: d, even.
-      halves: first all sines, then all cosines, instead of in turn.
+      halves: first all sines, then all cosines, instead of alternating.
 
     Returns:
       [... d] in float32, or float64 if JAX has x64 enabled.

@@ -370,6 +370,11 @@ def test_a_model_without_an_encoder_does_not_translate() -> None:
     [
         "",
         pytest.param("model.encoder.cross=linear model.mixer=linear", marks=pytest.mark.slow),
+        pytest.param(
+            f"{MARIAN} model.encoder.cross=linear model.mixer=linear",
+            marks=pytest.mark.slow,
+            id="marian",
+        ),
     ],
 )
 def test_exports_equal_the_run(tmp_path: Path, keys: str) -> None:
@@ -449,7 +454,9 @@ def test_linear_attention_to_a_source_is_in_no_hugging_face_folder(tmp_path: Pat
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("keys", ["model.encoder.cross=linear", MARIAN, *DECODERS[1:]])
+@pytest.mark.parametrize(
+    "keys", ["model.encoder.cross=linear", pytest.param(MARIAN, id="marian"), *DECODERS[1:]]
+)
 def test_any_mesh_gives_the_loss_of_one_device(tmp_path: Path, keys: str) -> None:
     meshes = ["mesh.data=1 mesh.fsdp=1 mesh.tensor=1", "mesh.data=2 mesh.fsdp=2 mesh.tensor=2"]
     losses = []
