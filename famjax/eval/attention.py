@@ -106,8 +106,7 @@ def attention_weights(model: LanguageModel, tokens: np.ndarray) -> Iterator[Arra
     state = model.init_state(1)
     stack = model.stack
     assert isinstance(stack, ResidualStack)  # see `_check_run`
-    if stack.positions is not None:
-        x, _ = stack.positions(x, state[-1], ctx)
+    x, _ = stack.add_positions(x, state[-1:], ctx)
     split = [nnx.split(layer) for layer in stack.layers]
     for repeat in range(stack.repeats):
         for (graph, params), old in zip(split, state, strict=False):

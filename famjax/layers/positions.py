@@ -23,7 +23,8 @@ class Positions(nnx.Module):
     """Adds a vector to each token by its position in the document, as `arch.positions` says.
 
     Learned positions wrap around after the table's last row, as an endless stream requires. With
-    full attention they never do: the table's size is its capacity. Sinusoids have no last position.
+    full attention they never do: the table's size is its capacity. Sinusoids are those of the
+    position in documents of less than 2^31 tokens.
     """
 
     def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):

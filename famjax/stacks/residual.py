@@ -427,6 +427,19 @@ class ResidualStack(Stack):
         layers, _ = self._split_state(state)
         return [layer.mixer.memory(s) for layer, s in zip(self.layers, layers, strict=True)]
 
+    def add_positions(
+        self, x: Array, position: tuple[Any, ...], ctx: Context
+    ) -> tuple[Array, tuple[Any, ...]]:
+        """Return the first layer's input for token embeddings [b t d], and the next positions.
+
+        Args:
+          position: the state of position embeddings, if there are any; otherwise empty.
+        """
+        if self.positions is not None:
+            x, after = self.positions(x, position[0], ctx)
+            position = (after,)
+        return (x if self.embed_norm is None else self.embed_norm(x, x.dtype)), position
+
     def _run(
         self,
         x: Array,
@@ -439,11 +452,7 @@ class ResidualStack(Stack):
             encode_prompt = self.reads_prompt or ctx.reset is not None
         encode_prompt = encode_prompt and self.prompt is not None
         states, extra_state = self._split_state(state)
-        if self.positions is not None:
-            x, after = self.positions(x, extra_state[0], ctx)
-            extra_state = (after,)
-        if self.embed_norm is not None:
-            x = self.embed_norm(x, x.dtype)
+        x, extra_state = self.add_positions(x, extra_state, ctx)
         x = apply_dropout(x, make_dropout(self.rates.embedding, ctx.key, EMBEDDING))
 
         def layers(carry, layers: list[Layer], xs: tuple[State, Array | None, Any]):

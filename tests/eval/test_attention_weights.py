@@ -17,10 +17,12 @@ from contracts.harness import B, close, jit, runner, stream
 from flax import nnx
 from oracles import attention as oracle
 
-from famjax.config.schema import FeedbackConfig, LinearConfig
+from famjax.config.resolved import resolve_model
+from famjax.config.schema import ArchConfig, FeedbackConfig, LinearConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Context
 from famjax.eval.attention import analyze, attention_weights, distance, entropy, text_spans
+from famjax.models.language_model import LanguageModel
 from famjax.train.run import Run
 
 CASES = ["full", "full, families", "swa-6", "bswa-0", "bswa_sg-2", "bswa-3, families", "linear"]
@@ -60,6 +62,20 @@ def test_layers_have_the_inputs_of_the_model(case: str, length: int) -> None:
     for a, b in zip(found, expected, strict=True):
         if b is not None:
             close(a, b)
+
+
+def test_layers_come_after_positions_and_the_norm_of_embeddings() -> None:
+    """The weights depend on a scale that the norm of BART has."""
+    arch = ArchConfig(positions="sinusoidal", embed_norm=True)
+    config = ModelConfig(
+        mixer="swa", window=4, block_len=4, layers=1, width=8, heads=2, vocab_size=11, arch=arch
+    )
+    model = LanguageModel(resolve_model(config), rngs=nnx.Rngs(0))
+    tokens = np.arange(8) * 7 % 11
+    (before,) = attention_weights(model, tokens)
+    model.stack.embed_norm.scale[...] *= np.arange(1, 9)
+    (after,) = attention_weights(model, tokens)
+    assert np.abs(np.asarray(after) - np.asarray(before)).max() > 1e-3
 
 
 def _oracle(config: Any, params: Any, tokens: np.ndarray) -> list[np.ndarray | None]:

@@ -356,3 +356,24 @@ def test_the_first_sentence_is_a_summary(monkeypatch, tmp_path):
     found = SummariesMeasure().on(str(articles)).measure(None, tmp_path, quiet=True)
     assert found.scores == {"XLSum": 0.3}
     assert found.baselines == {"the first sentence": {"XLSum": 0.5}}
+
+
+@pytest.mark.parametrize("experiment", PAPER, ids=lambda e: e.id)
+def test_the_claims_hold_for_the_numbers_of_the_paper(experiment):
+    """With margins in the unit of the score, so that an exact reproduction is not refused."""
+    there = experiment.at("paper")
+    numbers = {variant.name: variant.paper for variant in there.variants}
+    for claim in there.orderings:
+        score = there.score(claim.score or there.scores[0].name)
+        pair, other = (claim.better, claim.worse), claim.wider_than or ()
+        if any(score.name not in numbers[name] for name in (*pair, *other)):
+            continue
+        sign = 1 if score.higher_is_better else -1
+        gap = sign * (numbers[pair[0]][score.name] - numbers[pair[1]][score.name])
+        if other:
+            gap -= sign * (numbers[other[0]][score.name] - numbers[other[1]][score.name])
+        if claim.margin:
+            assert gap > -claim.margin
+            assert claim.may_be_better or gap < claim.margin
+        else:
+            assert gap > 0

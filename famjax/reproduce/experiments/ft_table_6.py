@@ -20,7 +20,8 @@ _SPAN = (
     "model.feedback.span_start=0.25",
     "model.feedback.span_loss=1e-5",
 )
-_MARGIN = 0.02
+# the same performance, in bits per byte and in perplexity: v1's Table 6 calls 0.2 equal
+_MARGIN, _MARGIN_AT_PAPER = 0.02, 0.3
 
 
 def _variant(line: str, name: str, perplexity: float) -> Variant:
@@ -42,6 +43,32 @@ def _variant(line: str, name: str, perplexity: float) -> Variant:
     return Variant(f"{line}: {name}", (*stack, *here), figures, at_paper=(*stack, *at_paper))
 
 
+def _claims(margin: float) -> tuple[Ordering, ...]:
+    """Return the paper's orderings; `margin` is the difference that counts as none."""
+    return (
+        # "helps the performance, particularly for the standard Transformer"
+        Ordering("Transformer: pre-norm and BPTT", "Transformer: post-norm and BPTT"),
+        Ordering("Feedback: pre-norm and BPTT", "Feedback: post-norm and BPTT"),
+        Ordering(
+            "Transformer: pre-norm and BPTT",
+            "Transformer: post-norm and BPTT",
+            wider_than=("Feedback: pre-norm and BPTT", "Feedback: post-norm and BPTT"),
+        ),
+        # "further improves the performance for both models"
+        Ordering("Transformer: pre-norm and span", "Transformer: pre-norm and BPTT"),
+        Ordering("Feedback: pre-norm and BPTT and span", "Feedback: pre-norm and BPTT"),
+        # "does not affect the final performance"
+        *(
+            Ordering(f"{line}: post-norm", f"{line}: post-norm and BPTT", margin=margin)
+            for line in ("Transformer", "Feedback")
+        ),
+        # "the gap between two models is consistent"
+        Ordering("Feedback: post-norm", "Transformer: post-norm"),
+        Ordering("Feedback: post-norm and BPTT", "Transformer: post-norm and BPTT"),
+        Ordering("Feedback: pre-norm and BPTT", "Transformer: pre-norm and BPTT"),
+    )
+
+
 FT_TABLE_6 = Experiment(
     id="ft-table-6",
     title="Norms, spans and growing back-propagation",
@@ -58,28 +85,8 @@ FT_TABLE_6 = Experiment(
         _variant("Feedback", "pre-norm and BPTT and span", 19.0),
     ),
     measure=_bytes.BYTES,
-    orderings=(
-        # "helps the performance, particularly for the standard Transformer"
-        Ordering("Transformer: pre-norm and BPTT", "Transformer: post-norm and BPTT"),
-        Ordering("Feedback: pre-norm and BPTT", "Feedback: post-norm and BPTT"),
-        Ordering(
-            "Transformer: pre-norm and BPTT",
-            "Transformer: post-norm and BPTT",
-            wider_than=("Feedback: pre-norm and BPTT", "Feedback: post-norm and BPTT"),
-        ),
-        # "further improves the performance for both models"
-        Ordering("Transformer: pre-norm and span", "Transformer: pre-norm and BPTT"),
-        Ordering("Feedback: pre-norm and BPTT and span", "Feedback: pre-norm and BPTT"),
-        # "does not affect the final performance"
-        *(
-            Ordering(f"{line}: post-norm", f"{line}: post-norm and BPTT", margin=_MARGIN)
-            for line in ("Transformer", "Feedback")
-        ),
-        # "the gap between two models is consistent"
-        Ordering("Feedback: post-norm", "Transformer: post-norm"),
-        Ordering("Feedback: post-norm and BPTT", "Transformer: post-norm and BPTT"),
-        Ordering("Feedback: pre-norm and BPTT", "Transformer: pre-norm and BPTT"),
-    ),
+    orderings=_claims(_MARGIN),
+    paper_orderings=_claims(_MARGIN_AT_PAPER),
     overrides=_bytes.SHAPE,
     paper_config=_wikitext.CONFIG,
     paper_measure=WIKITEXT_DEV,

@@ -15,7 +15,8 @@ from famjax.reproduce.experiments import _bytes, _wikitext
 from famjax.reproduce.paper_measures import WIKITEXT_DEV
 
 _FEEDBACK, _GROWING, _INITIALISED = "Feedback", "growing BPTT", "initialised from Transformer"
-_MARGIN = 0.02
+# the same performance, in bits per byte and in perplexity: the paper calls 0.2 equal
+_MARGIN, _MARGIN_AT_PAPER = 0.02, 0.3
 _HALF = f"train.steps={_bytes.STEPS // 2}"
 _STACK = ("model.stack=feedback",)
 # trained from scratch for all steps, whereas the base has half of them
@@ -28,6 +29,17 @@ _HALF_AT_PAPER = "train.steps=100000"
 
 def _at_paper(stack: tuple[str, ...], *own: str) -> tuple[str, ...]:
     return (*stack, *_SHAPE_AT_PAPER, *own)
+
+
+def _claims(margin: float) -> tuple[Ordering, ...]:
+    """Return the paper's orderings; `margin` is the difference that counts as none."""
+    return (
+        Ordering(_FEEDBACK, "Transformer"),
+        Ordering(_GROWING, _FEEDBACK, margin=margin, may_be_better=True),
+        Ordering(_INITIALISED, _FEEDBACK, margin=margin, may_be_better=True),
+        Ordering(_GROWING, _FEEDBACK, ALL_SECONDS),
+        Ordering(_INITIALISED, _GROWING, ALL_SECONDS),
+    )
 
 
 FT_V1_TABLE_6 = Experiment(
@@ -65,13 +77,8 @@ FT_V1_TABLE_6 = Experiment(
         ),
     ),
     measure=_bytes.BYTES,
-    orderings=(
-        Ordering(_FEEDBACK, "Transformer"),
-        Ordering(_GROWING, _FEEDBACK, margin=_MARGIN, may_be_better=True),
-        Ordering(_INITIALISED, _FEEDBACK, margin=_MARGIN, may_be_better=True),
-        Ordering(_GROWING, _FEEDBACK, ALL_SECONDS),
-        Ordering(_INITIALISED, _GROWING, ALL_SECONDS),
-    ),
+    orderings=_claims(_MARGIN),
+    paper_orderings=_claims(_MARGIN_AT_PAPER),
     overrides=_bytes.SHAPE,
     base=(*_bytes.TRANSFORMER, _HALF),
     paper_config=_wikitext.CONFIG,
