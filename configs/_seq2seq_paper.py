@@ -2,7 +2,10 @@
 
 Departures from the papers: norms come before the sublayers, not after the residual sums; positions
 are rotary in self-attention, not sinusoids at the embedding; a batch is rows of whole pairs, with
-about as many target tokens as in the papers, not pairs of similar lengths.
+about as many target tokens as in the papers, not pairs of similar lengths. The Feedback Transformer
+has relative positions only; a Transformer as in Vaswani et al. needs model.arch.pre_norm=false
+model.arch.positions=sinusoidal_halves model.arch.rotary_fraction=0 model.arch.qkv_bias=true
+model.arch.out_bias=true model.arch.mlp_bias=true.
 """
 
 from famjax.config.schema import (

@@ -21,8 +21,7 @@ Depth: 32 layers, as in the paper's text. fairseq's transformer_lm_wiki103, whic
 table leaves out are from there: 0.1 on attention weights and hidden units, and 0.2 before the
 softmax.
 
-Unlike in fairseq's model, positions are learned, not sinusoids, and there is a norm after the last
-layer.
+Unlike in fairseq's model, there is a norm after the last layer.
 """
 
 from famjax import Config, load_config, replace_values
@@ -42,7 +41,7 @@ def config() -> Config:
             "model.mixer": "full",
             "model.capacity": 512,
             "model.arch.norm_eps": 1e-5,
-            "model.arch.positions": "learned",
+            "model.arch.positions": "sinusoidal_halves",
             "model.arch.rotary_fraction": 0.0,
             "model.arch.qkv_bias": True,
             "model.arch.out_bias": True,
