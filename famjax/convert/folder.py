@@ -36,7 +36,7 @@ from famjax.mixers import mixer_constants, mixer_specs
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import canonical_name, check_compatible, is_feature_map
 from famjax.tokenizers.load import WORDS, load_tokenizer, save_tokenizer
-from famjax.tokenizers.marian import MARIAN
+from famjax.tokenizers.marian import MARIAN_FILES
 from famjax.tokenizers.tokenizer import Tokenizer
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.run_folder import CHECKPOINTS, CONFIG, with_vocab_size
@@ -97,7 +97,7 @@ def convert(
 def open_hugging_face(source: Path, tokenizer: str = "") -> Teacher:
     """Open a Hugging Face model, with its tokenizer if no other is given."""
     hf = read_config(source)
-    known = (*_TOKENIZERS, MARIAN[0])
+    known = (*_TOKENIZERS, MARIAN_FILES[0])
     if not tokenizer and not any((source / name).is_file() for name in known):
         raise UserError(
             f"{source}: has no {' and no '.join(_TOKENIZERS)}; copy the tokenizer there, or give "

@@ -17,7 +17,7 @@ from famjax.core.json_files import parse_json, read_whole
 from famjax.tokenizers.tokenizer import Tokenizer
 
 # the models of sources and of targets, and the ids of their pieces
-MARIAN = ("source.spm", "target.spm", "vocab.json")
+MARIAN_FILES = ("source.spm", "target.spm", "vocab.json")
 # a table of the targets' ids alone, which a few models have
 _OTHER_VOCABULARY = "target_vocab.json"
 # SentencePiece represents a space by this character
@@ -28,7 +28,7 @@ _LANGUAGE = re.compile(r"^>>.+?<<")
 
 
 class MarianTokenizer(Tokenizer):
-    """The tokenizer in a folder with the files `MARIAN`, such as Helsinki-NLP/opus-mt-de-en.
+    """The tokenizer in a folder with the files `MARIAN_FILES`, such as Helsinki-NLP/opus-mt-de-en.
 
     `encode` is for sources. Targets begin with padding, as the models were trained, and padding is
     never written.
@@ -48,19 +48,19 @@ class MarianTokenizer(Tokenizer):
                 "take a model with vocab.json alone"
             )
         contents = []
-        for file in MARIAN:
+        for file in MARIAN_FILES:
             try:
                 contents.append(read_whole(folder / file, "copy or download it again"))
             except OSError as error:
                 raise UserError(
                     f"{folder / file}: {error.strerror}; a Marian tokenizer is "
-                    f"{', '.join(MARIAN)}: copy all of them"
+                    f"{', '.join(MARIAN_FILES)}: copy all of them"
                 ) from None
         self._source, self._target = (
             _load_model(folder / file, content)
-            for file, content in zip(MARIAN[:2], contents, strict=False)
+            for file, content in zip(MARIAN_FILES[:2], contents, strict=False)
         )
-        self._ids = _parse_vocabulary(folder / MARIAN[2], contents[2])
+        self._ids = _parse_vocabulary(folder / MARIAN_FILES[2], contents[2])
         pieces = [b""] * (max(self._ids.values()) + 1)
         for piece, token in self._ids.items():
             pieces[token] = piece.replace(_META, " ").encode("utf-8")

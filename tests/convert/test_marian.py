@@ -26,6 +26,7 @@ from famjax.core.errors import UserError
 from famjax.core.types import Context
 from famjax.eval.translator import Translator
 from famjax.export.export import export
+from famjax.export.tokenizer import write_tokenizer
 from famjax.layers.positions import sinusoids
 from famjax.models.fold_feature_maps import fold_feature_maps, folding_notes
 from famjax.models.seq2seq import Seq2Seq
@@ -180,6 +181,23 @@ def test_an_export_restores_the_folder(folder: Path, converted: tuple[Path, list
         for one in (folder, back)
     )
     assert first.tolist() == second.tolist()
+
+
+def test_transformers_reads_an_exported_tokenizer(folder: Path, tmp_path: Path) -> None:
+    """Also beside a config.json of our own, which says nothing of Marian's class."""
+    source, target = copied(folder, tmp_path / "source"), tmp_path / "target"
+    target.mkdir()
+    (target / "config.json").write_text('{"model_type": "famjax"}')
+    # as Helsinki-NLP's
+    languages = {"target_lang": "en", "source_lang": "de"}
+    (source / "tokenizer_config.json").write_text(json.dumps(languages))
+    tokenizer = load_tokenizer(str(source))
+    assert write_tokenizer(tokenizer, target)[0].startswith("compared with transformers' AutoTok")
+    written = json.loads((target / "tokenizer_config.json").read_text())
+    assert written == languages | {"tokenizer_class": "MarianTokenizer"}
+    (source / "tokenizer_config.json").write_text('{"tokenizer_class": 1}')
+    said = write_tokenizer(tokenizer, target)
+    assert said == ["transformers' AutoTokenizer cannot read the tokenizer: take famjax's"]
 
 
 def test_a_recurrent_model_has_folded_maps(folder: Path) -> None:
