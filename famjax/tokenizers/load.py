@@ -34,7 +34,7 @@ def load_tokenizer(spec: str) -> Tokenizer:
     Args:
       spec: "bytes"; or the path of a SentencePiece model, of a tokenizer.json, of a word list
         (.txt) or of a folder with one of them, in which tokenizer.json has precedence. A folder
-        with source.spm is that of a Marian model.
+        with source.spm is that of a Marian model; a source.spm alone is a SentencePiece model.
 
     Raises:
       UserError: the tokenizer is missing or damaged, or its tokens do not represent fixed bytes.
@@ -43,7 +43,7 @@ def load_tokenizer(spec: str) -> Tokenizer:
         return ByteTokenizer()
     try:
         path = _definition_file(spec)
-        if path.name == MARIAN_FILES[0]:
+        if _is_marian(spec, path):
             return MarianTokenizer(spec, path.parent)
         if path.suffix == ".json":
             return HuggingFaceTokenizer(spec, path)
@@ -76,6 +76,13 @@ def _definition_file(spec: str) -> Path:
     )
 
 
+def _is_marian(spec: str, path: Path) -> bool:
+    """Return whether the file that `_definition_file` found is of a Marian tokenizer."""
+    return path.name == MARIAN_FILES[0] and (
+        path != expanded(spec) or all(path.with_name(name).exists() for name in MARIAN_FILES)
+    )
+
+
 def save_tokenizer(spec: str, folder: Path) -> None:
     """Copy the tokenizer that `spec` names into `folder`, for `load_saved_tokenizer`.
 
@@ -88,7 +95,7 @@ def save_tokenizer(spec: str, folder: Path) -> None:
     if source.suffix == ".txt":
         save_words(read_words(spec, source).text(), folder)
         return
-    is_marian = source.name == MARIAN_FILES[0]
+    is_marian = _is_marian(spec, source)
     if source.suffix != ".json" and not is_marian:
         _copy(source, folder / SENTENCEPIECE)
         # left over from an earlier attempt with another tokenizer
@@ -133,9 +140,11 @@ def load_saved_tokenizer(folder: Path, spec: str) -> Tokenizer:
     """
     if spec == "bytes":
         return load_tokenizer(spec)
+    home = folder / HUGGING_FACE_FOLDER
+    if (home / MARIAN_FILES[0]).exists():
+        return load_tokenizer(str(home))
     for copy in (
-        folder / HUGGING_FACE_FOLDER / MARIAN_FILES[0],
-        folder / HUGGING_FACE_FOLDER / HUGGING_FACE,
+        home / HUGGING_FACE,
         folder / SENTENCEPIECE,
         folder / WORDS,
     ):
