@@ -203,11 +203,16 @@ def run_config(
     check_unused_keys(config, (assignment.partition("=")[0] for assignment in overrides))
     check_compatible(teacher.model, config.model)
     model, rows = config.model, 1024
-    if any(spec.is_bounded for spec in mixer_specs(model)):
+    # a table of positions limits rows as well
+    if model.arch.positions == "learned" or any(s.is_bounded for s in mixer_specs(model)):
         rows = min(rows, model.capacity)
         model = replace(model, block_len=min(model.block_len, rows))
     length = max(rows // model.block_len, 1) * model.block_len
-    config = replace(config, model=model, data=replace(teacher.data, length=length))
+    source = teacher.data.source_length
+    if model.arch.positions == "learned":
+        source = min(source, model.capacity)
+    data = replace(teacher.data, length=length, source_length=source)
+    config = replace(config, model=model, data=data)
     validate(config)
     return with_vocab_size(config, load_tokenizer(teacher.tokenizer))
 
