@@ -86,8 +86,8 @@ class MarianTokenizer(Tokenizer):
         if self._languages and language not in self._languages:
             known = sorted(piece[2:-2] for piece in self._languages)
             raise UserError(
-                f"{shorten(language)}: not a language of {self.name}{nearest(language[2:-2], known)}"
-                f" (known: {shorten(', '.join(known), 200)})"
+                f"{shorten(language)}: not a language of {self.name}"
+                f"{nearest(language[2:-2], known)} (known: {shorten(', '.join(known), 200)})"
             )
         return self._to_ids([language, *self._source.encode(rest, out_type=str)])
 
