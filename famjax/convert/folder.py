@@ -36,7 +36,7 @@ from famjax.mixers import mixer_constants, mixer_specs
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import canonical_name, check_compatible, is_feature_map
 from famjax.tokenizers.load import WORDS, load_tokenizer, save_tokenizer
-from famjax.tokenizers.marian import MARIAN
+from famjax.tokenizers.marian import MARIAN_FILES
 from famjax.tokenizers.tokenizer import Tokenizer
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.run_folder import CHECKPOINTS, CONFIG, with_vocab_size
@@ -97,7 +97,7 @@ def convert(
 def open_hugging_face(source: Path, tokenizer: str = "") -> Teacher:
     """Open a Hugging Face model, with its tokenizer if no other is given."""
     hf = read_config(source)
-    known = (*_TOKENIZERS, MARIAN[0])
+    known = (*_TOKENIZERS, MARIAN_FILES[0])
     if not tokenizer and not any((source / name).is_file() for name in known):
         raise UserError(
             f"{source}: has no {' and no '.join(_TOKENIZERS)}; copy the tokenizer there, or give "
@@ -203,11 +203,16 @@ def run_config(
     check_unused_keys(config, (assignment.partition("=")[0] for assignment in overrides))
     check_compatible(teacher.model, config.model)
     model, rows = config.model, 1024
-    if any(spec.is_bounded for spec in mixer_specs(model)):
+    # a table of positions limits rows as well
+    if model.arch.positions == "learned" or any(s.is_bounded for s in mixer_specs(model)):
         rows = min(rows, model.capacity)
         model = replace(model, block_len=min(model.block_len, rows))
     length = max(rows // model.block_len, 1) * model.block_len
-    config = replace(config, model=model, data=replace(teacher.data, length=length))
+    source = teacher.data.source_length
+    if model.arch.positions == "learned":
+        source = min(source, model.capacity)
+    data = replace(teacher.data, length=length, source_length=source)
+    config = replace(config, model=model, data=data)
     validate(config)
     return with_vocab_size(config, load_tokenizer(teacher.tokenizer))
 

@@ -195,6 +195,10 @@ class ParameterLoader:
                 tensors[name].names(shape) if i is None else [tensors[name].name.format(i)]
             )
         }
+        # zeros if it is missing, as from a model without a head
+        self.has_logit_bias = _LOGIT_BIAS in names_in_folder
+        if not self.has_logit_bias:
+            wanted.discard(_LOGIT_BIAS)
         extra = {self.prefix + name for name in names_in_folder - wanted}
         copies = extra & _COPIES
         for name in copies:
@@ -236,6 +240,8 @@ class ParameterLoader:
         if name == "stack.prompt" and self.native.get((name, None)) != shape.shape:
             assert self.embedding is not None
             return jax.device_put(init_fam_prompt(self.embedding, self.config), placement)
+        if name == "logit_bias" and not self.has_logit_bias:
+            return jnp.zeros(shape.shape, jnp.float32, device=placement)
         if first is None:
             tensor = self.tensors[name]
             numbers = tensor.names(shape.shape)
@@ -331,6 +337,8 @@ def _make_writer(placement: Sharding, flat: tuple[int, int, int]) -> Any:
     return jax.jit(put, donate_argnums=0, out_shardings=placement)
 
 
+# bias of the logits of Marian and BART
+_LOGIT_BIAS = "final_logits_bias"
 # tensors that must equal the embedding, if config.json ties them to it
 _COPIES = {
     *("lm_head.weight", "embed_out.weight"),

@@ -160,12 +160,18 @@ class Generator:
         Raises:
           UserError: a number is out of range, or as `generate`.
         """
-        size = self._tokenizer.vocab_size
+        size = self._tokenizer.output_size
         check_search(beams, max_tokens, length_penalty, no_repeat_ngram, stop, size)
         tokens = self._encode_prompt(prompt, state, chat)
         stream = self._read_prompt(tokens, state)
         settings = BeamSettings(
-            beams, max_tokens, size, float(length_penalty), no_repeat_ngram, best
+            beams,
+            max_tokens,
+            self._tokenizer.vocab_size,
+            float(length_penalty),
+            no_repeat_ngram,
+            best,
+            size,
         )
         counted = tokens if no_repeat_ngram else tokens[:0]
         found = jax.device_get(stream.search(settings, self._stops(), _pad_prompt(counted)))

@@ -39,7 +39,7 @@ def answer_prompts(
     written: list[list[int]] = [[] for _ in prompts]
     ended: dict[int, tuple[str, bool]] = {}
     while True:
-        likeliest = logits[:, : tokenizer.vocab_size].argmax(-1)
+        likeliest = logits[:, : tokenizer.output_size].argmax(-1)
         for lane in range(lanes):
             if lane in ended:
                 continue

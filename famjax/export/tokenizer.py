@@ -6,6 +6,7 @@ tokenizer.json is plain JSON and written without Hugging Face's libraries.
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -15,7 +16,7 @@ from famjax.core.json_files import parse_json
 from famjax.core.paths import expanded
 from famjax.export.check import silence_transformers
 from famjax.tokenizers.load import HUGGING_FACE, SENTENCEPIECE, save_words
-from famjax.tokenizers.marian import MARIAN, MarianTokenizer
+from famjax.tokenizers.marian import MARIAN_FILES, MarianTokenizer
 from famjax.tokenizers.sentence_piece import SentencePieceTokenizer
 from famjax.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from famjax.tokenizers.words import BEGIN, LINE_END, UNKNOWN, WordTokenizer
@@ -55,14 +56,28 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> list[str]:
     # a Hugging Face folder, or the tokenizer.json of a run
     origin = home if home.is_dir() else home.parent
     is_marian = isinstance(tokenizer, MarianTokenizer)
-    for name in (*_COPIED[1:], *MARIAN) if is_marian else _COPIED:
+    for name in (*_COPIED[1:], *MARIAN_FILES) if is_marian else _COPIED:
         if (origin / name).exists():
             shutil.copyfile(origin / name, folder / name)
     if is_marian:
+        _name_class(folder / _CONFIG)
         return _compare(tokenizer, folder, "take famjax's")
     _add_padding(folder / _CONFIG)
     why = "famjax leaves out what it does to a text before, such as a space in front"
     return _compare(tokenizer, folder, why)
+
+
+def _name_class(path: Path) -> None:
+    """Name Marian's class in a tokenizer_config.json that names none.
+
+    Without it transformers finds the class from config.json, which may be that of our own model.
+    """
+    config: Any = {}
+    with contextlib.suppress(OSError, ValueError):
+        config = parse_json(path.read_text(encoding="utf-8"))
+    if isinstance(config, dict) and not config.get("tokenizer_class"):
+        text = json.dumps(config | {"tokenizer_class": "MarianTokenizer"}, indent=2)
+        path.write_text(text + "\n", encoding="utf-8")
 
 
 def _add_padding(path: Path) -> None:
@@ -88,14 +103,21 @@ def _compare(tokenizer: Tokenizer, folder: Path, otherwise: str) -> list[str]:
         (AutoTokenizer, {"trust_remote_code": False}),
         (PreTrainedTokenizerFast, {}),
     )
+    said = "gives other ids for some texts"
     for kind, options in readers:
-        with silence_transformers():
-            theirs = kind.from_pretrained(folder, **options)
+        try:
+            with silence_transformers():
+                theirs = kind.from_pretrained(folder, **options)
+        except Exception:
+            # of many kinds; an export without transformers' tokenizer is still of use
+            if kind is AutoTokenizer:
+                said = "cannot read the tokenizer"
+            continue
         if theirs.encode(_SAMPLE, add_special_tokens=False) == ids:
             # AutoTokenizer substitutes another class for some families, such as Qwen 2
-            said = f"compared with transformers' {kind.__name__}: the same {len(ids)} ids of a text"
-            return [said if kind is AutoTokenizer else f"{said}; AutoTokenizer gives others"]
-    return [f"transformers' AutoTokenizer gives other ids for some texts: {otherwise}"]
+            same = f"compared with transformers' {kind.__name__}: the same {len(ids)} ids of a text"
+            return [same if kind is AutoTokenizer else f"{same}; AutoTokenizer {said}"]
+    return [f"transformers' AutoTokenizer {said}: {otherwise}"]
 
 
 def _write(folder: Path, made: Json, bos: str, eos: str) -> None:

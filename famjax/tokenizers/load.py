@@ -8,7 +8,7 @@ from famjax.core.errors import UserError
 from famjax.core.json_files import read_whole
 from famjax.core.paths import expanded
 from famjax.tokenizers.hugging_face import HuggingFaceTokenizer
-from famjax.tokenizers.marian import MARIAN, MarianTokenizer
+from famjax.tokenizers.marian import MARIAN_FILES, MarianTokenizer
 from famjax.tokenizers.sentence_piece import SentencePieceTokenizer
 from famjax.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from famjax.tokenizers.words import read_words
@@ -34,7 +34,7 @@ def load_tokenizer(spec: str) -> Tokenizer:
     Args:
       spec: "bytes"; or the path of a SentencePiece model, of a tokenizer.json, of a word list
         (.txt) or of a folder with one of them, in which tokenizer.json has precedence. A folder
-        with source.spm is that of a Marian model.
+        with source.spm is that of a Marian model; a source.spm alone is a SentencePiece model.
 
     Raises:
       UserError: the tokenizer is missing or damaged, or its tokens do not represent fixed bytes.
@@ -43,7 +43,7 @@ def load_tokenizer(spec: str) -> Tokenizer:
         return ByteTokenizer()
     try:
         path = _definition_file(spec)
-        if path.name == MARIAN[0]:
+        if _is_marian(spec, path):
             return MarianTokenizer(spec, path.parent)
         if path.suffix == ".json":
             return HuggingFaceTokenizer(spec, path)
@@ -67,12 +67,19 @@ def _definition_file(spec: str) -> Path:
     if not path.is_dir():
         return path
     # some Marian folders have a tokenizer.json of another library as well
-    for name in (MARIAN[0], HUGGING_FACE, SENTENCEPIECE, WORDS):
+    for name in (MARIAN_FILES[0], HUGGING_FACE, SENTENCEPIECE, WORDS):
         if (path / name).is_file():
             return path / name
     raise UserError(
         f"data.tokenizer={spec}: the folder has no {HUGGING_FACE} and no {SENTENCEPIECE}; give one "
         "that has, or 'bytes'"
+    )
+
+
+def _is_marian(spec: str, path: Path) -> bool:
+    """Return whether the file that `_definition_file` found is of a Marian tokenizer."""
+    return path.name == MARIAN_FILES[0] and (
+        path != expanded(spec) or all(path.with_name(name).exists() for name in MARIAN_FILES)
     )
 
 
@@ -88,19 +95,19 @@ def save_tokenizer(spec: str, folder: Path) -> None:
     if source.suffix == ".txt":
         save_words(read_words(spec, source).text(), folder)
         return
-    is_marian = source.name == MARIAN[0]
+    is_marian = _is_marian(spec, source)
     if source.suffix != ".json" and not is_marian:
         _copy(source, folder / SENTENCEPIECE)
         # left over from an earlier attempt with another tokenizer
-        for name in (HUGGING_FACE, MARIAN[0]):
+        for name in (HUGGING_FACE, MARIAN_FILES[0]):
             (home / name).unlink(missing_ok=True)
         return
     home.mkdir(exist_ok=True)
     if is_marian:
-        for name in MARIAN:
+        for name in MARIAN_FILES:
             _copy(source.with_name(name), home / name)
     else:
-        (home / MARIAN[0]).unlink(missing_ok=True)
+        (home / MARIAN_FILES[0]).unlink(missing_ok=True)
         _copy(source, home / HUGGING_FACE)
     for name in _SIBLING_FILES:
         if source.with_name(name).exists():
@@ -112,7 +119,7 @@ def save_tokenizer(spec: str, folder: Path) -> None:
 def save_words(text: str, folder: Path) -> None:
     """Write a word list into `folder`, for `load_saved_tokenizer`."""
     home = folder / HUGGING_FACE_FOLDER
-    for other in (home / HUGGING_FACE, home / MARIAN[0], folder / SENTENCEPIECE):
+    for other in (home / HUGGING_FACE, home / MARIAN_FILES[0], folder / SENTENCEPIECE):
         # left over from an earlier attempt with another tokenizer
         other.unlink(missing_ok=True)
     (folder / WORDS).write_text(text, encoding="utf-8", newline="\n")
@@ -133,9 +140,11 @@ def load_saved_tokenizer(folder: Path, spec: str) -> Tokenizer:
     """
     if spec == "bytes":
         return load_tokenizer(spec)
+    home = folder / HUGGING_FACE_FOLDER
+    if (home / MARIAN_FILES[0]).exists():
+        return load_tokenizer(str(home))
     for copy in (
-        folder / HUGGING_FACE_FOLDER / MARIAN[0],
-        folder / HUGGING_FACE_FOLDER / HUGGING_FACE,
+        home / HUGGING_FACE,
         folder / SENTENCEPIECE,
         folder / WORDS,
     ):

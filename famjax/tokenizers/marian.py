@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
-from famjax.core.errors import UserError
-from famjax.core.json_files import parse_json, read_whole
+from famjax.core.errors import UserError, nearest
+from famjax.core.json_files import parse_json, read_whole, shorten
 from famjax.tokenizers.tokenizer import Tokenizer
 
 # the models of sources and of targets, and the ids of their pieces
-MARIAN = ("source.spm", "target.spm", "vocab.json")
+MARIAN_FILES = ("source.spm", "target.spm", "vocab.json")
 # a table of the targets' ids alone, which a few models have
 _OTHER_VOCABULARY = "target_vocab.json"
 # SentencePiece represents a space by this character
@@ -28,17 +28,18 @@ _LANGUAGE = re.compile(r"^>>.+?<<")
 
 
 class MarianTokenizer(Tokenizer):
-    """The tokenizer in a folder with the files `MARIAN`, such as Helsinki-NLP/opus-mt-de-en.
+    """The tokenizer in a folder with the files `MARIAN_FILES`, such as Helsinki-NLP/opus-mt-de-en.
 
     `encode` is for sources. Targets begin with padding, as the models were trained, and padding is
-    never written.
+    never written. A source that begins with an unknown language raises a `UserError`, if the table
+    has languages.
 
     Args:
       name: argument of `load_tokenizer`.
       folder: the folder.
 
     Raises:
-      UserError: a file is missing or damaged, or lacks a special token.
+      UserError: a file is missing or damaged, lacks a special token, or padding is not its last id.
     """
 
     def __init__(self, name: str, folder: Path):
@@ -48,19 +49,19 @@ class MarianTokenizer(Tokenizer):
                 "take a model with vocab.json alone"
             )
         contents = []
-        for file in MARIAN:
+        for file in MARIAN_FILES:
             try:
                 contents.append(read_whole(folder / file, "copy or download it again"))
             except OSError as error:
                 raise UserError(
                     f"{folder / file}: {error.strerror}; a Marian tokenizer is "
-                    f"{', '.join(MARIAN)}: copy all of them"
+                    f"{', '.join(MARIAN_FILES)}: copy all of them"
                 ) from None
         self._source, self._target = (
             _load_model(folder / file, content)
-            for file, content in zip(MARIAN[:2], contents, strict=False)
+            for file, content in zip(MARIAN_FILES[:2], contents, strict=False)
         )
-        self._ids = _parse_vocabulary(folder / MARIAN[2], contents[2])
+        self._ids = _parse_vocabulary(folder / MARIAN_FILES[2], contents[2])
         pieces = [b""] * (max(self._ids.values()) + 1)
         for piece, token in self._ids.items():
             pieces[token] = piece.replace(_META, " ").encode("utf-8")
@@ -69,14 +70,26 @@ class MarianTokenizer(Tokenizer):
         padding, end = self._ids[_PADDING], self._ids[_END]
         super().__init__(name, pieces, padding, end, b"".join(contents))
         self.token_bytes[self._ids[_UNKNOWN]] = 0
-        # padding is the last id in all known folders
-        self.output_size = padding if padding == self.vocab_size - 1 else self.vocab_size
+        if padding != self.vocab_size - 1:
+            raise UserError(
+                f"{folder / MARIAN_FILES[2]}: {_PADDING} has the id {padding}, and must have the "
+                f"last, {self.vocab_size - 1}, so that it is never written; take another model"
+            )
+        self.output_size = padding
+        self._languages = {piece for piece in self._ids if _LANGUAGE.fullmatch(piece)}
 
     def encode(self, text: str) -> np.ndarray:
         match = _LANGUAGE.match(text)
-        language = [] if match is None else [match[0]]
-        rest = text if match is None else text[match.end() :]
-        return self._to_ids(language + self._source.encode(rest, out_type=str))
+        if match is None:
+            return self._to_ids(self._source.encode(text, out_type=str))
+        language, rest = match[0], text[match.end() :]
+        if self._languages and language not in self._languages:
+            known = sorted(piece[2:-2] for piece in self._languages)
+            raise UserError(
+                f"{shorten(language)}: not a language of {self.name}"
+                f"{nearest(language[2:-2], known)} (known: {shorten(', '.join(known), 200)})"
+            )
+        return self._to_ids([language, *self._source.encode(rest, out_type=str)])
 
     def encode_target(self, text: str) -> np.ndarray:
         return self._to_ids(self._target.encode(text, out_type=str))

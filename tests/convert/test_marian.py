@@ -26,10 +26,11 @@ from famjax.core.errors import UserError
 from famjax.core.types import Context
 from famjax.eval.translator import Translator
 from famjax.export.export import export
+from famjax.export.tokenizer import write_tokenizer
 from famjax.layers.positions import sinusoids
 from famjax.models.fold_feature_maps import fold_feature_maps, folding_notes
 from famjax.models.seq2seq import Seq2Seq
-from famjax.tokenizers.load import load_tokenizer
+from famjax.tokenizers.load import load_saved_tokenizer, load_tokenizer, save_tokenizer
 from famjax.train.run import open_run
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -182,6 +183,23 @@ def test_an_export_restores_the_folder(folder: Path, converted: tuple[Path, list
     assert first.tolist() == second.tolist()
 
 
+def test_transformers_reads_an_exported_tokenizer(folder: Path, tmp_path: Path) -> None:
+    """Also beside a config.json of our own, which says nothing of Marian's class."""
+    source, target = copied(folder, tmp_path / "source"), tmp_path / "target"
+    target.mkdir()
+    (target / "config.json").write_text('{"model_type": "famjax"}')
+    # as Helsinki-NLP's
+    languages = {"target_lang": "en", "source_lang": "de"}
+    (source / "tokenizer_config.json").write_text(json.dumps(languages))
+    tokenizer = load_tokenizer(str(source))
+    assert write_tokenizer(tokenizer, target)[0].startswith("compared with transformers' AutoTok")
+    written = json.loads((target / "tokenizer_config.json").read_text())
+    assert written == languages | {"tokenizer_class": "MarianTokenizer"}
+    (source / "tokenizer_config.json").write_text('{"tokenizer_class": 1}')
+    said = write_tokenizer(tokenizer, target)
+    assert said == ["transformers' AutoTokenizer cannot read the tokenizer: take famjax's"]
+
+
 def test_a_recurrent_model_has_folded_maps(folder: Path) -> None:
     """T2R of both attentions; with positions at the embedding all maps fold (Equation 8)."""
     config, _ = load_pretrained(folder)
@@ -271,13 +289,37 @@ def test_an_incomplete_tokenizer_is_refused(folder: Path, tmp_path: Path) -> Non
     (lacking / "target.spm").write_bytes(b"no model")
     with pytest.raises(UserError, match=r"target\.spm: not a SentencePiece model"):
         load_tokenizer(str(lacking))
-    (lacking / "vocab.json").write_text('{"a": 1}')
+    (lacking / "vocab.json").write_text('{"</s>": 0, "<pad>": 1, "<unk>": 2}')
     shutil.copy(folder / "target.spm", lacking / "target.spm")
+    with pytest.raises(UserError, match=r"vocab\.json: <pad> has the id 1, and must have the last"):
+        load_tokenizer(str(lacking))
+    (lacking / "vocab.json").write_text('{"a": 1}')
     with pytest.raises(UserError, match=r"vocab\.json: has no </s>"):
         load_tokenizer(str(lacking))
     (lacking / "target_vocab.json").write_text("{}")
     with pytest.raises(UserError, match="one table of ids"):
         load_tokenizer(str(lacking))
+
+
+def test_an_unknown_language_is_refused(folder: Path) -> None:
+    with pytest.raises(UserError, match=r">>enx<<: not a .*; did you mean 'eng'\? \(known: eng\)"):
+        load_tokenizer(str(folder)).encode(">>enx<< Ein Hund")
+
+
+def test_source_spm_alone_is_a_plain_model(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "source.spm"
+    shutil.copy(folder / file.name, file)
+    tokenizer = load_tokenizer(str(file))
+    save_tokenizer(str(file), tmp_path)
+    assert (tmp_path / "tokenizer.model").read_bytes() == file.read_bytes()
+    assert load_saved_tokenizer(tmp_path, str(file)).fingerprint == tokenizer.fingerprint
+    marian = str(folder / file.name)
+    save_tokenizer(marian, tmp_path)
+    assert load_saved_tokenizer(tmp_path, marian).fingerprint == load_tokenizer(marian).fingerprint
+    # an incomplete copy is not taken for a plain model
+    (tmp_path / "tokenizer" / "vocab.json").unlink()
+    with pytest.raises(UserError, match=r"vocab\.json: No such file"):
+        load_saved_tokenizer(tmp_path, marian)
 
 
 def test_mixers_without_post_norm_are_refused(folder: Path) -> None:

@@ -47,6 +47,15 @@ def test_logits_are_those_of_hugging_face(case):
     close(read(model), expected)
 
 
+def test_a_folder_without_a_head_has_no_bias_of_logits(tmp_path):
+    folder, _ = pretrained("bart")
+    model = auto_class("bart").from_pretrained(folder)
+    model.final_logits_bias.zero_()
+    model.model.save_pretrained(tmp_path)
+    _, ours = load_pretrained(tmp_path)
+    close(read(ours), logits(model))
+
+
 def test_blocks_as_long_as_the_text_give_the_same_logits():
     folder, expected = pretrained("llama")
     _, model = load_pretrained(folder, mixer="bswa", block_len=16, memory_segments=3)

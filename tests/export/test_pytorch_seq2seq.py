@@ -106,6 +106,15 @@ def pytorch(config: ModelConfig, model: Any) -> Any:
     return theirs.eval()
 
 
+def test_a_source_longer_than_the_positions_is_refused() -> None:
+    config = MODELS["bart"]
+    ends = {"decoder_start_token_id": START, "eos_token_id": 2, "pad_token_id": 0}
+    model = FamjaxForConditionalGeneration(FamjaxConfig(**FAMJAX.serialize(config), **ends))
+    model.encode(torch.ones((1, 32), dtype=torch.long))
+    with pytest.raises(ValueError, match="33 tokens, more than the 32 positions"):
+        model.encode(torch.ones((1, 33), dtype=torch.long))
+
+
 def mask(lengths: np.ndarray, count: int) -> torch.Tensor:
     return torch.tensor(np.arange(count) < lengths[:, None]).long()
 

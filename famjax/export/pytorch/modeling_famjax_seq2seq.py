@@ -64,6 +64,11 @@ class Encoder(nn.Module):
 
         Positions are counted from a source's first token that is no padding.
         """
+        if self.config.arch["positions"] == "learned" and x.shape[1] > self.config.capacity:
+            raise ValueError(
+                f"a source has {x.shape[1]} tokens, more than the {self.config.capacity} positions "
+                "of the model: shorten it"
+            )
         at = (mask[:, 0].cumsum(-1) - 1).clamp_min(0)
         x = add_positions(self.config, self.positions, x, at)
         x = x if self.embed_norm is None else self.embed_norm(x)
