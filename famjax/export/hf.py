@@ -38,6 +38,7 @@ CODE = ("configuration_famjax.py", "modeling_famjax.py")
 # copied as well for a model with an encoder
 CODE_OF_PAIRS = "modeling_famjax_seq2seq.py"
 _GENERATION, _ENDS = "generation_config.json", ("bos_token_id", "eos_token_id")
+_START = "decoder_start_token_id"
 # keys of the source's config.json that are dropped: older names, and properties of its files
 _STALE = (
     "rope_theta",
@@ -62,10 +63,15 @@ def write(source: ExportSource, folder: Path) -> list[str]:
     tensors = family.tensors(normalize_model(source.model))
     save_tensors(source.run.model, source.model, tensors, folder, source.dtype)
     config = _target_config(family, source.model, before, source.run.tokenizer, source.dtype)
+    if source.run.step == 0 and FAMILIES.get(before.get("model_type", "")) is family:
+        # not trained here: targets begin as they did (BART's with </s>)
+        config |= {name: before[name] for name in (_START,) if name in before}
     _write_json(folder / "config.json", config)
     said = write_tokenizer(source.run.tokenizer, folder)
-    if not (folder / _GENERATION).exists():
-        names = (*_ENDS, "decoder_start_token_id", "pad_token_id")
+    if (folder / _GENERATION).exists():
+        _set_start(folder / _GENERATION, config)
+    else:
+        names = (*_ENDS, _START, "pad_token_id", "forced_bos_token_id", "forced_eos_token_id")
         _write_json(folder / _GENERATION, {name: config[name] for name in names if name in config})
     if family is FAMJAX:
         for name in (*CODE, CODE_OF_PAIRS) if source.model.encoder.layers else CODE:
@@ -105,10 +111,21 @@ def _target_config(
     loaded: HF = {"architectures": [family.architecture], "dtype": dtype}
     if model.encoder.layers:
         # targets begin with bos
-        loaded["decoder_start_token_id"] = tokenizer.bos_id
+        loaded[_START] = tokenizer.bos_id
         # the default of another library may be no id of this vocabulary
         carried = {"pad_token_id": tokenizer.bos_id} | carried
     return ends | carried | loaded | said
+
+
+def _set_start(path: Path, config: HF) -> None:
+    """Make a copied generation_config.json begin targets as config.json says."""
+    copied = read_json(path, "remove it, or restore it")
+    start = config.get(_START)
+    if start is None or not isinstance(copied, dict) or copied.get(_START) in (None, start):
+        return
+    # a token that must follow another start would be written twice
+    copied = {name: value for name, value in copied.items() if name != "forced_bos_token_id"}
+    _write_json(path, copied | {_START: start})
 
 
 def _write_json(path: Path, content: HF) -> None:

@@ -341,3 +341,15 @@ def test_a_program_for_any_batch_attends_to_all_blocks_at_once(monkeypatch):
     mask = jax.ShapeDtypeStruct((b, 2, 256, 512), jnp.bool_)
     exported = jax.export.export(jax.jit(attend_blocks))(q, k, k, mask)
     assert "while" not in exported.mlir_module()
+
+
+def test_a_copied_generation_config_begins_targets_as_the_model_does(tmp_path):
+    path = tmp_path / "generation_config.json"
+    copied = {"decoder_start_token_id": 2, "forced_bos_token_id": 0, "forced_eos_token_id": 2}
+    for start, expected in (
+        (2, copied),
+        (0, {"decoder_start_token_id": 0, "forced_eos_token_id": 2}),
+    ):
+        path.write_text(json.dumps(copied))
+        hf._set_start(path, {"decoder_start_token_id": start})
+        assert json.loads(path.read_text()) == expected
