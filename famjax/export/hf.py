@@ -63,9 +63,10 @@ def write(source: ExportSource, folder: Path) -> list[str]:
     tensors = family.tensors(normalize_model(source.model))
     save_tensors(source.run.model, source.model, tensors, folder, source.dtype)
     config = _target_config(family, source.model, before, source.run.tokenizer, source.dtype)
-    if source.run.step == 0 and FAMILIES.get(before.get("model_type", "")) is family:
+    is_same_family = FAMILIES.get(before.get("model_type", "")) is family
+    if _START in before and is_same_family and source.run.step == 0:
         # not trained here: targets begin as they did (BART's with </s>)
-        config |= {name: before[name] for name in (_START,) if name in before}
+        config[_START] = before[_START]
     _write_json(folder / "config.json", config)
     said = write_tokenizer(source.run.tokenizer, folder)
     if (folder / _GENERATION).exists():
