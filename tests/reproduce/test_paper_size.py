@@ -142,6 +142,7 @@ def test_mistakes_are_told(arguments, says, tmp_path, capsys):
     assert says in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.long
 def test_the_time_is_not_known_and_the_planner_is_named(fake, tmp_path, capsys):  # noqa: F811
     assert reproduce(tmp_path, COPY, "--size", "paper", "--seeds", "1", "--jobs", "1") == 0
     error = " ".join(capsys.readouterr().err.split())
@@ -156,6 +157,7 @@ def test_the_time_is_not_known_and_the_planner_is_named(fake, tmp_path, capsys):
     assert runner.estimate(replace(cell, size="here")) == 60 * EXPERIMENTS[COPY].minutes
 
 
+@pytest.mark.long
 def test_all_is_what_has_the_size_and_the_data(fake, tmp_path, capsys):  # noqa: F811
     arguments = ["--size", "paper", "--seeds", "1", "--only", "LSTM,zero"]
     assert reproduce(tmp_path, "all", *arguments) == 0
