@@ -66,7 +66,7 @@ class HeldOutLoss(Hook):
     def _prepare(self, session: Session) -> None:
         """Read the documents and make the program, again when the rows or the program change."""
         self._program = program = session.program
-        token_bytes = jax.numpy.asarray(session.tokenizer.token_bytes)
+        token_bytes = session.tokenizer.token_bytes
         self._start = make_start(program, session)
         self._evaluate = jax.jit(
             sharding.with_mesh(program.mesh, make_evaluate(program.inference_graph, token_bytes)),
@@ -110,7 +110,7 @@ def make_start(program: TrainProgram, session: Session) -> Any:
     return jax.jit(start, out_shardings=sharding.state_shardings(program.mesh, axes, shapes))
 
 
-def make_evaluate(graph: Any, token_bytes: Array) -> Any:
+def make_evaluate(graph: Any, token_bytes: np.ndarray) -> Any:
     """Return a function from (params, frozen, memory, batch) to the next memory and metric sums.
 
     Args:

@@ -6,6 +6,7 @@ from typing import Any, Literal, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from famjax.config.derived import reads_whole_rows
 from famjax.config.schema import Config, TrainConfig
@@ -63,7 +64,7 @@ class NextToken:
 
     weights: LossWeights = "weights"
 
-    def __init__(self, config: Config, token_bytes: Array):
+    def __init__(self, config: Config, token_bytes: np.ndarray):
         self._config, self._token_bytes = config, token_bytes
 
     def initial_memory(
@@ -169,7 +170,7 @@ class Matching:
         return memory, sum_errors(errors, batch)
 
 
-def make_objective(config: Config, token_bytes: Array) -> Objective:
+def make_objective(config: Config, token_bytes: np.ndarray) -> Objective:
     """Return the objective of a config.
 
     Args:
@@ -179,7 +180,7 @@ def make_objective(config: Config, token_bytes: Array) -> Objective:
 
 
 def sum_losses(
-    model: LanguageModel, x: Array, batch: Batch[Array], token_bytes: Array, smoothing: float
+    model: LanguageModel, x: Array, batch: Batch[Array], token_bytes: np.ndarray, smoothing: float
 ) -> MetricSums:
     """Return the sums of one segment from the stack's output x [b t d].
 
@@ -194,7 +195,9 @@ def sum_losses(
     return sum_metrics(nll, correct, batch, token_bytes)._replace(loss=loss)
 
 
-def sum_metrics(nll: Array, correct: Array, batch: Batch[Array], token_bytes: Array) -> MetricSums:
+def sum_metrics(
+    nll: Array, correct: Array, batch: Batch[Array], token_bytes: np.ndarray
+) -> MetricSums:
     """Return the sums of one segment from the two results [b t] of `LanguageModel.losses`."""
     targets, weights = batch["targets"], batch["weights"]
     full = weights >= 1
@@ -206,7 +209,9 @@ def sum_metrics(nll: Array, correct: Array, batch: Batch[Array], token_bytes: Ar
         "answers": full,
         "right": right,
         "nats": jnp.where(counted, nll, 0),
-        "bytes": jnp.where(counted, token_bytes[targets], 0),
+        # an array of the host until here: a compiled program must not capture one of the device,
+        # which accelerators would have to send to the host while it compiles
+        "bytes": jnp.where(counted, jnp.asarray(token_bytes)[targets], 0),
         "tokens": batch["valid"],
     }
     sums = {name: value.sum(dtype=jnp.float32) for name, value in total.items()}

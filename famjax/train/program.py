@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
@@ -83,7 +82,7 @@ def make_program(
     shardings = train_state_shardings(config, mesh, graph, jax.eval_shape(start))
     rows = sharding.batch_sharding(mesh, config.data.batch, config.data.length)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
-    step = sharding.with_mesh(mesh, make_step(config, graph, optimizer, jnp.asarray(token_bytes)))
+    step = sharding.with_mesh(mesh, make_step(config, graph, optimizer, token_bytes))
     return TrainProgram(
         mesh=mesh,
         inference_graph=inference_graph,

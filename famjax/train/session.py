@@ -114,7 +114,9 @@ class Session:
           {}.
         """
         if self._is_compiled:
-            metrics = self._dispatch(inspect)
+            # refuses transfers for which the host would have to wait; compilation may need some
+            with jax.transfer_guard("disallow"):
+                metrics = self._dispatch(inspect)
         else:
             again = " anew" * (self._programs > 0)
             with self.progress.compiling(f"the training step{again}", self.step):
@@ -125,9 +127,8 @@ class Session:
         self.step += 1
         return metrics
 
-    @jax.transfer_guard("disallow")
     def _dispatch(self, inspect: bool) -> dict[str, Array]:
-        """Enqueue one step; the guard refuses transfers for which the host would have to wait."""
+        """Enqueue one step."""
         with self.clock.waiting("data"):
             batch = hosts.upload_batch(next(self.batches), self.program.batch, self.rows)
         metrics = {}

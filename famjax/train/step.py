@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 
@@ -203,7 +204,7 @@ def make_step(
     config: Config,
     graph: Any,
     optimizer: optax.GradientTransformation,
-    token_bytes: Array,
+    token_bytes: np.ndarray,
 ) -> Callable[[TrainState, Batch[Array]], TrainState]:
     """Return the step function, to be compiled with the state donated.
 

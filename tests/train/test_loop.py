@@ -16,10 +16,12 @@ import numpy as np
 import pytest
 from small import compiled_once, config, make_program, rows  # noqa: F401
 
-from famjax.config.schema import Config
+from famjax.bench.steps import prepare_step
+from famjax.config.schema import Config, MeshConfig, ModelConfig
 from famjax.core.errors import StopRequested, UserError
 from famjax.data import lanes
 from famjax.experiment.load import override
+from famjax.parallel.sharding import make_mesh
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.clock import Clock
 from famjax.train.loop import train, train_with_source
@@ -90,6 +92,18 @@ def test_implicit_transfers_in_a_step_are_rejected(
     monkeypatch.setattr(jax, "device_put", lambda batch, _: batch)
     with pytest.raises(Exception, match="Disallowed host-to-device transfer"):
         train(small, tmp_path / "run", quiet=True)
+
+
+@pytest.mark.parametrize("mixer", ["fam", "linear"])
+def test_the_step_captures_no_array_of_the_device(mixer: Any) -> None:
+    """Compiling one that does fetches it, which GPUs and TPUs wait for and the guard refuses."""
+    model = ModelConfig(
+        vocab_size=32, mixer=mixer, layers=2, width=16, heads=2, mlp_width=16, block_len=4
+    )
+    mesh = make_mesh(MeshConfig(), jax.devices()[:1])
+    program, state, batch = prepare_step(model, 2, 16, mesh)
+    captured = program.step.trace(state, batch).jaxpr.consts  # type: ignore[attr-defined]
+    assert [array for array in captured if isinstance(array, jax.Array)] == []
 
 
 def test_no_device_value_is_fetched_between_logs(
