@@ -11,6 +11,7 @@ where possible, as `famjax generate` does, and is also measured unmerged.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -29,7 +30,14 @@ from famjax.core.types import Params, State
 from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
 from famjax.models.language_model import LanguageModel
 from famjax.ops import attention
-from famjax.ops.linear_attention import EPS, Sums, chunkwise_attention, recurrent_attention
+from famjax.ops.linear_attention import (
+    EPS,
+    Sums,
+    chunkwise_attention,
+    recurrent_attention,
+    uses_kernels,
+    without_kernels,
+)
 from famjax.train.flops import linear_attention_flops
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
@@ -39,6 +47,8 @@ MAX_SECONDS, MAX_BYTES = 20.0, 4e9
 LENGTH_SECONDS = 60.0
 # size of the matrix product that measures peak speed
 PRODUCT = 2048
+# the chunkwise form by XLA, measured where the chunkwise form is a kernel
+WITHOUT_KERNEL = "without kernel"
 # aims: speedup over softmax at a length; ratio to the floor
 SOFTMAX_AIM, AIM_LENGTH, FLOOR_AIM = 10.0, 4096, 2.0
 
@@ -115,8 +125,10 @@ def chunkwise(chunk: int) -> Form:
 
 def forms(chunk: int) -> dict[str, tuple[Form, int]]:
     """Return each form by name, with the exponent of the length in its time."""
+    without = {WITHOUT_KERNEL: (chunkwise(chunk), 1)} if uses_kernels() else {}
     return {
         "chunkwise": (chunkwise(chunk), 1),
+        **without,
         "token scan": (scan, 1),
         "all pairs": (all_pairs, 2),
         "softmax": (softmax, 2),
@@ -204,7 +216,9 @@ def _runs(
             continue
         width = resolve_model(model).head_dim if name == "softmax" else model.linear.features
         arrays = random_inputs(model, batch, length, width)
-        compiled = jax.jit(forward_backward(form)).lower(*arrays).compile()
+        with without_kernels() if name == WITHOUT_KERNEL else contextlib.nullcontext():
+            lowered = jax.jit(forward_backward(form)).lower(*arrays)
+        compiled = lowered.compile()
         memory = compiled.memory_analysis()
         if memory and memory.temp_size_in_bytes > MAX_BYTES and name != "chunkwise":
             continue

@@ -11,8 +11,10 @@ multi-query. The chunkwise form is that of flash-linear-attention (Yang et al., 
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -353,9 +355,27 @@ def _has_kernels(device: jax.Device) -> bool:
     return device.platform == "tpu"
 
 
+_kernels_allowed = contextvars.ContextVar("kernels_allowed", default=True)
+
+
+@contextlib.contextmanager
+def without_kernels() -> Iterator[None]:
+    """Trace XLA's form only, forward and backward, to compare the kernels with it."""
+    token = _kernels_allowed.set(False)
+    try:
+        yield
+    finally:
+        _kernels_allowed.reset(token)
+
+
+def uses_kernels() -> bool:
+    """Return whether programs traced now use kernels, for calls of sizes that these support."""
+    return _kernels_allowed.get() and _has_kernels(target_device())
+
+
 def _run(scan: _Pass, *args: Array) -> tuple[Array, ...]:
     """Run a pass with the target platform's kernel if that supports the call, else with XLA."""
-    supported = kernel.supported_kernels(*args[:4]) if _has_kernels(target_device()) else {}
+    supported = kernel.supported_kernels(*args[:4]) if uses_kernels() else {}
     _, rows, heads, *_ = args[0].shape
     sizes = {"batch": rows, "kv_heads": heads}
     sharded = {

@@ -256,6 +256,15 @@ def test_kernels_are_used_on_supported_devices(device, has):
     assert plain._has_kernels(device) is has
 
 
+def test_programs_can_be_traced_without_kernels(one_device):
+    """Also between two traces with kernels: no trace is taken from another's cache."""
+    with_them = kernels_in("cuda")
+    with plain.without_kernels():
+        assert kernels_in("cuda") == (0, 0)
+    assert kernels_in("cuda") == with_them
+    assert with_them[1] > 0
+
+
 def test_float64_uses_xla(one_device):
     shapes = (9, B, G, R, C, K), (9, B, G, C, K), (9, B, G, C, E), (B, G, K, E)
     args = [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
