@@ -106,8 +106,13 @@ def _time_table(plan: Plan) -> Table:
         "lower bound of a step (roofline of the program)", ("", "time", "at"), words=(0, 2)
     )
     table.add_row("compute", format_seconds(r.compute), f"{format_count(chip.flops)}FLOP/s a chip")
-    table.add_row("memory", format_seconds(r.memory), f"{chip.bandwidth / 1e9:.0f} GB/s")
-    table.add_row("compute or memory, by instruction", format_seconds(r.device), "the larger")
+    own = plan.topology.compiles_for_itself
+    rate = f"{chip.bandwidth / 1e9:.0f} GB/s"
+    table.add_row("memory", format_seconds(r.memory), rate if own else f"{rate}, arguments only")
+    either = "compute or memory"
+    table.add_row(
+        f"{either}, by instruction" if own else either, format_seconds(r.device), "the larger"
+    )
     table.add_row(
         "network", format_seconds(r.network), f"{chip.network / 1e9:.0f} GB/s out of a chip"
     )
@@ -122,6 +127,10 @@ def _notes(plan: Plan) -> list[str]:
         notes.append(
             "this machine's compiler fuses and allocates differently from the chip's: bytes and "
             "temporaries are rough, FLOPs and collectives of large arrays are the same"
+        )
+    if not plan.topology.compiles_for_itself:
+        notes.append(
+            "a step's traffic is not known, and may take several times as long as this bound"
         )
     if plan.topology.chip.name == "cpu":
         notes.append("the rates of a cpu are rough figures of a server core; measure with a run")

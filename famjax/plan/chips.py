@@ -79,6 +79,11 @@ class Topology:
     def is_tpu(self) -> bool:
         return bool(self.chip.shapes)
 
+    @property
+    def compiles_for_itself(self) -> bool:
+        """Whether plans compile for these chips; those of GPUs compile for this machine's CPU."""
+        return self.is_tpu or self.chip.name == "cpu"
+
 
 def parse_topology(name: str) -> Topology:
     """Parse a topology such as "v5e:4x8" or "h200:8".

@@ -28,8 +28,10 @@ class Roofline:
 
     Attributes:
       compute: seconds of all matrix products at the chip's peak.
-      memory: seconds of all traffic to and from main memory.
-      device: the larger of both for each instruction, summed over instructions.
+      memory: seconds of all traffic to and from main memory. Of a program that was compiled for
+        other devices: of reading the arguments once.
+      device: the larger of both for each instruction, summed over instructions. Of a program that
+        was compiled for other devices: the larger of both.
       network: seconds of all collectives at the full rate of the links.
     """
 
@@ -142,10 +144,15 @@ def plan(config: Config, topology: Topology) -> Plan:
         )
     needed = sum(report["memory"].values()) * per_chip
     chip = topology.chip
+    # a CPU's program has the same products as a GPU's, but not the same traffic
+    own = topology.compiles_for_itself
+    traffic = report["bytes"] if own else report["memory"]["arguments"]
+    compute = report["flops"] * per_chip / chip.flops
+    memory = traffic * per_chip / chip.bandwidth
     roofline = Roofline(
-        report["flops"] * per_chip / chip.flops,
-        report["bytes"] * per_chip / chip.bandwidth,
-        report["device_seconds"],
+        compute,
+        memory,
+        report["device_seconds"] if own else max(compute, memory),
         report["network_bytes"] * per_chip / chip.network,
     )
     utilisation = model / (roofline.step * chip.flops * topology.count)

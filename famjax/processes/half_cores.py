@@ -62,6 +62,7 @@ def run_in_halves(
     Raises:
       UserError: the other process failed.
     """
+    runtime.share_gpu()
     context = multiprocessing.get_context("spawn")
     taken = context.Value("i", 0)
     process = context.Process(target=_work_quietly, args=(work, items, taken, log))

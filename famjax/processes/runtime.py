@@ -73,6 +73,14 @@ def keeps_memory() -> bool:
     return not sys.platform.startswith("linux") or _KEEP in os.environ.get("GLIBC_TUNABLES", "")
 
 
+def share_gpu() -> None:
+    """Let this process and those that it starts share a GPU: none of them reserves its memory.
+
+    By default a process reserves three quarters of it. The user's setting takes precedence.
+    """
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
 def share_cores(rows: int) -> None:
     """Make cores of a CPU machine JAX devices: the largest number that divides the rows of a batch.
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from famjax.core.errors import UserError
 from famjax.core.json_files import RUN_AGAIN, read_json
+from famjax.processes import runtime
 from famjax.reproduce.cell import DATA, RESULT, Cell
 from famjax.reproduce.experiment import Experiment
 
@@ -54,6 +55,7 @@ class Runner:
         Raises:
           UserError: a cell failed. The others that run are stopped, and continue at the next call.
         """
+        runtime.share_gpu()
         waiting = self._needed(cells)
         total = len(waiting)
         left: list[Cell] = []

@@ -101,6 +101,30 @@ def test_a_small_model_on_eight_devices(capsys: pytest.CaptureFixture[str]) -> N
     assert roofline["step"] == max(roofline["device"], roofline["network"])
 
 
+def test_traffic_of_another_compilers_program_bounds_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On an H200 a step took 2.1 s, and the traffic of the CPU's program alone would take 3.0."""
+    report = {
+        "devices": 1,
+        "mesh": {"data": 1, "fsdp": 1, "tensor": 1, "sequence": 1},
+        "flops": 1e12,
+        "bytes": 1e12,
+        "device_seconds": 1.0,
+        "network_bytes": 0.0,
+        "memory": {"arguments": 1e6, "temporaries": 1e9},
+    }
+    monkeypatch.setattr(plans, "run_worker", lambda config, on, compile: dict(report))
+    gpu, cpu = (plans.plan(small(), parse_topology(name)) for name in ("h200:1", "cpu:1"))
+    assert gpu.roofline
+    assert cpu.roofline
+    chip = CHIPS["h200"]
+    assert gpu.roofline.memory == 1e6 / chip.bandwidth
+    assert gpu.roofline.step == gpu.roofline.compute == 1e12 / chip.flops
+    assert cpu.roofline.memory == 1e12 / CHIPS["cpu"].bandwidth
+    assert cpu.roofline.step == 1.0
+
+
 def test_frozen_parameters_and_carried_memory_are_counted() -> None:
     config = small("model.lora.rank=2", "train.rsp=0.5", "optimizer.name=adafactor")
     arrays = plans.run_worker(config, parse_topology("cpu:2"), compile=False)["arrays"]

@@ -22,22 +22,27 @@ def write(folder: Path, fails: bool, name: str, quiet: bool) -> None:
     while not (folder / "other").exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    (folder / name).write_text(f"{os.getpid()} {quiet}")
+    reserves = os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true")
+    (folder / name).write_text(f"{os.getpid()} {quiet} {reserves}")
 
 
 def leave(status: int) -> int:
     return status
 
 
-def test_every_item_is_done_once_by_two_processes(tmp_path: Path) -> None:
+def test_every_item_is_done_once_by_two_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
     names = [f"item{i}" for i in range(20)]
     cores = os.sched_getaffinity(0)
     run_in_halves(functools.partial(write, tmp_path, False), names, tmp_path / "log", Console())
     assert os.sched_getaffinity(0) == cores
     assert {path.name for path in tmp_path.iterdir()} == {*names, "log", "other"}
     quiet = {name: (tmp_path / name).read_text().split() for name in names}
-    assert {flag for _, flag in quiet.values()} == {"True", "False"}
-    for process, flag in quiet.values():
+    assert {flag for _, flag, _ in quiet.values()} == {"True", "False"}
+    assert {reserves for _, _, reserves in quiet.values()} == {"false"}
+    for process, flag, _ in quiet.values():
         assert (int(process) == os.getpid()) == (flag == "False")
 
 

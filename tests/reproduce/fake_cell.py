@@ -19,6 +19,8 @@ if cell.variant and cell.variant == os.environ.get("FAKE_FAILS"):
     sys.exit(1)
 if (base := cell.base(experiment)) is not None:
     assert (base.folder(experiment) / RESULT).exists()
+# cells beside it are on the same GPU
+assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
 scores = {score.name: 0.5 + 0.01 * cell.seed for score in experiment.measure.scores}
 if cell.variant == experiment.variants[-1].name:
     scores = {name: value + 0.3 for name, value in scores.items()}
