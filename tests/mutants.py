@@ -141,6 +141,27 @@ MUTANTS = (
         "tests/mixers/test_delta.py",
     ),
     Mutant(
+        "delta: the halves of an inverse are not joined",
+        "ops/delta_rule.py",
+        "below = -_product(_product(last, a[..., n:, :n]), first)",
+        "below = -a[..., n:, :n]",
+        "tests/ops/test_delta_rule.py",
+    ),
+    Mutant(
+        "attention kernel: earlier tiles keep their weight",
+        "ops/attention_kernel.py",
+        "out = out * shrink[:, None] + _dot(",
+        "out = out + _dot(",
+        "tests/ops/test_attention_kernel.py",
+    ),
+    Mutant(
+        "attention kernel: no mean in the gradient of the keys",
+        "ops/attention_kernel.py",
+        "d_x = p * (_dot(d_out, v, 1, 1) - mean[:, None])",
+        "d_x = p * _dot(d_out, v, 1, 1)",
+        "tests/ops/test_attention_kernel.py",
+    ),
+    Mutant(
         "delta: half of the inverse's derivative",
         "ops/delta_rule.py",
         "inverse, -_product(_product(inverse, tangents[0]), inverse)",

@@ -30,14 +30,8 @@ from famjax.core.types import Params, State
 from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
 from famjax.models.language_model import LanguageModel
 from famjax.ops import attention
-from famjax.ops.linear_attention import (
-    EPS,
-    Sums,
-    chunkwise_attention,
-    recurrent_attention,
-    uses_kernels,
-    without_kernels,
-)
+from famjax.ops.kernels import kernel_platform, without_kernels
+from famjax.ops.linear_attention import EPS, Sums, chunkwise_attention, recurrent_attention
 from famjax.train.flops import linear_attention_flops
 
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
@@ -125,7 +119,7 @@ def chunkwise(chunk: int) -> Form:
 
 def forms(chunk: int) -> dict[str, tuple[Form, int]]:
     """Return each form by name, with the exponent of the length in its time."""
-    without = {WITHOUT_KERNEL: (chunkwise(chunk), 1)} if uses_kernels() else {}
+    without = {WITHOUT_KERNEL: (chunkwise(chunk), 1)} if kernel_platform() else {}
     return {
         "chunkwise": (chunkwise(chunk), 1),
         **without,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +13,8 @@ from jaxtyping import Bool, Float
 
 from famjax.core.remat import tag_product
 from famjax.core.types import Array
+from famjax.ops import attention_kernel as kernel
+from famjax.ops.kernels import kernel_platform
 from famjax.parallel.sharding import runs_on_one_cpu
 
 # weights of this size stay in the cache of a CPU core (docs/design.md)
@@ -72,16 +76,36 @@ def attend(
     of the softmax needs sum_s weights * d_weights, which equals sum_e out * d_out, a sum over e
     instead of over all keys, as in FlashAttention. For gradients q, k and v must have equal leading
     axes. Forward-mode differentiation is not supported.
+
+    On GPUs it is a kernel where that supports the call, and its residuals are the output and the
+    logarithm of each query's sum, see `famjax.ops.attention_kernel`.
     """
     return _attend_forward(q, k, v, mask, cap, bias)[0]
 
 
+# of XLA's form: q, k, v, the weights, the output, and the bias without elements
 Residuals = tuple[Array, Array, Array, Array, Array, Array | None]
+
+
+class KernelResiduals(NamedTuple):
+    """What the kernel's backward pass gets, with one leading axis: [b t h e] and so on."""
+
+    q: Array
+    k: Array
+    v: Array
+    mask: Array
+    out: Array
+    log_sum: Array
 
 
 def _attend_forward(
     q: Array, k: Array, v: Array, mask: Array | None, cap: float, bias: Array | None
-) -> tuple[Array, Residuals]:
+) -> tuple[Array, Residuals | KernelResiduals]:
+    if not cap and bias is None and (args := _kernel_arguments(q, k, v, mask)) is not None:
+        # programs traced for a GPU may run on another device, too
+        run = jax.lax.platform_dependent(*args, cuda=kernel.forward, default=_forward_with_sums)
+        out, log_sum = map(tag_product, run)
+        return out.reshape(q.shape), KernelResiduals(*args, out, log_sum)
     weights = tag_product(attention_weights(q, k, mask, cap, bias).astype(v.dtype))
     out = jnp.einsum("...grts,...sge->...tgre", weights, v)
     out = tag_product(out.reshape(q.shape))
@@ -89,10 +113,64 @@ def _attend_forward(
     return out, (q, k, v, weights, out, None if bias is None else bias[..., :0])
 
 
+def _kernel_arguments(
+    q: Array, k: Array, v: Array, mask: Array | None
+) -> tuple[Array, Array, Array, Array] | None:
+    """Return the kernel's arguments, with one leading axis; None if XLA's form is to be used."""
+    t, s, lead = q.shape[-3], k.shape[-3], q.shape[:-3]
+    if not lead or k.shape[:-3] != lead or kernel_platform() != "gpu":
+        return None
+    q, k, v = (a.reshape(-1, *a.shape[-3:]) for a in (q, k, v))
+    if not kernel.supports(q, k, v):
+        return None
+    mask = jnp.ones((1, t, s), bool) if mask is None else mask
+    if math.prod(mask.shape[:-2]) > 1:
+        mask = jnp.broadcast_to(mask, (*lead, t, s))
+    return q, k, v, jnp.broadcast_to(mask, (*mask.shape[:-2], t, s)).reshape(-1, t, s)
+
+
 def _attend_backward(
-    cap: float, residuals: Residuals, d_out: Array
+    cap: float, residuals: Residuals | KernelResiduals, d_out: Array
 ) -> tuple[Array, Array, Array, None, Array | None]:
-    q, k, v, weights, out, bias = residuals
+    if isinstance(residuals, KernelResiduals):
+        args = (*residuals, d_out.reshape(residuals.q.shape))
+        whole = jax.lax.platform_dependent(*args, cuda=kernel.backward, default=_backward_with_sums)
+        lead = d_out.shape[:-3]
+        d_q, d_k, d_v = (a.reshape(*lead, *a.shape[1:]) for a in whole)
+        return d_q, d_k, d_v, None, None
+    d_q, d_k, d_v, d_bias = _gradients(cap, *residuals, d_out)
+    return d_q, d_k, d_v, None, d_bias
+
+
+def _forward_with_sums(q: Array, k: Array, v: Array, mask: Array) -> tuple[Array, ...]:
+    """Return what `kernel.forward` does, by XLA."""
+    x = jnp.where(mask[:, None, None], _scores(q, k), -jnp.inf)
+    log_sum = jax.nn.logsumexp(x, axis=-1)
+    weights = jnp.exp(x - log_sum[..., None]).astype(v.dtype)
+    out = jnp.einsum("...grts,...sge->...tgre", weights, v)
+    return out.reshape(q.shape), log_sum.reshape(len(q), -1, q.shape[1])
+
+
+def _backward_with_sums(
+    q: Array, k: Array, v: Array, mask: Array, out: Array, log_sum: Array, d_out: Array
+) -> tuple[Array, ...]:
+    """Return what `kernel.backward` does, by XLA."""
+    x = jnp.where(mask[:, None, None], _scores(q, k), -jnp.inf)
+    weights = jnp.exp(x - log_sum.reshape(x.shape[:-1])[..., None]).astype(v.dtype)
+    return _gradients(0.0, q, k, v, weights, out, None, d_out)[:3]
+
+
+def _gradients(
+    cap: float,
+    q: Array,
+    k: Array,
+    v: Array,
+    weights: Array,
+    out: Array,
+    bias: Array | None,
+    d_out: Array,
+) -> tuple[Array, Array, Array, Array | None]:
+    """Return the gradients of q, k, v and the bias, whose shape `bias` has."""
     e, groups = q.shape[-1], weights.shape[-4:-2]
 
     def group_heads(x: Array) -> Array:
@@ -115,7 +193,6 @@ def _attend_backward(
         jnp.einsum("...grts,...sge->...tgre", d_scores, k).reshape(q.shape),
         jnp.einsum("...grts,...tgre->...sge", d_scores, group_heads(q)),
         jnp.einsum("...grts,...tgre->...sge", weights, group_heads(d_out)),
-        None,
         d_bias,
     )
 
@@ -163,12 +240,12 @@ def _count_parts(q: Array, k: Array) -> int:
 
 def _attend_blocks_forward(
     q: Array, k: Array, v: Array, mask: Array, cap: float
-) -> tuple[Array, Residuals]:
+) -> tuple[Array, Residuals | KernelResiduals]:
     return _attend_forward(q, k, v, mask, cap, None)
 
 
 def _attend_blocks_backward(
-    cap: float, residuals: Residuals, d_out: Array
+    cap: float, residuals: Residuals | KernelResiduals, d_out: Array
 ) -> tuple[Array, Array, Array, None]:
     d_q, d_k, d_v, _, _ = _attend_backward(cap, residuals, d_out)
     return d_q, d_k, d_v, None

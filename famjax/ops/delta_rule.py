@@ -19,7 +19,10 @@ X = (I + A)^{-1} follows from the rows above it:
 These sums run over rows of all chunks at once. Unlike a triangular solve, they can be sharded over
 any mesh; products of small matrices, one for each chunk, take 15 times as long on CPU. The series
 (I - A)(I + A^2)(I + A^4)... is not used because its terms cancel: for 16 equal keys A^8 has
-elements of 3,432, and float32 loses three digits.
+elements of 3,432, and float32 loses three digits. Accelerators have larger chunks, because each
+chunk waits for the one before it. Their inverses are put together from those of both halves,
+
+    (I + A)^{-1} = [ P  0 ; -R A_21 P  R ]       P = (I + A_11)^{-1}       R = (I + A_22)^{-1}
 
 All products have full precision on every device, since every chunk writes their errors into S,
 which is float32 regardless of the compute dtype.
@@ -34,9 +37,12 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from famjax.core.types import Array
+from famjax.parallel.sharding import target_device
 
 # products of c x c matrices cost little at this size, and updates are still matrix products
-_CHUNK = 16
+_CPU_CHUNK, _ACCELERATOR_CHUNK = 16, 64
+# largest matrix that is inverted row by row
+_ROWS = 16
 # by default TPUs multiply float32 in bfloat16, GPUs in TF32
 _FULL = jax.lax.Precision.HIGHEST
 
@@ -61,8 +67,9 @@ class DeltaUpdate(NamedTuple):
 
 
 def chunk_len(tokens: int) -> int:
-    """Return the tokens of a chunk: the largest divisor of `tokens` that is at most 16."""
-    return max(c for c in range(1, min(_CHUNK, tokens) + 1) if tokens % c == 0)
+    """Return the tokens of a chunk: a divisor of `tokens`, at most 16 on CPUs, 64 elsewhere."""
+    most = _CPU_CHUNK if target_device().platform == "cpu" else _ACCELERATOR_CHUNK
+    return max(c for c in range(1, min(most, tokens) + 1) if tokens % c == 0)
 
 
 def delta_update(
@@ -77,6 +84,19 @@ def delta_update(
 @jax.custom_jvp
 def _invert_unit_lower(a: Float[Array, "*lead c c"]) -> Float[Array, "*lead c c"]:
     """Return (I + A)^{-1} of a strictly lower triangular A."""
+    return _invert_halves(a)
+
+
+def _invert_halves(a: Array) -> Array:
+    n, odd = divmod(a.shape[-1], 2)
+    if odd or 2 * n <= _ROWS:
+        return _invert_rows(a)
+    first, last = _invert_halves(a[..., :n, :n]), _invert_halves(a[..., n:, n:])
+    below = -_product(_product(last, a[..., n:, :n]), first)
+    return jnp.block([[first, jnp.zeros_like(below)], [below, last]])
+
+
+def _invert_rows(a: Array) -> Array:
     c = a.shape[-1]
     eye = jnp.eye(c, dtype=a.dtype)
     rows = [jnp.broadcast_to(eye[0], a[..., 0].shape)]

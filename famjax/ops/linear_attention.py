@@ -11,10 +11,8 @@ multi-query. The chunkwise form is that of flash-linear-attention (Yang et al., 
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -25,13 +23,13 @@ from famjax.core.lanes import select_rows
 from famjax.core.remat import tag_product
 from famjax.core.types import Array, Axes
 from famjax.ops import linear_attention_kernel as kernel
+from famjax.ops.kernels import kernel_platform
 from famjax.parallel.sequence_parallel import ring_pass
 from famjax.parallel.sharding import (
     axis_index,
     sequence_shards,
     shard_map_axes,
     shard_map_sequence,
-    target_device,
 )
 
 # the minimum denominator, as in the authors' code (fairseq/random_feature_attention/utils.py)
@@ -346,36 +344,9 @@ _FORWARD = _Pass(_xla_forward, kernel.Kernels.forward, _INPUTS, _RESULTS)
 _BACKWARD = _Pass(_xla_backward, kernel.Kernels.backward, (*_INPUTS, *_RESULTS), (*_TOKENS, *_SUMS))
 
 
-def _has_kernels(device: jax.Device) -> bool:
-    """Return whether the device has kernels; GPUs before Ampere have no bfloat16 products."""
-    if device.platform == "gpu":
-        # AMD GPUs have names like gfx942
-        major = str(getattr(device, "compute_capability", "")).partition(".")[0]
-        return major.isdecimal() and int(major) >= 8
-    return device.platform == "tpu"
-
-
-_kernels_allowed = contextvars.ContextVar("kernels_allowed", default=True)
-
-
-@contextlib.contextmanager
-def without_kernels() -> Iterator[None]:
-    """Trace XLA's form only, forward and backward, to compare the kernels with it."""
-    token = _kernels_allowed.set(False)
-    try:
-        yield
-    finally:
-        _kernels_allowed.reset(token)
-
-
-def uses_kernels() -> bool:
-    """Return whether programs traced now use kernels, for calls of sizes that these support."""
-    return _kernels_allowed.get() and _has_kernels(target_device())
-
-
 def _run(scan: _Pass, *args: Array) -> tuple[Array, ...]:
     """Run a pass with the target platform's kernel if that supports the call, else with XLA."""
-    supported = kernel.supported_kernels(*args[:4]) if uses_kernels() else {}
+    supported = kernel.supported_kernels(*args[:4]) if kernel_platform() else {}
     _, rows, heads, *_ = args[0].shape
     sizes = {"batch": rows, "kv_heads": heads}
     sharded = {

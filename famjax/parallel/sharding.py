@@ -417,6 +417,14 @@ def shard_map_axes(
     )
 
 
+def local_shape(axes: Axes, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape that an array has on a device of the mesh; trailing axes may be omitted."""
+    if (mesh := _MESH.get()) is None:
+        return shape
+    axes = (*axes, *(None,) * (len(shape) - len(axes)))
+    return named_sharding(mesh, axes, shape).shard_shape(shape)
+
+
 def is_axes(x: Any) -> bool:
     """Return whether x is a tuple of axis names, and not a named tuple of such tuples."""
     return type(x) is tuple and all(a is None or isinstance(a, str) for a in x)

@@ -1,5 +1,7 @@
 """The delta rule by chunks, against one token after the other."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +9,7 @@ import pytest
 from contracts.harness import jit
 from jax.test_util import check_grads
 
+from famjax.ops import delta_rule
 from famjax.ops.delta_rule import chunk_len, delta_update
 
 
@@ -27,7 +30,7 @@ def one_by_one(k: np.ndarray, v: np.ndarray, beta: np.ndarray, s: np.ndarray) ->
     return s
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 3, 7, 16, 33])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 7, 16, 33, 64])
 def test_a_chunk_is_its_tokens_one_after_the_other(tokens: int) -> None:
     k, v, beta, s = random_inputs(tokens)
     with jax.enable_x64(True):
@@ -35,7 +38,7 @@ def test_a_chunk_is_its_tokens_one_after_the_other(tokens: int) -> None:
     np.testing.assert_allclose(written, one_by_one(k, v, beta, s), rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("tokens", [16, 33])
+@pytest.mark.parametrize("tokens", [16, 33, 64])
 def test_equal_keys_lose_no_digits(tokens: int) -> None:
     """With the series of powers of A the error is 1e-4 after a chunk of 16."""
     rng = np.random.default_rng(0)
@@ -80,4 +83,12 @@ def test_what_was_written_last_with_rate_1_is_returned() -> None:
     ("tokens", "c"), [(1, 1), (4, 4), (16, 16), (24, 12), (64, 16), (100, 10), (192, 16)]
 )
 def test_blocks_are_cut_into_equal_chunks(tokens: int, c: int) -> None:
+    assert chunk_len(tokens) == c
+
+
+@pytest.mark.parametrize(("tokens", "c"), [(1, 1), (48, 48), (100, 50), (1024, 64)])
+def test_chunks_of_accelerators_are_larger(
+    tokens: int, c: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta_rule, "target_device", lambda: SimpleNamespace(platform="gpu"))
     assert chunk_len(tokens) == c

@@ -15,7 +15,7 @@ from contracts.harness import jit
 from oracles import linear as oracle
 
 from famjax.config.schema import MeshConfig
-from famjax.ops import linear_attention as plain
+from famjax.ops import kernels
 from famjax.ops import linear_attention_kernel as kernel
 from famjax.ops.linear_attention import Sums, chunkwise_attention
 from famjax.parallel import sharding
@@ -62,7 +62,7 @@ def with_kernels(platform, f):
     def run(*args):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(kernel, "supported_kernels", supported_kernels)
-            patch.setattr(plain, "target_device", lambda: Device("tpu"))
+            patch.setattr(kernels, "target_device", lambda: Device("tpu"))
             results = f(*args)
         assert asked
         assert all(asked)
@@ -197,7 +197,7 @@ def kernels_in(platform, dtype="float32", chunk=C, **sizes):
         )
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plain, "target_device", lambda: Device("tpu"))
+        patch.setattr(kernels, "target_device", lambda: Device("tpu"))
         exported = jax.export.export(f, platforms=[platform], disabled_checks=unsafe)(*shapes)
     text = exported.mlir_module()
     return text.count("@tpu_custom_call("), text.count("@__gpu$xla.gpu.triton(")
@@ -253,13 +253,13 @@ class Device:
     ],
 )
 def test_kernels_are_used_on_supported_devices(device, has):
-    assert plain._has_kernels(device) is has
+    assert kernels._has_kernels(device) is has
 
 
 def test_programs_can_be_traced_without_kernels(one_device):
     """Also between two traces with kernels: no trace is taken from another's cache."""
     with_them = kernels_in("cuda")
-    with plain.without_kernels():
+    with kernels.without_kernels():
         assert kernels_in("cuda") == (0, 0)
     assert kernels_in("cuda") == with_them
     assert with_them[1] > 0

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from famjax.core.types import Array
+from famjax.ops.kernels import kernel_precision
 
 
 class ChunkMask(NamedTuple):
@@ -106,16 +107,9 @@ def _dot(x: Array, y: Array, over_x: int, over_y: int) -> Array:
         x.astype(narrow),
         y.astype(narrow),
         (((over_x,), (over_y,)), ((), ())),
-        precision=_precision(),
+        precision=kernel_precision(),
         preferred_element_type=jnp.float32,
     )
-
-
-def _precision() -> jax.lax.Precision:
-    """Return JAX's matmul precision: kernels have only the default and full float32."""
-    configured = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    current = configured in (None, "default", "fastest", "bfloat16")
-    return jax.lax.Precision.DEFAULT if current else jax.lax.Precision.HIGHEST
 
 
 def _transpose(row: Array) -> Array:

@@ -1,0 +1,45 @@
+"""Whether traced programs use Pallas kernels, and in which precision."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+
+import jax
+
+from famjax.parallel.sharding import target_device
+
+_allowed = contextvars.ContextVar("kernels_allowed", default=True)
+
+
+@contextlib.contextmanager
+def without_kernels() -> Iterator[None]:
+    """Trace XLA's form only, forward and backward, to compare the kernels with it."""
+    token = _allowed.set(False)
+    try:
+        yield
+    finally:
+        _allowed.reset(token)
+
+
+def kernel_platform() -> str:
+    """Return the platform whose kernels programs traced now may use: tpu, gpu, or "" for none."""
+    device = target_device()
+    return device.platform if _allowed.get() and _has_kernels(device) else ""
+
+
+def kernel_precision() -> jax.lax.Precision:
+    """Return JAX's matmul precision: kernels have only the default and full float32."""
+    configured = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    current = configured in (None, "default", "fastest", "bfloat16")
+    return jax.lax.Precision.DEFAULT if current else jax.lax.Precision.HIGHEST
+
+
+def _has_kernels(device: jax.Device) -> bool:
+    """Return whether the device has kernels; GPUs before Ampere have no bfloat16 products."""
+    if device.platform == "gpu":
+        # AMD GPUs have names like gfx942
+        major = str(getattr(device, "compute_capability", "")).partition(".")[0]
+        return major.isdecimal() and int(major) >= 8
+    return device.platform == "tpu"
