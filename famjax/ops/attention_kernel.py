@@ -33,13 +33,13 @@ from famjax.ops.kernels import kernel_platform, kernel_precision
 from famjax.parallel.sharding import local_shape, shard_map_axes
 
 # maximum bytes of a row of a tile's scores, in the dtype of the keys, and of its queries or keys.
-# Compiled by Triton 3.9 for sm_80, kernels then take at most 98 KB of shared memory (the limit of
+# Compiled by Triton 3.9 for sm_80, kernels take at most 98 KB of shared memory (the limit of
 # some GPUs is 99), and spill at most 0.3 KB of registers per thread
 _ROW_BYTES, _TILE_BYTES = 128, 2**14
 # offsets in arrays are 32-bit integers
 _MOST_ELEMENTS = 2**31 - 1
-# Triton's products have sides of at least 16
-_LEAST = 16
+# Triton's products have sides of at least 16; smaller tiles than 32 are left to XLA
+_LEAST_SIDE, _LEAST_TILE = 16, 32
 # score of a masked pair: exp(x) is 0 for it, as long as a query sees a key
 _MASKED = -1e30
 
@@ -63,7 +63,7 @@ def choose_tiles(q: Array, k: Array, v: Array) -> Tiles | None:
     e, size = q.shape[-1], q.dtype.itemsize
     most = min(_ROW_BYTES, _TILE_BYTES // e) // size
     t, s = (_largest_power(n, most) for n in (q.shape[1], k.shape[1]))
-    fits = e & (e - 1) == 0 and min(e, t, s) >= _LEAST
+    fits = e & (e - 1) == 0 and e >= _LEAST_SIDE and min(t, s) >= _LEAST_TILE
     return Tiles(t, s) if fits else None
 
 
