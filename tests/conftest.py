@@ -7,7 +7,6 @@ import ctypes
 import gc
 import importlib
 import importlib.util
-import mmap
 import os
 import signal
 import sys
@@ -19,6 +18,7 @@ from typing import Any
 import hypothesis
 import jaxtyping
 import pytest
+from xla_flags import known_flags
 
 # Compilation takes most of the time: a third of it optimizes code that runs for milliseconds, two
 # fifths of the rest fuses with MLIR, and no core is left to compile one program in parallel. With
@@ -31,22 +31,12 @@ _QUICK = {
 }
 
 
-def _known(flags: dict[str, str]) -> dict[str, str]:
-    """Return the flags that this jaxlib has; XLA aborts on unknown ones."""
-    (home,) = importlib.util.find_spec("jaxlib").submodule_search_locations
-    library = Path(home) / "libjax_common.so"
-    if not library.exists():
-        return {}
-    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as data:
-        return {flag: value for flag, value in flags.items() if data.find(flag[2:].encode()) >= 0}
-
-
 # with the concurrent schedule, fake devices may start independent collectives in different orders,
 # and wait for each other for ever
-_FLAGS |= _known({"--xla_cpu_enable_concurrency_optimized_scheduler": "false"})
+_FLAGS |= known_flags({"--xla_cpu_enable_concurrency_optimized_scheduler": "false"})
 # workers inherit the flags of the process that started them
 if "--slow" not in sys.argv and "PYTEST_XDIST_WORKER" not in os.environ:
-    _FLAGS |= _known(_QUICK)
+    _FLAGS |= known_flags(_QUICK)
 
 # set before JAX is imported; processes started by tests inherit them
 for _flag, _value in _FLAGS.items():

@@ -17,6 +17,7 @@ from famjax.core.types import Context, Params
 from famjax.mixers import is_bounded, mixer_specs
 from famjax.models.language_model import LanguageModel
 from famjax.models.seq2seq import Seq2Seq
+from famjax.ops.kernels import without_kernels
 
 # largest accepted difference of logits, as a fraction of their range
 _LIMIT = 1e-4
@@ -63,8 +64,9 @@ def compute_logits(model: LanguageModel, tokens: np.ndarray, last: int) -> np.nd
         return model.logits(x[:, count - last : count])
 
     valid = np.broadcast_to(np.arange(padded.shape[1]) < count, padded.shape)
-    # accelerators multiply in lower precision than PyTorch by default
-    with jax.default_matmul_precision("highest"):
+    # accelerators multiply in lower precision than PyTorch by default; exported programs, whose
+    # batch may have any size, have no attention kernel
+    with jax.default_matmul_precision("highest"), without_kernels():
         return np.asarray(read(params, jnp.asarray(padded, jnp.int32), valid))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -66,14 +68,20 @@ class Log(Hook):
         if line := session.source.epoch_report():
             session.progress.note(line)
         check_finite(session)
-        zeros = jax.jit(MetricSums.zeros, out_shardings=session.program.shardings.totals)()
-        session.state = session.state._replace(totals=zeros)
+        zeros = _make_zeros(session.program.shardings.totals)
+        session.state = session.state._replace(totals=zeros())
 
     def state_dict(self, session: Session) -> dict[str, Any]:
         return {"tokens": self._tokens}
 
     def load_state_dict(self, session: Session, saved: dict[str, Any]) -> None:
         self._tokens = float(saved["tokens"])
+
+
+@functools.lru_cache(maxsize=1)
+def _make_zeros(shardings: MetricSums) -> Callable[[], MetricSums]:
+    """Return a compiled function, which each log calls: a new one would be compiled each time."""
+    return jax.jit(MetricSums.zeros, out_shardings=shardings)
 
 
 def summarize(sums: MetricSums, match: bool = False) -> dict[str, float]:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from xla_flags import known_flags
 
 from famjax.config.derived import mixer_pattern
 from famjax.config.schema import ArchConfig, FeedbackConfig, LinearConfig, ModelConfig
@@ -22,12 +23,14 @@ from famjax.models.language_model import LanguageModel
 from . import transcription
 
 # quick compilation takes an eighth of the time; the programs are tiny
-FAST = {
-    "xla_backend_optimization_level": 0,
-    "xla_cpu_use_fusion_emitters": False,
-    "xla_llvm_disable_expensive_passes": True,
-    "xla_cpu_parallel_codegen_split_count": 1,
-}
+FAST = known_flags(
+    {
+        "xla_backend_optimization_level": 0,
+        "xla_cpu_use_fusion_emitters": False,
+        "xla_llvm_disable_expensive_passes": True,
+        "xla_cpu_parallel_codegen_split_count": 1,
+    }
+)
 jit = functools.partial(jax.jit, compiler_options=FAST)
 
 B, W, LENGTH, WIDTH, VOCAB = 3, 4, 24, 16, 11  # lanes, block, stream, width, vocabulary
