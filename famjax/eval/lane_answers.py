@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 
+import jax
 import numpy as np
 
+from famjax.core.types import Array
 from famjax.eval.lane_stream import LaneState, LaneStream
 from famjax.tokenizers.tokenizer import Tokenizer
 
@@ -34,12 +37,11 @@ def answer_prompts(
     """
     lanes = len(states)
     stream.set_lanes(_padded(states, stream.batch))
-    logits = _read_prompts(stream, prompts)
+    likeliest = _read_prompts(stream, prompts, tokenizer.output_size)
     stops = set(tokenizer.stop_ids)
     written: list[list[int]] = [[] for _ in prompts]
     ended: dict[int, tuple[str, bool]] = {}
     while True:
-        likeliest = logits[:, : tokenizer.output_size].argmax(-1)
         for lane in range(lanes):
             if lane in ended:
                 continue
@@ -53,7 +55,7 @@ def answer_prompts(
         if len(ended) == lanes:
             return [ended[lane] for lane in range(lanes)]
         stream.step_lanes(likeliest[:, None])
-        logits = np.asarray(stream.logits)
+        likeliest = np.asarray(_likeliest(stream.logits, tokenizer.output_size))
         on_token()
 
 
@@ -86,13 +88,22 @@ def score_continuations(
     return sums[:lanes].tolist()
 
 
-def _read_prompts(stream: LaneStream, prompts: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the logits [b v] after each prompt."""
+@functools.partial(jax.jit, static_argnums=1)
+def _likeliest(logits: Array, size: int) -> Array:
+    """Return the likeliest of the first `size` tokens, from logits [b v]: [b].
+
+    On the device, since all logits of a step may be megabytes.
+    """
+    return logits[:, :size].argmax(-1)
+
+
+def _read_prompts(stream: LaneStream, prompts: Sequence[np.ndarray], size: int) -> np.ndarray:
+    """Return the likeliest of the first `size` tokens after each prompt: [b]."""
     found: np.ndarray | None = None
     for rows, _, sizes in _rounds(stream, prompts):
         stream.read_lanes(rows, sizes, np.zeros(stream.batch, bool))
-        logits = np.asarray(stream.logits)
-        found = logits if found is None else np.where(sizes[:, None] > 0, logits, found)
+        likeliest = np.asarray(_likeliest(stream.logits, size))
+        found = likeliest if found is None else np.where(sizes > 0, likeliest, found)
     assert found is not None
     return found
 

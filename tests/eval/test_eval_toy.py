@@ -11,10 +11,11 @@ import jax
 import numpy as np
 import pytest
 import tiny
+from jax.sharding import Mesh
 from small import COMMAND
 
 from famjax.cli.main import main
-from famjax.config.schema import DataConfig, ToyConfig
+from famjax.config.schema import DataConfig, MeshConfig, ToyConfig
 from famjax.core.errors import UserError
 from famjax.eval import toy
 from famjax.eval.toy import evaluate_toy
@@ -27,10 +28,12 @@ from famjax.train.run import Run, open_run
 def small_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use the compilation cache of the tests and one device; let episodes span many calls."""
     monkeypatch.setattr("famjax.processes.runtime.setup", lambda: None)
-    make_mesh = sharding.make_mesh
-    monkeypatch.setattr(
-        sharding, "make_mesh", lambda m, **on: make_mesh(m, devices=jax.devices()[:1], **on)
-    )
+    original = sharding.make_mesh
+
+    def make_mesh(config: MeshConfig, devices: Any = None, **given: Any) -> Mesh:
+        return original(config, jax.devices()[:1], **given)
+
+    monkeypatch.setattr(sharding, "make_mesh", make_mesh)
     monkeypatch.setattr(toy, "CHUNK", 32)
 
 
