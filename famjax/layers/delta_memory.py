@@ -34,7 +34,7 @@ from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import ModelConfig
 from famjax.core.types import Array, param_dtype
 from famjax.layers.key_smear import KeySmear, previous_keys
-from famjax.ops.delta_rule import DeltaUpdate, chunk_len, delta_update
+from famjax.ops.delta_rule import CPU_CHUNK, DeltaUpdate, chunk_len, delta_update
 from famjax.parallel.sharding import register_parameter_axes
 
 register_parameter_axes(
@@ -173,6 +173,7 @@ def count_params(config: ModelConfig) -> int:
 def flops(config: ModelConfig) -> float:
     """Return the model FLOPs of one token: its update of S, and the read."""
     _, h, g, e, _ = sizes(config)
-    k, c = 2 * config.delta_order * e, chunk_len(config.block_len)
+    # of the same chunks everywhere: model FLOPs depend on no device
+    k, c = 2 * config.delta_order * e, chunk_len(config.block_len, CPU_CHUNK)
     update = 2 * g * (c * k + c * e + 2 * k * e)
     return update + 2 * h * k * e

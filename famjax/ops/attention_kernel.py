@@ -2,8 +2,8 @@
 arXiv 2307.08691).
 
 XLA writes the scores of all pairs to main memory, forward and backward, and reads them several
-times: half of the time of a training step of BSWA 1B on an H200 (docs/gpu.md). The kernels keep a
-tile of scores on the chip. For a query i and tiles of keys j,
+times: a third of the time of a training step of BSWA 1B on an H200 (docs/gpu.md). The kernels keep
+a tile of scores on the chip. For a query i and tiles of keys j,
 
     x_ij = q_i k_j / sqrt(e)       l_i = log sum_j exp(x_ij)       out_i = sum_j exp(x_ij - l_i) v_j
 
@@ -20,7 +20,6 @@ the dtype of q, k and v and accumulated in float32, as for XLA.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -30,14 +29,14 @@ from jax.experimental import pallas as pl
 
 from famjax.core.types import Array, Axes
 from famjax.ops.kernels import kernel_platform, kernel_precision
-from famjax.parallel.sharding import local_shape, shard_map_axes
+from famjax.parallel.sharding import local_rows, shard_map_axes, shards_tokens
 
 # maximum bytes of a row of a tile's scores, in the dtype of the keys, and of its queries or keys.
 # Compiled by Triton 3.9 for sm_80, kernels take at most 98 KB of shared memory (the limit of
 # some GPUs is 99), and spill at most 0.3 KB of registers per thread
 _ROW_BYTES, _TILE_BYTES = 128, 2**14
-# offsets in arrays are 32-bit integers
-_MOST_ELEMENTS = 2**31 - 1
+# offsets in the mask, the largest array, are 32-bit integers
+_MOST_PAIRS = 2**31 - 1
 # Triton's products have sides of at least 16; smaller tiles than 32 are left to XLA
 _LEAST_SIDE, _LEAST_TILE = 16, 32
 # score of a masked pair: exp(x) is 0 for it, as long as a query sees a key
@@ -54,7 +53,8 @@ class Tiles(NamedTuple):
 def choose_tiles(q: Array, k: Array, v: Array) -> Tiles | None:
     """Return the tiles for [b t h e] and [b s g e]; None if the kernel does not support the call.
 
-    It needs sides that are powers of 2 and divide the tokens, and one dtype, float32 or bfloat16.
+    It needs sides that are powers of 2, of which that of queries divides their number, and one
+    dtype, float32 or bfloat16. Keys are padded to whole tiles.
     """
     if not all(isinstance(n, int) for a in (q, k) for n in a.shape):
         return None  # an exported program has a batch of any size
@@ -62,25 +62,21 @@ def choose_tiles(q: Array, k: Array, v: Array) -> Tiles | None:
         return None
     e, size = q.shape[-1], q.dtype.itemsize
     most = min(_ROW_BYTES, _TILE_BYTES // e) // size
-    t, s = (_largest_power(n, most) for n in (q.shape[1], k.shape[1]))
-    fits = e & (e - 1) == 0 and e >= _LEAST_SIDE and min(t, s) >= _LEAST_TILE
-    return Tiles(t, s) if fits else None
-
-
-def _largest_power(n: int, most: int) -> int:
-    """Return the largest power of 2 that divides n, at most `most`."""
-    return min(n & -n, most)
+    t, s = q.shape[1], k.shape[1]
+    # the largest power of 2 that divides t; few keys are padded by less
+    tiles = Tiles(min(t & -t, most), most if s % most == 0 or s >= 4 * most else _LEAST_TILE)
+    fits = e & (e - 1) == 0 and e >= _LEAST_SIDE and most >= _LEAST_TILE
+    return tiles if fits and min(tiles.t, s) >= _LEAST_TILE else None
 
 
 def supports(q: Array, k: Array, v: Array) -> bool:
     """Return whether a call [b t h e], [b s g e] that is traced now uses the kernel on GPUs."""
     if kernel_platform() != "gpu" or choose_tiles(q, k, v) is None:
         return False
-    if _shard(lambda *a: a, q, k, 1, 1) is None:
+    # a kernel for all tokens would be computed by each of the devices that share them
+    if shards_tokens() or _shard(lambda *a: a, q, k, 1, 1) is None:
         return False
-    mask = (len(q), q.shape[1], k.shape[1])
-    shapes = ((_TOKENS, q.shape), (_TOKENS, k.shape), (("batch",), mask))
-    return all(math.prod(local_shape(*of)) <= _MOST_ELEMENTS for of in shapes)
+    return local_rows(len(q)) * q.shape[1] * k.shape[1] <= _MOST_PAIRS
 
 
 def forward(
@@ -127,11 +123,18 @@ def _run(
     statistics: Sequence[Array],
     results: int,
 ) -> tuple[Array, ...]:
-    """Run a kernel on each device's rows and heads."""
-    q, k, *_ = tokens
+    """Run a kernel on each device's rows and heads, with keys [b s g e] padded to whole tiles."""
+    q, k, v, *others = tokens
+    tiles, s = choose_tiles(q, k, v), k.shape[1]
     sharded = _shard(f, q, k, len(tokens), results, len(mask), len(statistics))
     assert sharded is not None  # see `supports`
-    return tuple(sharded(*tokens, mask.astype(jnp.int8), *statistics))
+    assert tiles
+    more = -s % tiles.s
+    k, v = (jnp.pad(a, ((0, 0), (0, more), (0, 0), (0, 0))) for a in (k, v))
+    mask = jnp.pad(mask.astype(jnp.int8), ((0, 0), (0, 0), (0, more)))
+    first, *rest = sharded(q, k, v, *others, mask, *statistics)
+    # the gradients of k and v
+    return first, *(a[:, :s] if a.ndim == 4 else a for a in rest)
 
 
 def _shard(

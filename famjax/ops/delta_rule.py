@@ -40,7 +40,7 @@ from famjax.core.types import Array
 from famjax.parallel.sharding import target_device
 
 # products of c x c matrices cost little at this size, and updates are still matrix products
-_CPU_CHUNK, _ACCELERATOR_CHUNK = 16, 64
+CPU_CHUNK, _ACCELERATOR_CHUNK = 16, 64
 # largest matrix that is inverted row by row
 _ROWS = 16
 # by default TPUs multiply float32 in bfloat16, GPUs in TF32
@@ -66,9 +66,14 @@ class DeltaUpdate(NamedTuple):
         return s + jnp.einsum("...ck,...ce->...ke", self.k, written, precision=_FULL)
 
 
-def chunk_len(tokens: int) -> int:
-    """Return the tokens of a chunk: a divisor of `tokens`, at most 16 on CPUs, 64 elsewhere."""
-    most = _CPU_CHUNK if target_device().platform == "cpu" else _ACCELERATOR_CHUNK
+def chunk_len(tokens: int, most: int | None = None) -> int:
+    """Return the tokens of a chunk, a divisor of `tokens`.
+
+    Args:
+      most: their maximum; None is 16 on CPUs and 64 on accelerators.
+    """
+    if most is None:
+        most = CPU_CHUNK if target_device().platform == "cpu" else _ACCELERATOR_CHUNK
     return max(c for c in range(1, min(most, tokens) + 1) if tokens % c == 0)
 
 
@@ -88,12 +93,12 @@ def _invert_unit_lower(a: Float[Array, "*lead c c"]) -> Float[Array, "*lead c c"
 
 
 def _invert_halves(a: Array) -> Array:
-    n, odd = divmod(a.shape[-1], 2)
-    if odd or 2 * n <= _ROWS:
+    n = a.shape[-1] // 2
+    if a.shape[-1] <= _ROWS:
         return _invert_rows(a)
     first, last = _invert_halves(a[..., :n, :n]), _invert_halves(a[..., n:, n:])
     below = -_product(_product(last, a[..., n:, :n]), first)
-    return jnp.block([[first, jnp.zeros_like(below)], [below, last]])
+    return jnp.block([[first, jnp.zeros_like(below.mT)], [below, last]])
 
 
 def _invert_rows(a: Array) -> Array:

@@ -15,7 +15,10 @@ _allowed = contextvars.ContextVar("kernels_allowed", default=True)
 
 @contextlib.contextmanager
 def without_kernels() -> Iterator[None]:
-    """Trace XLA's form only, forward and backward, to compare the kernels with it."""
+    """Trace XLA's form only, forward and backward, to compare the kernels with it.
+
+    A function that JAX has traced before keeps its form, so give it a new one.
+    """
     token = _allowed.set(False)
     try:
         yield

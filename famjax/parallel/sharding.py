@@ -417,12 +417,19 @@ def shard_map_axes(
     )
 
 
-def local_shape(axes: Axes, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape that an array has on a device of the mesh; trailing axes may be omitted."""
-    if (mesh := _MESH.get()) is None:
-        return shape
-    axes = (*axes, *(None,) * (len(shape) - len(axes)))
-    return named_sharding(mesh, axes, shape).shard_shape(shape)
+def local_rows(rows: int) -> int:
+    """Return how many rows of a batch a device of the mesh has."""
+    mesh = _MESH.get()
+    if mesh is None:
+        return rows
+    return named_sharding(mesh, ("batch",), (rows,)).shard_shape((rows,))[0]
+
+
+def shards_tokens() -> bool:
+    """Return whether the mesh shards tokens, and the traced function sees all of them."""
+    mesh = _MESH.get()
+    manual = jax.sharding.get_abstract_mesh().manual_axes
+    return mesh is not None and mesh.shape["sequence"] > 1 and "sequence" not in manual
 
 
 def is_axes(x: Any) -> bool:

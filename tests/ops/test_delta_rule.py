@@ -30,7 +30,7 @@ def one_by_one(k: np.ndarray, v: np.ndarray, beta: np.ndarray, s: np.ndarray) ->
     return s
 
 
-@pytest.mark.parametrize("tokens", [1, 2, 3, 7, 16, 33, 64])
+@pytest.mark.parametrize("tokens", [1, 2, 3, 7, 16, 33, 50, 61, 64])
 def test_a_chunk_is_its_tokens_one_after_the_other(tokens: int) -> None:
     k, v, beta, s = random_inputs(tokens)
     with jax.enable_x64(True):
