@@ -131,7 +131,7 @@ def _notes(plan: Plan) -> list[str]:
     if not plan.topology.compiles_for_itself:
         notes.append(
             "the memory traffic of a step is not known; a step may take several times as long as "
-            "this bound. Temporaries contain attention weights, which the kernels of GPUs do not keep"
+            "this bound. Temporaries contain attention weights, which kernels of GPUs do not keep"
         )
     if plan.topology.chip.name == "cpu":
         notes.append("the rates of a cpu are rough figures of a server core; measure with a run")
