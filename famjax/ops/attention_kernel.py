@@ -62,11 +62,12 @@ def choose_tiles(q: Array, k: Array, v: Array) -> Tiles | None:
         return None
     e, size = q.shape[-1], q.dtype.itemsize
     most = min(_ROW_BYTES, _TILE_BYTES // e) // size
+    if e & (e - 1) or e < _LEAST_SIDE or most < _LEAST_TILE:
+        return None
     t, s = q.shape[1], k.shape[1]
     # the largest power of 2 that divides t; few keys are padded by less
     tiles = Tiles(min(t & -t, most), most if s % most == 0 or s >= 4 * most else _LEAST_TILE)
-    fits = e & (e - 1) == 0 and e >= _LEAST_SIDE and most >= _LEAST_TILE
-    return tiles if fits and min(tiles.t, s) >= _LEAST_TILE else None
+    return tiles if min(tiles.t, s) >= _LEAST_TILE else None
 
 
 def supports(q: Array, k: Array, v: Array) -> bool:

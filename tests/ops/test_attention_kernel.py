@@ -222,6 +222,7 @@ def test_programs_for_cuda_have_kernels_and_those_for_cpu_have_none(monkeypatch,
         {"e": 8},
         {"t": 1},
         {"dtype": "float32", "e": 256},  # tiles of 16
+        {"e": 2**15, "t": 32, "s": 32},  # no tiles
         {"s": 24},
         {"cap": 30.0},
         {"bias": jnp.zeros((T, S))},
