@@ -107,7 +107,9 @@ def backward(
     product = out.astype(jnp.float32) * d_out.astype(jnp.float32)
     mean = product.sum(-1).swapaxes(1, 2)  # D, [b h t]
     f = functools.partial(_backward, interpret=interpret)
-    return _run(f, (q, k, v, d_out), mask, (log_sum, mean), 3)
+    d_q, d_k, d_v = _run(f, (q, k, v, d_out), mask, (log_sum, mean), 3)
+    s = k.shape[1]
+    return d_q, d_k[:, :s], d_v[:, :s]
 
 
 # sharding -----------------------------------------------------------------------------------------
@@ -124,18 +126,19 @@ def _run(
     statistics: Sequence[Array],
     results: int,
 ) -> tuple[Array, ...]:
-    """Run a kernel on each device's rows and heads, with keys [b s g e] padded to whole tiles."""
+    """Run a kernel on each device's rows and heads, with keys [b s g e] padded to whole tiles.
+
+    The gradients of k and v are those of the padded keys.
+    """
     q, k, v, *others = tokens
-    tiles, s = choose_tiles(q, k, v), k.shape[1]
+    tiles = choose_tiles(q, k, v)
     sharded = _shard(f, q, k, len(tokens), results, len(mask), len(statistics))
     assert sharded is not None  # see `supports`
     assert tiles
-    more = -s % tiles.s
+    more = -k.shape[1] % tiles.s
     k, v = (jnp.pad(a, ((0, 0), (0, more), (0, 0), (0, 0))) for a in (k, v))
     mask = jnp.pad(mask.astype(jnp.int8), ((0, 0), (0, 0), (0, more)))
-    first, *rest = sharded(q, k, v, *others, mask, *statistics)
-    # the gradients of k and v
-    return first, *(a[:, :s] if a.ndim == 4 else a for a in rest)
+    return tuple(sharded(q, k, v, *others, mask, *statistics))
 
 
 def _shard(
@@ -191,30 +194,25 @@ def _forward(q: Array, k: Array, v: Array, mask: Array, interpret: bool) -> tupl
     )(q, k, v, mask)
 
 
-def _backward(
-    q: Array,
-    k: Array,
-    v: Array,
-    d_out: Array,
-    mask: Array,
-    log_sum: Array,
-    mean: Array,
-    interpret: bool,
-) -> tuple[Array, ...]:
-    args = (q, k, v, d_out, mask, log_sum, mean)
-    return _backward_q(*args, interpret), *_backward_k_v(*args, interpret)
+class _BackwardArguments(NamedTuple):
+    """The arguments of the backward kernels: l is `log_sum` and D is `mean`, [b h t]."""
+
+    q: Array
+    k: Array
+    v: Array
+    d_out: Array
+    mask: Array
+    log_sum: Array
+    mean: Array
 
 
-def _backward_q(
-    q: Array,
-    k: Array,
-    v: Array,
-    d_out: Array,
-    mask: Array,
-    log_sum: Array,
-    mean: Array,
-    interpret: bool,
-) -> Array:
+def _backward(*arrays: Array, interpret: bool) -> tuple[Array, ...]:
+    args = _BackwardArguments(*arrays)
+    return _backward_q(args, interpret), *_backward_k_v(args, interpret)
+
+
+def _backward_q(args: _BackwardArguments, interpret: bool) -> Array:
+    q, k, v, _, mask, *_ = args
     tiles = choose_tiles(q, k, v)
     assert tiles
     b, t, h, e = q.shape
@@ -245,19 +243,11 @@ def _backward_q(
         (of_queries,),
         (jax.ShapeDtypeStruct(q.shape, q.dtype),),
         interpret,
-    )(q, k, v, d_out, mask, log_sum, mean)[0]
+    )(*args)[0]
 
 
-def _backward_k_v(
-    q: Array,
-    k: Array,
-    v: Array,
-    d_out: Array,
-    mask: Array,
-    log_sum: Array,
-    mean: Array,
-    interpret: bool,
-) -> tuple[Array, ...]:
+def _backward_k_v(args: _BackwardArguments, interpret: bool) -> tuple[Array, ...]:
+    q, k, v, _, mask, *_ = args
     tiles = choose_tiles(q, k, v)
     assert tiles
     b, t, h, e = q.shape
@@ -297,7 +287,7 @@ def _backward_k_v(
         (of_keys, of_keys),
         tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (k, v)),
         interpret,
-    )(q, k, v, d_out, mask, log_sum, mean)
+    )(*args)
 
 
 def _scores(q: Array, k: Array, mask: Array) -> Array:
