@@ -1,5 +1,6 @@
 """`famjax bench`: its tables and errors, not the measured figures."""
 
+import contextlib
 import json
 from dataclasses import replace
 
@@ -22,6 +23,7 @@ from famjax.cli.main import main
 from famjax.config.schema import Config, FeedbackConfig, LinearConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.experiment.load import to_json
+from famjax.ops import kernels
 from famjax.train.flops import linear_attention_flops
 
 TINY = ModelConfig(vocab_size=11, layers=1, width=8, heads=2, mlp_width=8, block_len=4, fam_len=2)
@@ -233,6 +235,24 @@ def test_linear_is_compared_with_other_forms(capsys, monkeypatch, tmp_path):
     ):
         assert said in printed.err
     assert drawn.stat().st_size
+
+
+def test_the_chunkwise_form_is_also_measured_without_its_kernel(monkeypatch):
+    assert linear.WITHOUT_KERNEL not in linear.forms(8)
+    monkeypatch.setattr(linear, "kernel_platform", lambda: "gpu")
+    traced = []
+
+    @contextlib.contextmanager
+    def without_kernels():
+        traced.append(True)
+        with kernels.without_kernels():
+            yield
+
+    monkeypatch.setattr(linear, "without_kernels", without_kernels)
+    runs, apart = linear._runs(SMALL_LINEAR, 1, 16, {}, 0)
+    assert linear.WITHOUT_KERNEL in runs
+    assert apart[linear.WITHOUT_KERNEL] == 0  # on a CPU both are the same
+    assert traced == [True]
 
 
 def test_decoding_uses_merged_maps_and_reports_exceptions(monkeypatch):
