@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -88,6 +88,7 @@ def run(argv: list[str]) -> int:
     runtime.setup()
     from famjax.convert.open import open_model
     from famjax.eval.generate import Generator, check_sampling, check_search
+    from famjax.eval.state_file import model_fingerprint
     from famjax.tokenizers.words import WordTokenizer
 
     a = arguments
@@ -116,8 +117,11 @@ def run(argv: list[str]) -> int:
         )
     if arguments.small_cache:
         opened = opened.with_small_cache()
-    # fold only for the generator: state files belong to the run as it is, without folded maps
-    generator = Generator(opened.with_folded_maps())
+    if a.state_in is not None or a.state_out is not None:
+        # a memory belongs to the run as it is, before it is changed for inference
+        opened = replace(opened, memory_of=model_fingerprint(opened))
+    opened = opened.for_inference()
+    generator = Generator(opened)
     state = _load_memory(arguments, opened, generator)
     if prompt is not None:
         _write(arguments, prompt, generator, state, most)
@@ -251,7 +255,7 @@ def _translate(arguments: Arguments, opened: Run, sources: Sequence[str | None])
         size = opened.tokenizer.output_size
         sampling = Sampling(jax.random.key(a.seed), a.temperature, a.top_k, a.top_p, size)
     translator = Translator(
-        opened.with_folded_maps(),
+        opened.for_inference(),
         *search,
         batch=min(len(texts), _BATCH),
         sampling=sampling,

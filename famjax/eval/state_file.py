@@ -155,6 +155,8 @@ def model_fingerprint(run: Run) -> str:
 
     Default values of the config are excluded, so that new keys do not invalidate old memories.
     """
+    if run.memory_of:
+        return run.memory_of
     digest = hashlib.sha256(json.dumps(_non_defaults(run.config.model), sort_keys=True).encode())
     if constants := mixer_constants(run.config.model):
         digest.update(json.dumps(constants, sort_keys=True).encode())

@@ -82,7 +82,7 @@ def evaluate_search(
     else:
         translation_scores.check_library()
     translator = Translator(
-        run.with_folded_maps(),
+        run.for_inference(),
         request.beam,
         length_penalties[0],
         no_repeat_ngram=request.no_repeat_ngram,

@@ -17,6 +17,7 @@ from famjax.core.errors import UserError, nearest_path
 from famjax.core.types import Params, PyTree
 from famjax.experiment.checks import validate
 from famjax.experiment.memory import check_model_fits
+from famjax.models.cast_weights import cast_weights
 from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import (
@@ -27,6 +28,7 @@ from famjax.models.remap_params import (
 )
 from famjax.models.seq2seq import make_model
 from famjax.parallel import sharding
+from famjax.parallel.sharding import target_device
 from famjax.stacks.feedback import Feedback
 from famjax.tokenizers.tokenizer import Tokenizer
 from famjax.train.checkpoint import Checkpoints, wrap_extra_errors
@@ -53,6 +55,8 @@ class Run:
       model: NNX module with restored parameters.
       step: step of the checkpoint.
       base: fingerprint of the model that the frozen weights come from; "" if nothing is frozen.
+      memory_of: what `famjax.eval.state_file.model_fingerprint` returned before the model was
+        changed for inference; "" for an unchanged model.
     """
 
     config: Config
@@ -60,6 +64,7 @@ class Run:
     model: LanguageModel
     step: int
     base: str = ""
+    memory_of: str = ""
 
     def fingerprint(self) -> str:
         """Return a hash of the run's weights, the same on all devices."""
@@ -88,6 +93,24 @@ class Run:
             return self
         run = self.merge_adapters() if self.config.model.lora.rank else self
         return replace(run, model=fold_feature_maps(run.model, model))
+
+    def for_inference(self) -> Run:
+        """Return the run for generation: `with_folded_maps`, then `cast_weights`.
+
+        The weights of this run may change, so it must not be used for anything else afterwards.
+        """
+        run = self.with_folded_maps()
+        run.cast_weights()
+        return run
+
+    def cast_weights(self) -> None:
+        """Convert weights to the dtype in which they are used, on accelerators and in place.
+
+        A copy would not do, since a large model may not fit the device twice. On CPU products of
+        bfloat16 are computed in float32, so that narrow weights are not faster.
+        """
+        if target_device().platform != "cpu":
+            cast_weights(self.model)
 
     def with_small_cache(self) -> Run:
         """Return the run with a model that caches memories, not keys and values (FT v1 5.3)."""
