@@ -174,7 +174,7 @@ class LaneStream(Streamer):
         """Read one token per lane [b 1]; asynchronous."""
         self._take_away(self.positions % self.block == 0)
         reset = jnp.asarray(self._lane_resets(np.zeros(1, int)))
-        self._step(tokens, None, Context(reset))
+        self._step(tokens, Context(reset))
         self.positions = self.positions + 1
 
     def _take_away(self, lanes: np.ndarray) -> None:

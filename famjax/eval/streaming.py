@@ -50,11 +50,13 @@ class StreamFunctions(NamedTuple):
 
     Attributes:
       start: (params, b) -> state.
-      read: (params, state, tokens, ctx, last) -> (logits [b v] after the token with index `last`,
-        state). `last` is one index for all lanes, or [b].
+      read: (params, state, tokens, ctx, last, steps) -> (logits [b v] after the token with index
+        `last`, state). `last` is one index for all lanes, or [b]. With `steps` (static) the tokens
+        up to `last` are read one by one, from anywhere in a block.
       skim: (params, state, tokens, ctx) -> (a scalar that is ready when the state is, state).
-      losses: (params, state, tokens, targets, ctx, last) -> (nll, correct, logits [b v], state).
-      step: (params, state, tokens [b 1], targets [b 1], ctx) -> as `losses`.
+      losses: (params, state, tokens, targets, ctx, last, steps) -> (nll, correct, logits [b v],
+        state).
+      step: (params, state, tokens [b 1], ctx) -> (logits [b v], state).
       draw: (logits [b v], sampling, position) -> tokens [b 1] at that position of the text.
       write: (params, state, token [1 1], position, count, sampling, stops) ->
         (tokens [PIECE], number of tokens written, logits [1 v], state).
@@ -82,9 +84,11 @@ def jit_functions(graph: Any) -> StreamFunctions:
     def start(params: Params, batch: int) -> State:
         return nnx.merge(graph, params).init_state(batch)
 
-    def read(params: Params, state: State, tokens: Array, ctx: Context, last: Array):
+    def read(
+        params: Params, state: State, tokens: Array, ctx: Context, last: Array, steps: bool = False
+    ):
         model = nnx.merge(graph, params)
-        x, state = model.stack(model.embed(tokens), state, ctx)
+        x, state = _run_stack(model, tokens, state, ctx, last, steps)
         # logits of one token only: with a large vocabulary, those of all tokens dominate the cost
         x = jnp.take(x, last, axis=1) if last.ndim == 0 else x[jnp.arange(len(last)), last]
         return model.logits(x), state
@@ -97,17 +101,22 @@ def jit_functions(graph: Any) -> StreamFunctions:
         return jax.tree.leaves(state)[0].ravel()[0], state
 
     def losses(
-        params: Params, state: State, tokens: Array, targets: Array, ctx: Context, last: Array
+        params: Params,
+        state: State,
+        tokens: Array,
+        targets: Array,
+        ctx: Context,
+        last: Array,
+        steps: bool = False,
     ):
         model = nnx.merge(graph, params)
-        x, state = model.stack(model.embed(tokens), state, ctx)
+        x, state = _run_stack(model, tokens, state, ctx, last, steps)
         logits = model.logits(jnp.take(x, last, axis=1))
         return *model.losses(x, targets), logits, state
 
-    def step(params: Params, state: State, tokens: Array, targets: Array, ctx: Context):
-        model = nnx.merge(graph, params)
-        x, state = model.stack.step(model.embed(tokens), state, ctx)
-        return *model.losses(x, targets), model.logits(x)[:, 0], state
+    def step(params: Params, state: State, tokens: Array, ctx: Context):
+        logits, state = nnx.merge(graph, params).step(tokens, state, ctx)
+        return logits[:, 0], state
 
     def write(params: Params, state: State, token: Array, position: Array, *arguments: Any):
         count, sampling, stops = arguments
@@ -140,9 +149,9 @@ def jit_functions(graph: Any) -> StreamFunctions:
 
     return StreamFunctions(
         jax.jit(start, static_argnums=1),
-        jax.jit(read, donate_argnums=1),
+        jax.jit(read, donate_argnums=1, static_argnames="steps"),
         jax.jit(skim, donate_argnums=1),
-        jax.jit(losses, donate_argnums=1),
+        jax.jit(losses, donate_argnums=1, static_argnames="steps"),
         jax.jit(step, donate_argnums=1),
         jax.jit(lambda logits, sampling, position: sampling.draw(logits, position)),
         jax.jit(write, donate_argnums=1),
@@ -150,11 +159,37 @@ def jit_functions(graph: Any) -> StreamFunctions:
     )
 
 
+def _run_stack(
+    model: LanguageModel, tokens: Array, state: State, ctx: Context, last: Array, steps: bool
+) -> tuple[Array, State]:
+    """Return the stack's output [b t d] for tokens [b t], and the state.
+
+    Args:
+      steps: whether to read the tokens up to `last` one by one, without resets; the output of later
+        ones is 0, and they do not change the state.
+    """
+    x = model.embed(tokens)
+    if not steps:
+        return model.stack(x, state, ctx)
+
+    def read_token(carry: Any) -> Any:
+        at, y, state = carry
+        token = jax.lax.dynamic_slice_in_dim(x, at, 1, axis=1)
+        output, state = model.stack.step(token, state, Context())
+        return at + 1, jax.lax.dynamic_update_slice_in_dim(y, output, at, axis=1), state
+
+    output = jax.eval_shape(model.stack.step, x[:, :1], state, Context())[0]
+    y = jnp.zeros(x.shape, output.dtype)
+    carry = (jnp.zeros_like(last), y, model.unstack(state))
+    _, y, state = jax.lax.while_loop(lambda carry: carry[0] <= last, read_token, carry)
+    return y, model.restack(state)
+
+
 class Streamer:
     """A stream of b lanes through a model, all at the same position.
 
     Calls are padded to `chunk` tokens, so that there is one compiled shape, and memory does not
-    depend on the length of the input. In the middle of a block, a stream reads token by token up to
+    depend on the length of the input. In the middle of a block, one call reads token by token up to
     the block's end. Pieces of whole chunks are therefore the fastest (see `rechunk`).
 
     Args:
@@ -311,7 +346,15 @@ class Streamer:
     def step(self, tokens: Array | np.ndarray) -> None:
         """Read one token per lane, [b 1] on the host or the device; asynchronous."""
         self._check_capacity(1)
-        self._read_token(tokens, None)
+        self._step(tokens, Context(self._reset_mask(np.ones((self.batch, 1), bool))))
+        self.tokens += 1
+
+    def _step(self, tokens: Any, ctx: Context) -> None:
+        self._wait()
+        self._logits, self._memory = self._functions.step(
+            self._params, self._memory, jnp.asarray(tokens, jnp.int32), ctx
+        )
+        self._in_flight.append(self._logits)
 
     def draw(self, sampling: Sampling) -> np.ndarray:
         """Sample the next token [1] without reading it. Only for streams of one lane."""
@@ -419,18 +462,11 @@ class Streamer:
         self._check_capacity(count)
         at = 0
         while at < count:
-            aligned = self.tokens % self.block == 0
-            window = slice(at, min(at + self.chunk, count) if aligned else at + 1)
-            piece, piece_targets = (
-                tokens[:, window],
-                None if targets is None else targets[:, window],
-            )
-            yield (
-                window.stop - at,
-                self._read_chunk(piece, piece_targets)
-                if aligned
-                else self._read_token(piece, piece_targets),
-            )
+            in_block = self.tokens % self.block
+            most = self.block - in_block if in_block else self.chunk
+            window = slice(at, min(at + most, count))
+            wanted = None if targets is None else targets[:, window]
+            yield window.stop - at, self._read_piece(tokens[:, window], wanted)
             at = window.stop
 
     def _check_capacity(self, count: int) -> None:
@@ -439,18 +475,20 @@ class Streamer:
             longest = min(longest, self._reset_every)
         check_capacity(self._capacity, longest)
 
-    def _read_chunk(self, tokens: np.ndarray, targets: np.ndarray | None) -> tuple[Array, ...]:
-        """Read up to `chunk` tokens from a block's start.
+    def _read_piece(self, tokens: np.ndarray, targets: np.ndarray | None) -> tuple[Array, ...]:
+        """Read up to `chunk` tokens from a block's start, or up to the block's end from within it.
 
         Returns:
-          nll and correct, [b chunk] each, or () without targets.
+          nll and correct, padded to [b chunk] or [b block] each, or () without targets.
         """
-        size = tokens.shape[1]
-        padding = ((0, 0), (0, self.chunk - size))
-        valid = np.broadcast_to(np.arange(self.chunk) < size, (self.batch, self.chunk))
-        ctx = Context(self._reset_mask(valid), jnp.asarray(valid))
+        size, steps = tokens.shape[1], self.tokens % self.block > 0
+        width = self.block if steps else self.chunk
+        padding = ((0, 0), (0, width - size))
+        valid = np.broadcast_to(np.arange(width) < size, (self.batch, width))
+        # within a block nothing is reset
+        ctx = Context() if steps else Context(self._reset_mask(valid), jnp.asarray(valid))
         wide = None if targets is None else np.pad(targets, padding)
-        results = self._call(np.pad(tokens, padding), wide, ctx, size - 1)
+        results = self._call(np.pad(tokens, padding), wide, ctx, size - 1, steps)
         self.tokens += size
         return results
 
@@ -460,36 +498,22 @@ class Streamer:
         targets: np.ndarray | None,
         ctx: Context,
         last: int | np.ndarray,
+        steps: bool = False,
     ) -> tuple[Array, ...]:
         arguments = (self._params, self._memory, jnp.asarray(tokens, jnp.int32))
         where = jnp.asarray(last, jnp.int32)
         self._wait()
         if targets is None:
-            self._logits, self._memory = self._functions.read(*arguments, ctx, where)
+            self._logits, self._memory = self._functions.read(*arguments, ctx, where, steps=steps)
             results: tuple[Array, ...] = ()
         else:
             wanted = jnp.asarray(targets, jnp.int32)
             *scores, self._logits, self._memory = self._functions.losses(
-                *arguments, wanted, ctx, where
+                *arguments, wanted, ctx, where, steps=steps
             )
             results = tuple(scores)
         self._in_flight.append(self._logits)
         return results
-
-    def _read_token(self, tokens: Any, targets: np.ndarray | None) -> tuple[Array, Array]:
-        ctx = Context(self._reset_mask(np.ones((self.batch, 1), bool)))
-        self.tokens += 1
-        return self._step(tokens, targets, ctx)
-
-    def _step(self, tokens: Any, targets: np.ndarray | None, ctx: Context) -> tuple[Array, Array]:
-        self._wait()
-        arguments = (self._params, self._memory, jnp.asarray(tokens, jnp.int32))
-        wanted = np.zeros((self.batch, 1), np.int32) if targets is None else targets
-        nats, correct, self._logits, self._memory = self._functions.step(
-            *arguments, jnp.asarray(wanted, jnp.int32), ctx
-        )
-        self._in_flight.append(self._logits)
-        return nats, correct
 
     def _wait(self) -> None:
         """Wait for the device, to bound the number of calls in flight."""

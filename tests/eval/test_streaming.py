@@ -179,14 +179,22 @@ def test_invalid_sizes_are_rejected(sizes: dict[str, int]) -> None:
 
 def test_one_shape_is_compiled(streamer: Streamer) -> None:
     stream = streamer.new_stream()
-    programs = stream._functions.losses, stream._functions.step
+    program = stream._functions.losses
+    # from a block's start, and from within one
     stream.losses(TOKENS[:, :17], TARGETS[:, :17])
-    stream.step(TOKENS[:, :1])
-    before = [program._cache_size() for program in programs]
+    stream.losses(TOKENS[:, :2], TARGETS[:, :2])
+    before = program._cache_size()
     stream.state = stream.state
     for size in (14, 16, 3, 40):
         stream.losses(TOKENS[:, :size], TARGETS[:, :size])
-    assert [program._cache_size() for program in programs] == before
+    assert program._cache_size() == before
+
+
+def test_the_rest_of_a_block_is_read_in_one_call(streamer: Streamer) -> None:
+    stream = streamer.new_stream()
+    stream.read(TOKENS[:, :3])
+    pieces = [size for size, _ in stream._dispatch(TOKENS[:, 3:], TARGETS[:, 3:])]
+    assert pieces == [5, *[16] * ((T - 8) // 16), *[(T - 8) % 16] * ((T - 8) % 16 > 0)]
 
 
 @pytest.mark.parametrize("mixer", [pytest.param("fam", marks=pytest.mark.long), "bswa"])
