@@ -227,8 +227,7 @@ class PairRows(grain.IterDataset[Batch[np.ndarray]]):
 
 def encode_pair(tokenizer: Tokenizer, source: str, target: str) -> Pair:
     """Return the tokens of a pair of texts."""
-    ended = np.append(tokenizer.encode(source), np.int32(tokenizer.eos_id))
-    return Pair(ended, tokenizer.encode_target(target))
+    return Pair(tokenizer.encode_source(source), tokenizer.encode_target(target))
 
 
 def _can_write(tokenizer: Tokenizer, text: str) -> bool:
@@ -237,7 +236,7 @@ def _can_write(tokenizer: Tokenizer, text: str) -> bool:
 
 
 def target_size(pair: Pair, block: int) -> int:
-    """Return how many positions bos and a target take in a row, in whole blocks."""
+    """Return how many positions the start id and a target take in a row, in whole blocks."""
     return -(-(len(pair.target) + 1) // block) * block
 
 
@@ -283,7 +282,7 @@ def write_row(pairs: list[Pair], tokenizer: Tokenizer, lengths: Lengths) -> Batc
     at = at_source = 0
     for number, pair in enumerate(pairs, start=1):
         n = len(pair.target) + 1
-        row["tokens"][at : at + n] = [tokenizer.bos_id, *pair.target]
+        row["tokens"][at : at + n] = [tokenizer.start_id, *pair.target]
         row["targets"][at : at + n] = [*pair.target, tokenizer.eos_id]
         row["weights"][at : at + n] = 1
         row["valid"][at : at + n] = True

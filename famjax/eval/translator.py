@@ -27,6 +27,9 @@ _MULTIPLE = 16
 # the maximum number of tokens of a target is _LONGER times the source's, plus _MORE
 _LONGER, _MORE = 2, 16
 
+# the id before a target, and the id that every target begins with, if there is one
+Start = tuple[Any, Any]
+
 
 class Translation(NamedTuple):
     """The generated target of a source.
@@ -123,7 +126,7 @@ class Translator:
         """Return for each of several length penalties the translations of texts, in one search."""
         tokenizer = self._run.tokenizer
         # without white space at the ends, as in training
-        sources = [np.append(tokenizer.encode(text.strip()), tokenizer.eos_id) for text in texts]
+        sources = [tokenizer.encode_source(text.strip()) for text in texts]
         assert isinstance(self._run.model, Seq2Seq)
         if (positions := self._run.model.encoder.positions) is not None:
             positions.check_source(max(map(len, sources), default=0))
@@ -155,8 +158,10 @@ class Translator:
             max_tokens=self._most_tokens(tokens.shape[1]),
             length_penalty=np.array(length_penalties, np.float32),
         )
-        bos = np.int32(self._run.tokenizer.bos_id)
-        arguments = (self._params, tokens, segment, settings, self._stops, bos)
+        tokenizer = self._run.tokenizer
+        first = None if tokenizer.first_id is None else np.int32(tokenizer.first_id)
+        start = np.int32(tokenizer.start_id), first
+        arguments = (self._params, tokens, segment, settings, self._stops, start)
         if self._sampling is not None:
             rows = np.resize(np.array(numbers, np.uint32), len(tokens))
             written, lengths = self._run_program(_sample, *arguments, self._sampling, rows)
@@ -216,11 +221,11 @@ def _search(
     segment: Array,
     settings: BeamSettings,
     stops: Array,
-    bos: Array,
+    start: Start,
 ) -> Hypotheses:
     """Encode sources [b s], and find their targets by beam search."""
     model: Seq2Seq = nnx.merge(graph, params)
-    step, logits, state = _begin(model, tokens, segment, bos, settings.beams)
+    step, logits, state = _begin(model, tokens, segment, start, settings.beams)
     return beam_search(step, logits, state, model.stack.row_axes(state), settings, stops)
 
 
@@ -232,7 +237,7 @@ def _sample(
     segment: Array,
     settings: BeamSettings,
     stops: Array,
-    bos: Array,
+    start: Start,
     sampling: Sampling,
     numbers: Array,
 ) -> tuple[Array, Array]:
@@ -241,7 +246,7 @@ def _sample(
     The randomness of a source depends on its number [b], not on its row or batch.
     """
     keys = jax.vmap(jax.random.fold_in, (None, 0))(sampling.key, numbers)
-    step, logits, state = _begin(nnx.merge(graph, params), tokens, segment, bos, 1)
+    step, logits, state = _begin(nnx.merge(graph, params), tokens, segment, start, 1)
     b, most = len(tokens), settings.max_tokens
 
     def keep_writing(carry: Any) -> Array:
@@ -268,16 +273,21 @@ def _sample(
 
 
 def _begin(
-    model: Seq2Seq, tokens: Array, segment: Array, bos: Array, beams: int
+    model: Seq2Seq, tokens: Array, segment: Array, start: Start, beams: int
 ) -> tuple[Step, Array, State]:
-    """Encode sources [b s], and read bos.
+    """Encode sources [b s], and read what stands before a target.
 
     Returns:
-      the model's step, bound to the encoded sources; the logits [b v] and the state after bos.
+      the model's step, bound to the encoded sources; the logits [b v] of the target's first token;
+      the state.
     """
+    before, first = start
     ctx = Context(source=model.read_source(tokens, segment))
     state = model.unstack(model.init_state(len(tokens)), beams)
-    logits, state = model.step(jnp.full((len(tokens), 1), bos), state, ctx)
+    logits, state = model.step(jnp.full((len(tokens), 1), before), state, ctx)
+    if first is not None:
+        is_first = jnp.arange(logits.shape[-1]) == first
+        logits = jnp.broadcast_to(jnp.where(is_first, 0, -jnp.inf), logits.shape)
     # the beams of a row read the same source
     return functools.partial(model.step, ctx=ctx), logits[:, 0], state
 

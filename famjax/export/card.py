@@ -37,7 +37,8 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained(FOLDER, trust_remote_code=True)
 model = AutoModelForSeq2SeqLM.from_pretrained(FOLDER, trust_remote_code=True).eval()
 
-ids = [*tokenizer.encode("Once upon a time", add_special_tokens=False), {eos}]  # the source, eos
+text = tokenizer.encode("Once upon a time", add_special_tokens=False)
+ids = [{before}*text, {eos}]  # a source
 written = model.generate(torch.tensor([ids]), num_beams=5, max_new_tokens=20)[0]
 print(tokenizer.decode(written, skip_special_tokens=True))
 ```
@@ -99,7 +100,9 @@ def model_card(source: ExportSource, family: Family, pretrained: bool) -> str:
         "",
     ]
     if has_encoder:
-        return "\n".join([*lines, _LOAD_PAIRS.format(eos=tokenizer.eos_id)])
+        *before, eos = tokenizer.encode_source("").tolist()
+        said = _LOAD_PAIRS.format(before="".join(f"{token}, " for token in before), eos=eos)
+        return "\n".join([*lines, said])
     text = "\n".join([*lines, _LOAD.format(trust=trust, bos=tokenizer.bos_id)])
     remembers = own and not any(spec.is_bounded for spec in mixer_specs(config.model))
     return text + (_STREAM if remembers else "") + (_BATCHES if own else "")

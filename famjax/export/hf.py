@@ -63,10 +63,6 @@ def write(source: ExportSource, folder: Path) -> list[str]:
     tensors = family.tensors(normalize_model(source.model))
     save_tensors(source.run.model, source.model, tensors, folder, source.dtype)
     config = _target_config(family, source.model, before, source.run.tokenizer, source.dtype)
-    is_same_family = FAMILIES.get(before.get("model_type", "")) is family
-    if _START in before and is_same_family and source.run.step == 0:
-        # not trained here: targets begin as they did (BART's with </s>)
-        config[_START] = before[_START]
     _write_json(folder / "config.json", config)
     said = write_tokenizer(source.run.tokenizer, folder)
     if (folder / _GENERATION).exists():
@@ -111,8 +107,9 @@ def _target_config(
         carried = {name: value for name, value in carried.items() if name in ends}
     loaded: HF = {"architectures": [family.architecture], "dtype": dtype}
     if model.encoder.layers:
-        # targets begin with bos
-        loaded[_START] = tokenizer.bos_id
+        loaded[_START] = tokenizer.start_id
+        if tokenizer.first_id is not None:
+            loaded["forced_bos_token_id"] = tokenizer.first_id
         # the default of another library may be no id of this vocabulary
         carried = {"pad_token_id": tokenizer.bos_id} | carried
     return ends | carried | loaded | said

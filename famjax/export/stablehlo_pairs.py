@@ -38,14 +38,14 @@ encode, step = program("encode"), program("step")
 params = load_file(f"{{FOLDER}}/params.safetensors")
 state = load_file(f"{{FOLDER}}/state.safetensors")  # initial state of one target
 
-ids = [1, 2, {eos}]  # ends with eos
+ids = [{around}]  # a source: the ids of its text within
 batch = 2
 state = {{name: np.repeat(a, batch, axis=1) for name, a in state.items()}}
 tokens = np.zeros((batch, {length}), np.int32)
 tokens[:, : len(ids)] = ids
 valid = np.broadcast_to(np.arange({length}) < len(ids), tokens.shape)
 source = encode(params, tokens, valid)
-likeliest = np.full(batch, {bos})  # begins with bos
+likeliest = np.full(batch, {start})  # what stands before a target{first}
 for _ in range(20):
     logits, state = step(params, source, state, likeliest[:, None].astype(np.int32))
     likeliest = np.asarray(logits[:, 0]).argmax(-1)
@@ -66,13 +66,17 @@ def write(source: ExportSource, folder: Path) -> list[str]:
     stablehlo.write_programs(_programs(model, length), folder)
     (folder / CONFIG).write_text(to_json(source.run.config), encoding="utf-8")
     said = write_tokenizer(source.run.tokenizer, folder)
+    tokenizer = source.run.tokenizer
+    *before, eos = tokenizer.encode_source("").tolist()
+    first = tokenizer.first_id
     readme = _README.format(
         name=source.run.config.name,
         loading=stablehlo.LOADING,
         platforms=", ".join(stablehlo.PLATFORMS),
         length=length,
-        bos=source.run.tokenizer.bos_id,
-        eos=source.run.tokenizer.eos_id,
+        around=", ".join(map(str, [*before, 11, 12, eos])),
+        start=tokenizer.start_id,
+        first="" if first is None else f", whose first id is always {first}",
     )
     (folder / "README.md").write_text(readme, encoding="utf-8")
     return [*folding_notes(source.model), _compare(source, folder, length), *said]

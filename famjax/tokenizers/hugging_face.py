@@ -45,6 +45,9 @@ class HuggingFaceTokenizer(Tokenizer):
 
     Control tokens (added tokens marked special) have no bytes, and only text that a chat template
     writes can contain them. Other added tokens represent their own text.
+
+    BART's tokenizer, which puts bos and eos around every text, does so for sources and targets
+    here, too; its decoder reads eos before a target (Lewis et al., 2019, as fairseq trained it).
     """
 
     def __init__(self, name: str, path: Path):
@@ -66,7 +69,11 @@ class HuggingFaceTokenizer(Tokenizer):
                 "every text; use another tokenizer"
             )
         self._json = json.dumps(spec, sort_keys=True)
-        super().__init__(name, pieces, bos, eos, f"{self._json} {bos} {eos}".encode())
+        framed = _frames_texts(data.get("post_processor"), bos, eos)
+        content = f"{self._json} {bos} {eos}{' framed' if framed else ''}"
+        super().__init__(name, pieces, bos, eos, content.encode())
+        if framed:
+            self.start_id, self.first_id = eos, bos
         self.stop_ids |= siblings.stop_token_ids()
         specials = [token for token in spec["added_tokens"] if token["special"]]
         controls = {token["id"]: token["content"] for token in specials if token["content"]}
@@ -106,6 +113,15 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         return np.array(self._ids(text), np.int32)
+
+    def encode_source(self, text: str) -> np.ndarray:
+        return self._framed(super().encode_source(text))
+
+    def encode_target(self, text: str) -> np.ndarray:
+        return self._framed(super().encode_target(text))
+
+    def _framed(self, ids: np.ndarray) -> np.ndarray:
+        return ids if self.first_id is None else np.append(np.int32(self.first_id), ids)
 
     def encode_rendered(self, text: str) -> np.ndarray:
         ids = [token for part, acting in split_escaped(text) for token in self._ids(part, acting)]
@@ -210,6 +226,13 @@ def _make_lossless(data: dict[str, Any], where: str) -> tuple[dict[str, Any], bo
     if (normalizers or "Metaspace" in kinds) and model.get("byte_fallback"):
         return data, False
     raise make_error("is neither byte-level nor has it byte tokens")
+
+
+def _frames_texts(post_processor: Any, bos: int, eos: int) -> bool:
+    """Return whether a tokenizer.json puts bos and eos around every text as BART's does."""
+    if not isinstance(post_processor, dict) or post_processor.get("type") != "RobertaProcessing":
+        return False
+    return [post_processor[end][1] for end in ("cls", "sep")] == [bos, eos]
 
 
 def _add_control_tokens(

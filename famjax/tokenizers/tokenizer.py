@@ -29,6 +29,8 @@ class Tokenizer(abc.ABC):
       bos_id, eos_id: ids of the tokens around a document.
       stop_ids: ids at which generation stops, including eos_id.
       output_size: generation only writes ids below this one.
+      start_id: what a decoder reads before a target; bos_id unless the model was trained otherwise.
+      first_id: the id that every target begins with, as `encode_target` has it; None for none.
       token_bytes: [v] int32, the number of UTF-8 bytes of each token; 0 for special tokens.
       fingerprint: sha256, in hex, of the file or data that defines the ids.
       chat_template: template that renders a conversation as text; None if there is none.
@@ -44,6 +46,8 @@ class Tokenizer(abc.ABC):
         self.bos_id = bos_id
         self.eos_id = eos_id
         self.stop_ids = frozenset([eos_id])
+        self.start_id = bos_id
+        self.first_id: int | None = None
         self.token_bytes = np.array([len(piece) for piece in pieces], np.int32)
         self.fingerprint = hashlib.sha256(content).hexdigest()
         self._pieces = tuple(pieces)
@@ -52,8 +56,12 @@ class Tokenizer(abc.ABC):
     def encode(self, text: str) -> np.ndarray:
         """Return the ids of `text`, [t] int32, without adding special tokens."""
 
+    def encode_source(self, text: str) -> np.ndarray:
+        """Return the ids of a source for an encoder: those of the text, and eos."""
+        return np.append(self.encode(text), np.int32(self.eos_id))
+
     def encode_target(self, text: str) -> np.ndarray:
-        """Return the ids of the target of a translation; most tokenizers do not distinguish it."""
+        """Return the ids of a target, without `start_id` and eos."""
         return self.encode(text)
 
     def encode_rendered(self, text: str) -> np.ndarray:

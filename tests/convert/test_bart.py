@@ -1,0 +1,143 @@
+"""A BART folder with its tokenizer: sources and targets have BART's special tokens around them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+
+from famjax.convert.folder import convert
+from famjax.data.pair_rows import Lengths, encode_pair, write_row
+from famjax.eval.sampling import Sampling
+from famjax.eval.translator import Translator
+from famjax.export.export import export
+from famjax.tokenizers.load import load_tokenizer
+from famjax.train.run import open_run
+
+pytestmark = pytest.mark.usefixtures("one_device")
+TEXTS = ["A dog runs.", "Two cats  sleep, he says.", "Ça: é 1", ""]
+BOS, PAD, EOS, UNKNOWN = range(4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a tiny random BART, as transformers writes it."""
+    folder = tmp_path_factory.mktemp("bart") / "bart"
+    letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    merges = [("Ġ", "c"), ("d", "o"), ("Ġ", "r"), ("a", "t")]
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", *letters, *map("".join, merges), "<mask>"]
+    ids = {token: i for i, token in enumerate(tokens)}
+    transformers.BartTokenizer(vocab=ids, merges=merges).save_pretrained(folder)
+    sides = {
+        f"{side}_{size}": value
+        for side in ("encoder", "decoder")
+        for size, value in (("attention_heads", 2), ("ffn_dim", 24), ("layers", 1))
+    }
+    torch.manual_seed(0)
+    model = transformers.BartForConditionalGeneration(
+        transformers.BartConfig(
+            vocab_size=len(ids),
+            d_model=16,
+            max_position_embeddings=48,
+            forced_eos_token_id=None,
+            **sides,
+        )
+    )
+    with torch.no_grad():
+        model.final_logits_bias.normal_()
+        model.final_logits_bias[0, EOS] += 5  # so that targets end
+        for parameter in filter(lambda parameter: parameter.requires_grad, model.parameters()):
+            parameter.add_(torch.randn_like(parameter) * parameter.shape[-1] ** -0.5)
+    model.generation_config.update(forced_bos_token_id=BOS, num_beams=1)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Path:
+    convert(folder, folder.parent / "run", report=lambda line: None)
+    return folder.parent / "run"
+
+
+def test_ids_are_those_of_transformers(folder: Path) -> None:
+    ours = load_tokenizer(str(folder))
+    theirs = transformers.BartTokenizer.from_pretrained(folder)
+    for text in TEXTS:
+        ids = theirs(text).input_ids
+        assert ids == ours.encode_source(text).tolist()
+        assert ids == [*ours.encode_target(text).tolist(), ours.eos_id]
+        assert ours.decode(ids) == text
+        # texts of other tasks have none
+        assert ours.encode(text).tolist() == ids[1:-1]
+    assert (ours.start_id, ours.first_id) == (EOS, BOS)
+
+
+def test_a_row_has_the_inputs_and_labels_of_transformers(folder: Path) -> None:
+    tokenizer = load_tokenizer(str(folder))
+    pair = encode_pair(tokenizer, *TEXTS[:2])
+    row = write_row([pair], tokenizer, Lengths(32, 40, 1))
+    labels = torch.tensor([transformers.BartTokenizer.from_pretrained(folder)(TEXTS[1]).input_ids])
+    shift = transformers.models.bart.modeling_bart.shift_tokens_right
+    n = labels.shape[1]
+    assert row["targets"][:n].tolist() == labels[0].tolist()
+    assert row["tokens"][:n].tolist() == shift(labels, PAD, EOS)[0].tolist()
+
+
+@pytest.mark.parametrize("beams", [1, pytest.param(4, marks=pytest.mark.long)])
+def test_generation_is_that_of_transformers(folder: Path, run: Path, beams: int) -> None:
+    tokenizer = transformers.BartTokenizer.from_pretrained(folder)
+    model = transformers.BartForConditionalGeneration.from_pretrained(folder).eval()
+    found = Translator(open_run(run), beams, max_tokens=20).translate(TEXTS[:3])
+    for text, ours in zip(TEXTS, found, strict=False):
+        theirs = model.generate(
+            **tokenizer(text, return_tensors="pt"),
+            num_beams=beams,
+            max_new_tokens=20,
+            length_penalty=1.0,
+            early_stopping="never" if beams > 1 else False,
+            return_dict_in_generate=True,
+            output_scores=True,
+        )
+        written = theirs.sequences[0]
+        assert written[:2].tolist() == [EOS, BOS]
+        assert ours.text == tokenizer.decode(written, skip_special_tokens=True)
+        assert ours.tokens == len(written) - 1
+        if beams > 1:
+            assert ours.score == pytest.approx(float(theirs.sequences_scores[0]), abs=1e-4)
+    assert beams == 1 or len({each.tokens for each in found}) > 1
+
+
+def test_samples_begin_with_the_first_id(run: Path) -> None:
+    opened, seen = open_run(run), []
+    decode = opened.tokenizer.decode
+    opened.tokenizer.decode = lambda ids: seen.append(list(ids)) or decode(ids)  # type: ignore[method-assign, func-returns-value]
+    sampling = Sampling(jax.random.key(0), 5.0, 0, 1.0, opened.tokenizer.output_size)
+    Translator(opened, sampling=sampling, batch=len(TEXTS), max_tokens=6).translate(TEXTS)
+    assert {ids[0] for ids in seen} == {BOS}
+    assert len({tuple(ids) for ids in seen}) > 1
+
+
+@pytest.mark.long
+def test_an_export_generates_the_same(folder: Path, run: Path) -> None:
+    back = folder.parent / "back"
+    export(run, back, "hf")
+    written: Any = json.loads((back / "config.json").read_text())
+    assert written["decoder_start_token_id"] == EOS
+    assert written["forced_bos_token_id"] == BOS
+    text = transformers.BartTokenizer.from_pretrained(back)(TEXTS[0], return_tensors="pt")
+    first, second = (
+        transformers.BartForConditionalGeneration.from_pretrained(one)
+        .generate(**text, max_new_tokens=8)
+        .numpy()
+        for one in (folder, back)
+    )
+    np.testing.assert_array_equal(first, second)
+    source = f"ids = [{BOS}, *text, {EOS}]  # a source"
+    assert source in (back / "README.md").read_text()
