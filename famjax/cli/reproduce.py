@@ -14,6 +14,7 @@ from famjax.cli.main import parse
 from famjax.cli.tables import Output
 from famjax.core.errors import EXIT_USER_ERROR, UserError, nearest
 from famjax.core.paths import expanded
+from famjax.processes import runtime
 
 if TYPE_CHECKING:
     from famjax.reproduce.cell import Cell
@@ -245,9 +246,7 @@ def _check(arguments: Arguments) -> None:
 def _jobs(arguments: Arguments) -> int:
     if arguments.jobs is not None:
         return arguments.jobs
-    # look for device files: asking JAX would take the accelerator from the processes that train
-    devices = ("/dev/nvidia0", "/dev/accel0", "/dev/vfio/0", "/dev/kfd")
-    if os.environ.get("JAX_PLATFORMS") != "cpu" and any(map(os.path.exists, devices)):
+    if runtime.has_accelerator():
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return cores or 1

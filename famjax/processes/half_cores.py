@@ -53,6 +53,8 @@ def run_in_halves(
 ) -> None:
     """Call `work(item, quiet)` for all items, in order, each in the first process that is free.
 
+    With an accelerator all of them are done in this process, since a TPU admits only one.
+
     Args:
       work: a function that can be pickled; `quiet` is True in the other process.
       items: the items to work on.
@@ -62,7 +64,10 @@ def run_in_halves(
     Raises:
       UserError: the other process failed.
     """
-    runtime.share_gpu()
+    if runtime.has_accelerator():
+        for each in items:
+            work(each, False)
+        return
     context = multiprocessing.get_context("spawn")
     taken = context.Value("i", 0)
     process = context.Process(target=_work_quietly, args=(work, items, taken, log))

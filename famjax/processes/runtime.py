@@ -73,6 +73,15 @@ def keeps_memory() -> bool:
     return not sys.platform.startswith("linux") or _KEEP in os.environ.get("GLIBC_TUNABLES", "")
 
 
+def has_accelerator() -> bool:
+    """Return whether this machine seems to have a GPU or TPU, and JAX may use it.
+
+    It looks for device files: asking JAX would take the accelerator from other processes.
+    """
+    files = ("/dev/nvidia0", "/dev/accel0", "/dev/vfio/0", "/dev/kfd")
+    return os.environ.get("JAX_PLATFORMS") != "cpu" and any(map(os.path.exists, files))
+
+
 def share_gpu() -> None:
     """Let this process and those that it starts share a GPU: none of them reserves its memory.
 

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from famjax.core.errors import UserError
+from famjax.processes import runtime
 from famjax.processes.half_cores import run_in_halves, run_in_process
 
 
@@ -22,28 +23,37 @@ def write(folder: Path, fails: bool, name: str, quiet: bool) -> None:
     while not (folder / "other").exists():
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    reserves = os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true")
-    (folder / name).write_text(f"{os.getpid()} {quiet} {reserves}")
+    (folder / name).write_text(f"{os.getpid()} {quiet}")
 
 
 def leave(status: int) -> int:
     return status
 
 
-def test_every_item_is_done_once_by_two_processes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("XLA_PYTHON_CLIENT_PREALLOCATE", raising=False)
+def test_every_item_is_done_once_by_two_processes(tmp_path: Path) -> None:
     names = [f"item{i}" for i in range(20)]
     cores = os.sched_getaffinity(0)
     run_in_halves(functools.partial(write, tmp_path, False), names, tmp_path / "log", Console())
     assert os.sched_getaffinity(0) == cores
     assert {path.name for path in tmp_path.iterdir()} == {*names, "log", "other"}
     quiet = {name: (tmp_path / name).read_text().split() for name in names}
-    assert {flag for _, flag, _ in quiet.values()} == {"True", "False"}
-    assert {reserves for _, _, reserves in quiet.values()} == {"false"}
-    for process, flag, _ in quiet.values():
+    assert {flag for _, flag in quiet.values()} == {"True", "False"}
+    for process, flag in quiet.values():
         assert (int(process) == os.getpid()) == (flag == "False")
+
+
+def test_an_accelerator_has_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files: list[str] = []
+    monkeypatch.setattr(os.path, "exists", lambda path: path in files)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    assert not runtime.has_accelerator()
+    files.append("/dev/accel0")
+    assert runtime.has_accelerator()
+    done: list[tuple[str, bool]] = []
+    run_in_halves(lambda *call: done.append(call), ["one", "two"], tmp_path / "log", Console())
+    assert done == [("one", False), ("two", False)]
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert not runtime.has_accelerator()
 
 
 def test_the_other_process_fails(tmp_path: Path) -> None:
