@@ -17,9 +17,10 @@ import numpy as np
 from flax import nnx
 
 from famjax.bench.steps import prepare_step
-from famjax.bench.timing import Pair, peak_memory, reset_peak_memory, time_pair
+from famjax.bench.timing import Pair, reset_peak_memory, time_pair
 from famjax.config.schema import ModelConfig
 from famjax.core.types import Context
+from famjax.eval.memory import memory_report
 from famjax.models.language_model import LanguageModel
 from famjax.train.flops import fam_floor
 
@@ -142,7 +143,7 @@ def measure_long_documents(
             note(f"{name}: {tokens:,} tokens")
             reset_peak_memory()
             seconds[name] = _read_and_generate(reader, tokens, model.vocab_size)
-            memory[name] = peak_memory()
+            memory[name] = memory_report()["peak_bytes"]
         yield LongDocument(
             tokens, seconds["fam"], seconds["bswa"], memory["fam"], memory["bswa"], size
         )

@@ -67,23 +67,11 @@ def time_call(run: Callable[[], Any]) -> float:
 
 
 def reset_peak_memory() -> None:
-    """Return free memory to the system, and reset this process's peak if the system supports it."""
+    """Return free memory to the system, and reset this process's peak if the system supports it.
+
+    The peak of an accelerator cannot be reset.
+    """
     with contextlib.suppress(OSError, AttributeError):  # a libc other than glibc
         ctypes.CDLL(None).malloc_trim(0)
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-
-
-def peak_memory() -> int:
-    """Return the peak memory of the device or the process, in bytes.
-
-    If the device reports its peak, this is since the start of the process, as it cannot be reset.
-    Otherwise it is the peak of the process since `reset_peak_memory`.
-    """
-    stats = jax.devices()[0].memory_stats()
-    if stats and "peak_bytes_in_use" in stats:
-        return int(stats["peak_bytes_in_use"])
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmHWM"):
-            return int(line.split()[1]) << 10
-    return 0

@@ -130,8 +130,8 @@ def evaluate_long(
       (score for each fifth of the document, None where no fact was), cut (number of answers that
       reached their maximum number of tokens without the full score), updates (blocks per document),
       seconds, tokens_per_second (of reading), answer_seconds (time to answer one question for a
-      batch of documents), state_bytes (of one document), peak_bytes (of the process after reading
-      this length).
+      batch of documents), state_bytes (of one document), peak_bytes (see `memory_report`,
+      after reading this length).
 
     Raises:
       UserError: there is nothing to ablate, a length is too short or exceeds full attention's KV

@@ -1,4 +1,4 @@
-"""Host memory of the process, and a measurement of its growth while streaming."""
+"""Memory in use, and a measurement of its growth while streaming."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from famjax.config.derived import has_blocks
@@ -15,7 +16,16 @@ from famjax.eval.streaming import Streamer
 
 
 def memory_report() -> dict[str, int]:
-    """Return resident_bytes and peak_bytes of the process. Outside Linux, both are the peak."""
+    """Return resident_bytes and peak_bytes of the accelerators here, or else of the process.
+
+    Of a process outside Linux, both are the peak.
+    """
+    found = [device.memory_stats() or {} for device in jax.local_devices()]
+    if all("peak_bytes_in_use" in stats for stats in found):
+        return {
+            "resident_bytes": sum(stats["bytes_in_use"] for stats in found),
+            "peak_bytes": sum(stats["peak_bytes_in_use"] for stats in found),
+        }
     # kilobytes, but bytes on macOS
     unit = 1 if sys.platform == "darwin" else 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
@@ -32,7 +42,7 @@ def memory_report() -> dict[str, int]:
 def measure_flatness(
     streamer: Streamer, tokens: np.ndarray, first: int = 2**14, last: int = 2**20
 ) -> dict[str, Any]:
-    """Return the growth of the process's memory while streaming.
+    """Return the growth of the memory in use while streaming.
 
     Args:
       streamer: a stream; a new one like it is measured.

@@ -86,11 +86,11 @@ def evaluate_passkey(
       A row for each length: length, examples, key_accuracy (share of answers with all tokens
       correct), interval (95%, over documents), token_accuracy, key_chance and token_chance (of
       guessing digits), read (tokens of each document that were read after the question at the next
-      shorter length), seconds, tokens_per_second (of these tokens), peak_bytes (of the process when
-      the length was first read), by_document (whether each key was found), updates (blocks per
-      document), state_bytes (of one document), ablations (for each by name: score, the share of
-      keys that it finds, and gain, the mean paired difference and its 95% interval over documents),
-      documents (a hash: runs with the same hash read the same documents).
+      shorter length), seconds, tokens_per_second (of these tokens), peak_bytes (see
+      `memory_report`, when the length was first read), by_document (whether each key was found),
+      updates (blocks per document), state_bytes (of one document), ablations (for each by name:
+      score, the share of keys that it finds, and gain, the mean paired difference and its 95%
+      interval over documents), documents (a hash: runs with the same hash read the same documents).
 
     Raises:
       UserError: a length is too short for the task or exceeds full attention's KV cache, there is

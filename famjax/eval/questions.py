@@ -76,7 +76,8 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
       each octave of document lengths: from, to, documents, questions, score; longest (tokens of the
       longest document), updates (blocks of the longest document that was read), lanes, chunk,
       padding (share of padding in the computed tokens), tokens_per_second (of reading),
-      answer_seconds (per question), state_bytes (of one document), peak_bytes (of the process).
+      answer_seconds (per question), state_bytes (of one document), peak_bytes (see
+      `memory_report`).
 
     Raises:
       UserError: a line cannot be read, a document exceeds full attention's cache, or the library of

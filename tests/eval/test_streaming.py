@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -232,9 +233,16 @@ def test_rechunk_keeps_everything_in_order(sizes: list[int], size: int) -> None:
 
 
 def test_memory_is_measured(streamer: Streamer) -> None:
-    report = memory_report()
+    report = memory_report()  # of the process: CPU devices do not report theirs
     assert 10e6 < report["resident_bytes"] <= report["peak_bytes"]
     flat = measure_flatness(streamer, TOKENS[0], first=32, last=128)
     assert [peak["tokens"] for peak in flat["peaks"]] == [32, 64, 128]
     assert flat["state_bytes"][0] == flat["state_bytes"][1]
     assert 0 <= flat["growth"] < 0.5
+
+
+def test_memory_of_accelerators_is_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = {"bytes_in_use": 3, "peak_bytes_in_use": 5}
+    devices = [SimpleNamespace(memory_stats=lambda: stats)] * 2
+    monkeypatch.setattr(jax, "local_devices", lambda: devices)
+    assert memory_report() == {"resident_bytes": 6, "peak_bytes": 10}
