@@ -73,9 +73,13 @@ def compute_logits(model: LanguageModel, tokens: np.ndarray, last: int) -> np.nd
 def run_logits(model: LanguageModel, tokens: np.ndarray, last: int) -> np.ndarray:
     """Return the logits of the run's model; raise a `UserError` if they are not finite."""
     logits = compute_logits(model, tokens, last)
+    _check_finite(logits)
+    return logits
+
+
+def _check_finite(logits: np.ndarray) -> None:
     if not np.isfinite(logits).all():
         raise UserError("the run's logits are not finite; export a run that has not diverged")
-    return logits
 
 
 def compare_logits(by: str, exported: np.ndarray, run: np.ndarray) -> str:
@@ -85,8 +89,9 @@ def compare_logits(by: str, exported: np.ndarray, run: np.ndarray) -> str:
       by: name of what computed the logits of the export, for messages.
 
     Raises:
-      UserError: the difference is above the limit.
+      UserError: the difference is above the limit, or the run's logits are not finite.
     """
+    _check_finite(run)
     apart = np.abs(exported - run).max()
     share = apart / max(run.max() - run.min(), np.finfo(np.float32).tiny)
     said = f"logits differ by {apart:.1e} at most, {share:.1e} of their range"

@@ -103,7 +103,7 @@ def write(source: ExportSource, folder: Path) -> list[str]:
         bos=source.run.tokenizer.bos_id,
     )
     (folder / "README.md").write_text(readme, encoding="utf-8")
-    return [*_compare_folded(source), *_compare(source, model, folder, chunk), *said]
+    return [*compare_folded(source), *_compare(source, model, folder, chunk), *said]
 
 
 def write_programs(programs: dict[str, tuple[Any, ...]], folder: Path) -> None:
@@ -124,7 +124,7 @@ def read_program(folder: Path, name: str) -> Any:
     return jax.jit(jax.export.deserialize(bytearray(content)).call)
 
 
-def _compare_folded(source: ExportSource) -> list[str]:
+def compare_folded(source: ExportSource) -> list[str]:
     """Compare the model with and without folded feature maps, in float32."""
     if all(why_not_foldable(source.model).values()):
         return folding_notes(source.model)

@@ -22,7 +22,7 @@ from famjax.experiment.load import to_json
 from famjax.export import check, stablehlo
 from famjax.export.source import ExportSource
 from famjax.export.tokenizer import write_tokenizer
-from famjax.models.fold_feature_maps import fold_feature_maps, folding_notes
+from famjax.models.fold_feature_maps import fold_feature_maps
 from famjax.models.seq2seq import Seq2Seq
 from famjax.train.run_folder import CONFIG
 
@@ -79,7 +79,7 @@ def write(source: ExportSource, folder: Path) -> list[str]:
         first="" if first is None else f", whose first id is always {first}",
     )
     (folder / "README.md").write_text(readme, encoding="utf-8")
-    return [*folding_notes(source.model), _compare(source, folder, length), *said]
+    return [*stablehlo.compare_folded(source), _compare(source, model, folder, length), *said]
 
 
 def _programs(model: Seq2Seq, length: int) -> dict[str, tuple[Any, ...]]:
@@ -130,20 +130,28 @@ def _programs(model: Seq2Seq, length: int) -> dict[str, tuple[Any, ...]]:
     }
 
 
-def _compare(source: ExportSource, folder: Path, length: int) -> str:
-    """Load the folder as in its README, and compare its logits with those of the run's model."""
+def _compare(source: ExportSource, model: Seq2Seq, folder: Path, length: int) -> str:
+    """Load the folder as in its README, and compare its logits with those of the model."""
     tokens, last = check.sample_tokens(source.model)
     tokens, last = tokens[:, :length], min(last, length)
-    encode, step = (stablehlo.read_program(folder, name) for name in ("encode", "step"))
-    params = load_file(folder / "params.safetensors")
     state = load_file(folder / "state.safetensors")
     state = {name: np.repeat(a, len(tokens), axis=1) for name, a in state.items()}
     padded = np.pad(tokens, ((0, 0), (0, length - tokens.shape[1]))).astype(np.int32)
     valid = np.broadcast_to(np.arange(length) < tokens.shape[1], padded.shape)
-    read, logits = encode(params, padded, valid), []
-    for at in range(tokens.shape[1]):
-        found, state = step(params, read, state, tokens[:, at : at + 1].astype(np.int32))
-        logits.append(np.asarray(found))
-    run = check.run_logits(source.run.model, tokens, last)
+
+    def compute(programs: dict[str, Any], params: stablehlo.NamedArrays) -> np.ndarray:
+        held, logits = state, []
+        read = programs["encode"](params, padded, valid)
+        for at in range(tokens.shape[1]):
+            token = tokens[:, at : at + 1].astype(np.int32)
+            found, held = programs["step"](params, read, held, token)
+            logits.append(np.asarray(found))
+        return np.concatenate(logits, 1)[:, -last:]
+
+    written = {name: stablehlo.read_program(folder, name) for name in ("encode", "step")}
+    logits_read = compute(written, load_file(folder / "params.safetensors"))
+    # the same programs, since accelerators multiply in a lower precision than `compute_logits`
+    ours = {name: jax.jit(program) for name, (program, *_) in _programs(model, length).items()}
+    expected = compute(ours, stablehlo.name_arrays(nnx.split(model)[1]))
     by = f"the programs read back, on {jax.default_backend()}"
-    return check.compare_logits(by, np.concatenate(logits, 1)[:, -last:], run)
+    return check.compare_logits(by, logits_read, expected)
