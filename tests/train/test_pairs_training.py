@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import small
 import torch
+from flax import nnx
 from small import Crash, assert_same, compiled_once, crash_at  # noqa: F401
 
 from famjax.config.schema import Config
@@ -319,6 +320,30 @@ def test_maps_of_cross_attention_are_trained_with_adapters_and_alone(tmp_path: P
     assert trained["train.only=maps"] == maps
     assert maps < trained["model.lora.rank=2"]
     assert all("lora" in name for name in trained["model.lora.rank=2"] - maps)
+
+
+@pytest.mark.long
+def test_adapters_of_an_encoder_decoder_merge_to_the_same_model(tmp_path: Path) -> None:
+    """Of Marian's architecture, with adapters in the encoder and in both attentions."""
+    base = config(tmp_path, "train.steps=1", *MARIAN.split())
+    train(base, tmp_path / "base", quiet=True)
+    adapters = ("model.lora.rank=2", "optimizer.learning_rate=0.05", "train.steps=3")
+    given = config(tmp_path, f"init={tmp_path / 'base'}", *adapters, *MARIAN.split())
+    run = train(given, tmp_path / "tuned", quiet=True)
+    changed = {
+        str(path[:-1])
+        for path, b in nnx.to_flat_state(nnx.state(run.model, nnx.PathContains("b")))
+        if np.abs(np.asarray(b[...])).max() > 0
+    }
+    for part in ("encoder", "cross", "mixer"):
+        assert any(part in path for path in changed)
+    words = ["abcd", "hg", "xyzzy"]
+    merged = open_run(tmp_path / "tuned").merge_adapters()
+    assert merged.config.model.lora.rank == 0
+    (before, after) = (Translator(one, 2).translate(words) for one in (run, merged))
+    for ours, other in zip(before, after, strict=True):
+        assert ours.text == other.text
+        assert ours.score == pytest.approx(other.score, abs=1e-5)
 
 
 def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
