@@ -136,7 +136,8 @@ def evaluate(
     from famjax.tasks.parse import HOLDOUT
 
     opened = open_model(arguments.run)
-    opened.cast_weights()
+    if not opened.config.model.encoder.layers:  # those tasks fold feature maps first
+        opened.cast_weights()
     tasks = tasks or [(opened.config.data.task, HOLDOUT)]
     _check_options(arguments, [TASKS[name] for name, _ in tasks])
     for note in ignored_options(arguments, [name for name, _ in tasks]):

@@ -88,7 +88,7 @@ def run(argv: list[str]) -> int:
     runtime.setup()
     from famjax.convert.open import open_model
     from famjax.eval.generate import Generator, check_sampling, check_search
-    from famjax.eval.state_file import model_fingerprint
+    from famjax.eval.state_file import load_state, model_fingerprint
     from famjax.tokenizers.words import WordTokenizer
 
     a = arguments
@@ -117,12 +117,14 @@ def run(argv: list[str]) -> int:
         )
     if arguments.small_cache:
         opened = opened.with_small_cache()
-    if a.state_in is not None or a.state_out is not None:
-        # a memory belongs to the run as it is, before it is changed for inference
+    # a memory belongs to the run as it is, before it is changed for inference
+    state = None if a.state_in is None else load_state(a.state_in, opened)
+    if a.state_out is not None:
         opened = replace(opened, memory_of=model_fingerprint(opened))
     opened = opened.for_inference()
     generator = Generator(opened)
-    state = _load_memory(arguments, opened, generator)
+    if a.read is not None:
+        state = _read_document(a.read, a.state_out, opened, generator)
     if prompt is not None:
         _write(arguments, prompt, generator, state, most)
     return 0
@@ -214,20 +216,17 @@ def _check_writable(path: Path, document: Path) -> None:
         raise UserError(f"--state-out {path}: the folder {path.parent} cannot be written")
 
 
-def _load_memory(arguments: Arguments, opened: Run, generator: Generator) -> StreamState | None:
-    """Return the memory to start from, or None; save it if --state-out is given."""
-    from famjax.eval.state_file import load_state, save_state
+def _read_document(
+    document: str, state_out: str | None, opened: Run, generator: Generator
+) -> StreamState:
+    """Return the memory of a document; save it if --state-out is given."""
+    from famjax.eval.state_file import save_state
 
-    if arguments.state_in is not None:
-        return load_state(arguments.state_in, opened)
-    if arguments.read is None:
-        return None
-    state = generator.read_document(expanded(arguments.read), quiet=False)
-    if arguments.state_out is not None:
-        save_state(arguments.state_out, state, opened)
-        size = Path(arguments.state_out).stat().st_size
-        said = f"read {state.tokens:,} tokens; wrote {arguments.state_out}, {size:,} bytes"
-        print(said, file=sys.stderr)
+    state = generator.read_document(expanded(document), quiet=False)
+    if state_out is not None:
+        save_state(state_out, state, opened)
+        size = Path(state_out).stat().st_size
+        print(f"read {state.tokens:,} tokens; wrote {state_out}, {size:,} bytes", file=sys.stderr)
     return state
 
 

@@ -5,8 +5,8 @@ pairs of a window are packed, longest first, each into the first row with room f
 its target, and the rows are shuffled. So rows have little padding, and all batches have the same
 shape and need one compiled program.
 
-A document of the decoder consists of bos and the target, and predicts the target and eos; the
-source ends with eos. Each document begins with a reset, on a block boundary.
+A document of the decoder consists of the tokenizer's start id and the target, and predicts the
+target and eos. Each document begins with a reset, on a block boundary.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NAMED_FILES = 4
 
 
 class Pair(NamedTuple):
-    """Tokens of a source, with eos, and of a target, without bos and eos: [s], [t - 1] int32."""
+    """Tokens [s] and [t - 1] of `Tokenizer.encode_source` and `encode_target`, int32."""
 
     source: np.ndarray
     target: np.ndarray
@@ -102,14 +102,17 @@ class PairSource(Source):
 
     def get_state(self) -> dict[str, Any]:
         """Return a fingerprint of the pairs; row numbers are valid only for these pairs."""
-        return {"pairs": len(self.pairs), "digest": self._digest}
+        state = {"pairs": len(self.pairs), "digest": self._digest}
+        # tokens around every text change what fits in a row
+        first = self._tokenizer.first_id
+        return state if first is None else state | {"first_id": first}
 
     def set_state(self, state: dict[str, Any]) -> None:
         if state != self.get_state():
             raise UserError(
                 f"{self.pairs.name}: the pairs changed since the run was saved "
-                f"({state.get('pairs')} then, {len(self.pairs)} now, or other texts); restore "
-                "them, or start another run"
+                f"({state.get('pairs')} then, {len(self.pairs)} now, other texts, or other special "
+                "tokens around them); restore them, or start another run"
             )
 
     def _read_window(self, number: int) -> list[tuple[str, str]]:

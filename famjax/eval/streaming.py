@@ -484,9 +484,10 @@ class Streamer:
         size, steps = tokens.shape[1], self.tokens % self.block > 0
         width = self.block if steps else self.chunk
         padding = ((0, 0), (0, width - size))
-        valid = np.broadcast_to(np.arange(width) < size, (self.batch, width))
-        # within a block nothing is reset
-        ctx = Context() if steps else Context(self._reset_mask(valid), jnp.asarray(valid))
+        ctx = Context()
+        if not steps:  # within a block nothing is reset
+            valid = np.broadcast_to(np.arange(width) < size, (self.batch, width))
+            ctx = Context(self._reset_mask(valid), jnp.asarray(valid))
         wide = None if targets is None else np.pad(targets, padding)
         results = self._call(np.pad(tokens, padding), wide, ctx, size - 1, steps)
         self.tokens += size

@@ -140,6 +140,8 @@ class _Search:
             **self._how,
             "tuned": is_tuned,
         }
+        if run.tokenizer.first_id is not None:
+            self._settings["first_id"] = run.tokenizer.first_id
         self._name = examples_name(self._settings)
         file = request.folder and request.folder / self._name
         # only one of the searches says which settings changed

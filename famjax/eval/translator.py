@@ -28,7 +28,7 @@ _MULTIPLE = 16
 _LONGER, _MORE = 2, 16
 
 # the id before a target, and the id that every target begins with, if there is one
-Start = tuple[Any, Any]
+Start = tuple[np.int32, np.int32 | None]
 
 
 class Translation(NamedTuple):
@@ -37,9 +37,9 @@ class Translation(NamedTuple):
     Attributes:
       text: the best hypothesis of the search, or the sampled text.
       score: log p / length ** length_penalty; 0 if the text was sampled.
-      tokens: number of tokens of the text, including eos.
+      tokens: number of generated tokens, including eos.
       cut: whether the text ended at the maximum number of tokens, and not with eos.
-      source_tokens: number of tokens of the source, including eos.
+      source_tokens: number of tokens of `Tokenizer.encode_source`.
     """
 
     text: str

@@ -63,6 +63,11 @@ def write(source: ExportSource, folder: Path) -> list[str]:
     tensors = family.tensors(normalize_model(source.model))
     save_tensors(source.run.model, source.model, tensors, folder, source.dtype)
     config = _target_config(family, source.model, before, source.run.tokenizer, source.dtype)
+    is_same_family = FAMILIES.get(before.get("model_type", "")) is family
+    untrained = _START in before and is_same_family and source.run.step == 0
+    if untrained and source.run.tokenizer.first_id is None:
+        # targets begin as they did, with BART weights and another tokenizer
+        config[_START] = before[_START]
     _write_json(folder / "config.json", config)
     said = write_tokenizer(source.run.tokenizer, folder)
     if (folder / _GENERATION).exists():

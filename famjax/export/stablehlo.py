@@ -132,7 +132,8 @@ def compare_folded(source: ExportSource) -> list[str]:
     reference = source.reference_model()
     folded = fold_feature_maps(reference, source.model)
     ours, run = (check.compute_logits(m, tokens, last) for m in (folded, reference))
-    return [check.compare_logits("feature maps folded into the projections", ours, run)]
+    compared = check.compare_logits("feature maps folded into the projections", ours, run)
+    return [*folding_notes(source.model), compared]
 
 
 def _chunk_length(model: LanguageModel) -> int:

@@ -68,6 +68,7 @@ def run_in_halves(
         for each in items:
             work(each, False)
         return
+    runtime.share_gpu()  # one that has no device file
     context = multiprocessing.get_context("spawn")
     taken = context.Value("i", 0)
     process = context.Process(target=_work_quietly, args=(work, items, taken, log))

@@ -23,6 +23,8 @@ _KEEP = (
 )
 
 
+# where the system has a file for each device
+DEVICES = Path("/dev")
 # platform in JAX_PLATFORMS -> module that JAX needs for it
 _PLUGINS = {"cuda": "jax_cuda13_plugin", "gpu": "jax_cuda13_plugin", "tpu": "libtpu"}
 
@@ -78,8 +80,10 @@ def has_accelerator() -> bool:
 
     It looks for device files: asking JAX would take the accelerator from other processes.
     """
-    files = ("/dev/nvidia0", "/dev/accel0", "/dev/vfio/0", "/dev/kfd")
-    return os.environ.get("JAX_PLATFORMS") != "cpu" and any(map(os.path.exists, files))
+    files = ("nvidia[0-9]*", "accel[0-9]*", "vfio/[0-9]*", "kfd", "dxg")
+    return os.environ.get("JAX_PLATFORMS") != "cpu" and any(
+        next(DEVICES.glob(file), None) is not None for file in files
+    )
 
 
 def share_gpu() -> None:

@@ -61,6 +61,7 @@ class HuggingFaceTokenizer(Tokenizer):
             bos, eos = self._find_bos_eos(siblings, path.with_name("tokenizer_config.json"))
             spec["added_tokens"] = _add_control_tokens(spec, vocabulary, {bos, eos})
             pieces = _make_token_bytes(spec, vocabulary, byte_level)
+            framed = _frames_texts(data.get("post_processor"), bos, eos)
         except (KeyError, TypeError, AttributeError, ValueError, IndexError):
             raise UserError(f"{path}: not a tokenizer.json; fetch it again") from None
         if missing := _missing_bytes(pieces):
@@ -69,9 +70,7 @@ class HuggingFaceTokenizer(Tokenizer):
                 "every text; use another tokenizer"
             )
         self._json = json.dumps(spec, sort_keys=True)
-        framed = _frames_texts(data.get("post_processor"), bos, eos)
-        content = f"{self._json} {bos} {eos}{' framed' if framed else ''}"
-        super().__init__(name, pieces, bos, eos, content.encode())
+        super().__init__(name, pieces, bos, eos, f"{self._json} {bos} {eos}".encode())
         if framed:
             self.start_id, self.first_id = eos, bos
         self.stop_ids |= siblings.stop_token_ids()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 import transformers
 
 from famjax.convert.folder import convert
+from famjax.core.errors import UserError
 from famjax.data.pair_rows import Lengths, encode_pair, write_row
 from famjax.eval.sampling import Sampling
 from famjax.eval.translator import Translator
@@ -77,6 +79,32 @@ def test_ids_are_those_of_transformers(folder: Path) -> None:
         # texts of other tasks have none
         assert ours.encode(text).tolist() == ids[1:-1]
     assert (ours.start_id, ours.first_id) == (EOS, BOS)
+
+
+def copied(folder: Path, target: Path, post_processor: Any) -> Path:
+    """Copy a folder, with another post-processor in its tokenizer.json."""
+    shutil.copytree(folder, target)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["post_processor"] = post_processor
+    (target / "tokenizer.json").write_text(json.dumps(content))
+    return target
+
+
+def test_a_damaged_post_processor_is_refused(folder: Path, tmp_path: Path) -> None:
+    damaged = copied(folder, tmp_path / "damaged", {"type": "RobertaProcessing"})
+    with pytest.raises(UserError, match=r"tokenizer\.json: not a tokenizer\.json; fetch it again"):
+        load_tokenizer(str(damaged))
+
+
+@pytest.mark.long
+def test_another_tokenizer_keeps_the_start_of_targets(folder: Path, tmp_path: Path) -> None:
+    other = copied(folder, tmp_path / "other", None)
+    tokenizer = load_tokenizer(str(other))
+    assert (tokenizer.start_id, tokenizer.first_id) == (BOS, None)
+    convert(other, tmp_path / "run", report=lambda line: None)
+    export(tmp_path / "run", tmp_path / "back", "hf")
+    written = json.loads((tmp_path / "back" / "config.json").read_text())
+    assert written["decoder_start_token_id"] == EOS
 
 
 def test_a_row_has_the_inputs_and_labels_of_transformers(folder: Path) -> None:

@@ -43,11 +43,11 @@ def test_every_item_is_done_once_by_two_processes(tmp_path: Path) -> None:
 
 
 def test_an_accelerator_has_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    files: list[str] = []
-    monkeypatch.setattr(os.path, "exists", lambda path: path in files)
+    monkeypatch.setattr(runtime, "DEVICES", tmp_path)
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    (tmp_path / "nvidiactl").touch()
     assert not runtime.has_accelerator()
-    files.append("/dev/accel0")
+    (tmp_path / "accel3").touch()
     assert runtime.has_accelerator()
     done: list[tuple[str, bool]] = []
     run_in_halves(lambda *call: done.append(call), ["one", "two"], tmp_path / "log", Console())
