@@ -407,8 +407,9 @@ def test_exports_equal_the_run(tmp_path: Path, keys: str) -> None:
     train(given, tmp_path / "run", quiet=True)
     lines = export(tmp_path / "run", tmp_path / "stablehlo", "stablehlo")
     assert any(line.startswith("compared with the programs read back") for line in lines)
-    is_rotary = "linear" in keys and MARIAN not in keys
-    assert is_rotary == any("feature maps of causal attention are not" in line for line in lines)
+    # 32 features are more than the projections have outputs
+    not_folded = any("feature maps of causal attention are not" in line for line in lines)
+    assert not_folded == ("linear" in keys)
     # the README's code runs without famjax
     readme = (tmp_path / "stablehlo" / "README.md").read_text()
     names: dict[str, Any] = {"FOLDER": str(tmp_path / "stablehlo")}
