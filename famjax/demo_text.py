@@ -25,6 +25,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from famjax.bench.steps import training_call
+from famjax.bench.timing import compare_times, time_interleaved
 from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.main import run_guarded
 from famjax.cli.tables import Output, Table
@@ -39,9 +41,12 @@ from famjax.eval.text import evaluate_text
 from famjax.experiment.load import load_config
 from famjax.processes import runtime
 from famjax.processes.half_cores import run_in_halves
+from famjax.tokenizers.load import load_tokenizer
 from famjax.train.recipe import claim_folder, train_and_time
 
 _VOCABULARY = 1024
+# file with the times of training steps; how many steps of each model are timed
+_STEP_TIMES, _REPETITIONS = "step_times.json", 20
 # mixers with a memory that lasts longer than the window, in all layers or in the upper one
 _MEMORIES = ("fam", "delta", "bswa,delta")
 
@@ -151,12 +156,7 @@ def demonstrate(demo: TextDemo) -> int:
     tokenizer = demo.folder / "tokenizer.model"
     if not tokenizer.exists():
         train_sentencepiece(demo.texts.training, _VOCABULARY, tokenizer)
-    models = [
-        TextModel(mixer, segments, seed)
-        for seed in range(demo.seeds)
-        for segments in (0, 1)
-        for mixer in (*_MEMORIES, "bswa")
-    ]
+    models = [model for seed in range(demo.seeds) for model in models_of(seed)]
     runtime.setup()
     console.print(
         f"FAM, delta and BSWA learn to predict {demo.texts.name}, with {demo.seeds} seeds."
@@ -164,14 +164,16 @@ def demonstrate(demo: TextDemo) -> int:
     bases = list(dict.fromkeys(model.base for model in models))
     run_in_halves(functools.partial(pretrain, demo), bases, demo.folder / LOG, console)
     _measure_all(demo, models, console)
+    run_in_halves(time_steps, [demo], demo.folder / LOG, console)
+    times = read_step_times(demo)
     slower = [
-        replace(model, mixer="bswa", time_of=model.mixer, steps=steps_in_equal_time(demo, model))
+        replace(model, mixer="bswa", time_of=model.mixer, steps=steps_in_time(demo, times, model))
         for model in models
         if model.mixer in _MEMORIES
     ]
     _measure_all(demo, slower, console)
     results = _by_kind(demo, [*models, *slower])
-    Output().print(table(demo, results))
+    Output().print(table(demo, results, times))
     console.print(
         "Gain: bits saved by the memory, compared with a reset at every block. Against BSWA: the "
         "row's bits minus those of BSWA with as many segments, trained for as many steps or for "
@@ -184,6 +186,13 @@ def demonstrate(demo: TextDemo) -> int:
     report = demo.folder / "report.json"
     console.print(f"figure: {picture}   report: {report}   {seconds:.0f} seconds")
     return 0
+
+
+def models_of(seed: int) -> list[TextModel]:
+    """Return the models of a seed that train for equal steps."""
+    return [
+        TextModel(mixer, segments, seed) for segments in (0, 1) for mixer in (*_MEMORIES, "bswa")
+    ]
 
 
 def _measure_all(demo: TextDemo, models: Sequence[TextModel], console: Console) -> None:
@@ -242,32 +251,36 @@ def measure(demo: TextDemo, model: TextModel, quiet: bool) -> None:
         return
     run, seconds = train_and_time(config, folder, quiet)
     scores = evaluate_text(run, demo.texts.held_out, batch=16, quiet=quiet)
-    result = {"held_out": demo.texts.held_out, "train_seconds": seconds}
-    write_json(file, {**result, "step_seconds": _step_seconds(folder), **scores})
+    write_json(file, {"held_out": demo.texts.held_out, "train_seconds": seconds, **scores})
 
 
-def _step_seconds(folder: Path) -> float:
-    """Return the median time of a training step."""
-    rows = [parse_json(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    # the very first step compiles, and has no step_seconds
-    times = [row["step_seconds"] for row in rows if "step_seconds" in row]
-    return float(np.median(times)) if times else float("nan")
+def time_steps(demo: TextDemo, quiet: bool) -> None:
+    """Write the seconds of training steps, by kind of model.
+
+    Steps of all kinds alternate, so that other work on the machine disturbs them equally.
+    """
+    file = demo.folder / _STEP_TIMES
+    if file.exists():
+        return
+    vocab_size = load_tokenizer(str(demo.folder / "tokenizer.model")).vocab_size
+    calls = {}
+    for model in models_of(0):
+        config = make_config(demo, model)
+        shape = replace(config.model, vocab_size=vocab_size)
+        calls[model.kind] = training_call(shape, config.data.batch, config.data.length)
+    with Console(quiet=quiet).status("timing training steps"):
+        write_json(file, time_interleaved(calls, _REPETITIONS))
 
 
-def steps_in_equal_time(demo: TextDemo, model: TextModel) -> int:
-    """Return the number of BSWA's steps that take the model's time; the same for all seeds."""
-    own, window = (
-        np.median(
-            [
-                read_result(demo.folder / replace(model, mixer=mixer, seed=seed).folder)[
-                    "step_seconds"
-                ]
-                for seed in range(demo.seeds)
-            ]
-        )
-        for mixer in (model.mixer, "bswa")
-    )
-    return round(demo.steps * own / window)
+def read_step_times(demo: TextDemo) -> dict[str, list[float]]:
+    """Return what `time_steps` wrote."""
+    return parse_json((demo.folder / _STEP_TIMES).read_text())
+
+
+def steps_in_time(demo: TextDemo, times: dict[str, list[float]], model: TextModel) -> int:
+    """Return the number of BSWA's steps that take the time of the model's training."""
+    window = replace(model, mixer="bswa")
+    return round(demo.steps * compare_times(times[model.kind], times[window.kind]).typical)
 
 
 def _by_kind(demo: TextDemo, models: Sequence[TextModel]) -> list[dict[str, Any]]:
@@ -306,7 +319,9 @@ def _bytes(row: dict[str, Any]) -> np.ndarray:
     return np.array([document["bytes"] for document in row["seeds"][0]["by_document"]])
 
 
-def table(demo: TextDemo, results: Sequence[dict[str, Any]]) -> Table:
+def table(
+    demo: TextDemo, results: Sequence[dict[str, Any]], times: dict[str, list[float]]
+) -> Table:
     """Return the table of bits per byte."""
     numbers = [str(seed) for seed in range(demo.seeds)]
     columns = ("model", "steps", "s/step", *numbers, "mean", "gain")
@@ -319,7 +334,7 @@ def table(demo: TextDemo, results: Sequence[dict[str, Any]]) -> Table:
     for row in results:
         bits = [seed["bits_per_byte"] for seed in row["seeds"]]
         gain = np.mean([seed["memory_gain"]["bits_per_byte"] for seed in row["seeds"]])
-        step = np.median([seed["step_seconds"] for seed in row["seeds"]])
+        step = np.median(times[TextModel(row["mixer"], row["segments"], 0).kind])
         against = row.get("against_bswa", {})
         out.add_row(
             row["kind"],

@@ -16,7 +16,7 @@ from famjax.demo_text import TextDemo, TextModel
 SMALL = ("model.width=16", "model.mlp_width=16", "model.layers=2", "data.length=64", "data.batch=2")
 
 
-def write_result(demo, model, step_seconds, nats):
+def write_result(demo, model, nats):
     """Write the result of a model with two documents of 100 and 300 bytes."""
     folder = demo.folder / model.folder
     folder.mkdir(parents=True)
@@ -24,7 +24,6 @@ def write_result(demo, model, step_seconds, nats):
         {"bytes": size, "nats": value} for size, value in zip((100, 300), nats, strict=True)
     ]
     result = {
-        "step_seconds": step_seconds,
         "bits_per_byte": sum(nats) / 400 / np.log(2),
         "memory_gain": {"bits_per_byte": 0.25},
         "by_document": documents,
@@ -39,11 +38,12 @@ def test_the_table_compares_memories_with_bswa_of_as_many_segments(tmp_path):
     bswa = [TextModel("bswa", 1, seed) for seed in range(2)]
     slower = [replace(model, time_of="fam", steps=150) for model in bswa]
     for seed in range(2):
-        write_result(demo, fam[seed], 0.3, np.array([90.0, 200.0]) + 10 * seed)
-        write_result(demo, bswa[seed], 0.2, np.array([90.0, 240.0]) + 10 * seed)
-        write_result(demo, slower[seed], 0.2, np.array([90.0, 180.0]) + 10 * seed)
-    # seconds of all seeds: 100 steps of 0.3 s are 150 of 0.2 s
-    assert demo_text.steps_in_equal_time(demo, fam[1]) == 150
+        write_result(demo, fam[seed], np.array([90.0, 200.0]) + 10 * seed)
+        write_result(demo, bswa[seed], np.array([90.0, 240.0]) + 10 * seed)
+        write_result(demo, slower[seed], np.array([90.0, 180.0]) + 10 * seed)
+    # other work doubled all times of a repetition
+    times = {"FAM M1": [0.3, 0.3, 0.6], "BSWA M1": [0.2, 0.2, 0.4]}
+    assert demo_text.steps_in_time(demo, times, fam[1]) == 150
     rows = demo_text._by_kind(demo, [*fam, *bswa, *slower])
     assert [row["kind"] for row in rows] == ["BSWA M1", "BSWA M1, time of FAM", "FAM M1"]
     assert "against_bswa" not in rows[0]
@@ -52,7 +52,7 @@ def test_the_table_compares_memories_with_bswa_of_as_many_segments(tmp_path):
     # documents of either kind only: no difference, and 40 nats on 300 bytes
     assert (low, high) == pytest.approx((-40 / 300 / np.log(2), 0))
     assert rows[2]["against_bswa"]["time"][0] == pytest.approx(20 / 400 / np.log(2))
-    text = "\n".join(demo_text.table(demo, rows).lines(None))
+    text = "\n".join(demo_text.table(demo, rows, times).lines(None))
     assert "-0.144 (-0.192 to +0.000)" in text
     assert "+0.072 (+0.000 to +0.096)" in text
     assert demo_text.draw(demo, rows).read_bytes().startswith(b"\x89PNG")
@@ -118,6 +118,9 @@ def test_the_demo_trains_and_compares(tmp_path, capsys):
         assert kind in shown
     report = json.loads((demo.folder / "report.json").read_text())
     assert len(report) == 14
+    times = demo_text.read_step_times(demo)
+    assert list(times) == [model.kind for model in demo_text.models_of(0)]
+    assert {len(seconds) for seconds in times.values()} == {20}
     # repeated, nothing is trained; another number of steps is another recipe
     before = {p: p.stat().st_mtime for p in demo.folder.glob("*/result.json")}
     demo_text.demonstrate(demo)

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from famjax.bench.fam import streaming_call, training_call
+from famjax.bench.fam import streaming_call
+from famjax.bench.steps import training_call
 from famjax.bench.timing import Pair, time_pair
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig

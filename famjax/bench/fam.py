@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from famjax.bench.steps import prepare_step
+from famjax.bench.steps import training_call
 from famjax.bench.timing import Pair, reset_peak_memory, time_pair
 from famjax.config.schema import ModelConfig
 from famjax.core.types import Context
@@ -76,18 +76,6 @@ def measure_costs(
             ),
             fam_floor(fam_len, block_len),
         )
-
-
-def training_call(model: ModelConfig, batch: int, length: int) -> Callable[[], Any]:
-    """Return a function that runs a training step on `batch` rows of `length` tokens."""
-    program, state, data = prepare_step(model, batch, length)
-
-    def run() -> Any:
-        nonlocal state
-        state = program.step(state, data)
-        return state
-
-    return run
 
 
 def streaming_call(model: ModelConfig, batch: int, length: int) -> Callable[[], Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -53,3 +54,15 @@ def prepare_step(
     rows["tokens"] = rows["targets"] = tokens
     rows["weights"], rows["valid"] = np.ones(shape, np.float32), np.ones(shape, bool)
     return PreparedStep(program, program.start(), jax.device_put(rows, program.batch))
+
+
+def training_call(model: ModelConfig, batch: int, length: int) -> Callable[[], TrainState]:
+    """Return a function that runs a training step on `batch` rows of `length` tokens."""
+    program, state, rows = prepare_step(model, batch, length)
+
+    def run() -> TrainState:
+        nonlocal state
+        state = program.step(state, rows)
+        return state
+
+    return run
