@@ -41,7 +41,8 @@ _SEEK_BYTES = 1 << 20
 _SILENT_SECONDS = 5.0
 # Linux's virtual file systems: files there are generated on read and may be endless
 _KERNEL = ("/proc/", "/sys/")
-_COMPRESSED = (".gz", ".xz", ".zst")
+# endings of compressed files, and the program that decompresses each
+DECOMPRESSORS = {".gz": "gzip", ".xz": "xz", ".zst": "zstd"}
 # endings of files with a document on each line
 _JSON_LINES = (".jsonl", ".ndjson")
 # endings of formats that are not text, in which data sets are often kept
@@ -238,7 +239,7 @@ def is_json(path: str) -> bool:
 
 def is_compressed(path: str) -> bool:
     """Return whether a file can only be read forwards: it is compressed, or Parquet."""
-    return path.endswith(_COMPRESSED) or is_parquet(path)
+    return path.endswith(tuple(DECOMPRESSORS)) or is_parquet(path)
 
 
 def _without_compression(path: str) -> str:

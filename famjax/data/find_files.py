@@ -14,6 +14,7 @@ from famjax.core.errors import UserError, nearest_path
 from famjax.data.files import TextFile, is_system_path, probe_text, read_error_message
 from famjax.data.other_json import check_not_all_json, check_not_json
 from famjax.data.scan import CheckedFiles, Scanner
+from famjax.data.tables import check_not_all_tables, check_not_table
 from famjax.tokenizers.chat import ChatTemplate
 
 MAX_FILES = 1_000_000
@@ -54,10 +55,13 @@ def find_files(
             else:
                 if explicit:
                     check_not_json(path)
+                    check_not_table(path)
                 by_path.setdefault(os.path.realpath(path), TextFile(path, name))
     if not by_path:
         raise UserError(f"data.files={files}: no text found{describe_skipped(skipped)}")
-    check_not_all_json(files, [file.path for file in by_path.values()])
+    paths = [file.path for file in by_path.values()]
+    check_not_all_json(files, paths)
+    check_not_all_tables(files, paths)
     scan = Scanner(template, checked or CheckedFiles(None, template))
     found = [scan.index_documents(file) for file in by_path.values()]
     if any(map(len, found)) and not scan.found_text:

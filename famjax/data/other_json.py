@@ -15,7 +15,7 @@ from typing import Any
 
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json
-from famjax.data.files import is_compressed, is_json, read_head
+from famjax.data.files import DECOMPRESSORS, is_compressed, is_json, read_head
 
 # a key that records of data sets have
 _RECORD_KEY = re.compile(
@@ -58,8 +58,7 @@ def _json_error_message(path: str) -> str:
     source, target = shlex.quote(path), shlex.quote(f"{stem}.jsonl")
     command = f"jq -c {program} {source} > {target}"
     if compression:
-        reader = {".gz": "gzip", ".xz": "xz", ".zst": "zstd"}[compression]
-        command = f"{reader} -dc {source} | jq -c {program} > {target}"
+        command = f"{DECOMPRESSORS[compression]} -dc {source} | jq -c {program} > {target}"
     wrong = f"{path}: JSON is read as .jsonl, one object on each line"
     return f"{wrong}; run {command}, or rename it {plain}"
 

@@ -286,6 +286,30 @@ def test_json_that_is_named_comes_with_a_conversion(tmp_path, suffix, indent):
     assert sorted(epoch(make(tmp_path / "my file.jsonl"))[0]) == ["one", "two"]
 
 
+@pytest.mark.parametrize("suffix", list(OPENERS))
+@pytest.mark.parametrize(("ending", "separator"), [(".csv", ","), (".TSV", "\t")])
+def test_a_table_that_is_named_comes_with_a_conversion(tmp_path, suffix, ending, separator):
+    path = tmp_path / f"my file{ending}{suffix}"
+    with OPENERS[suffix](path, "wb") as file:
+        file.write(f'id{separator}text\n1{separator}"one, ""1"""\n2{separator}two\n'.encode())
+    with pytest.raises(UserError, match=r"a table is not read as text; run ") as error:
+        make(path)
+    command = re.search("text; run (.*), or rename it to .txt", str(error.value))[1]
+    if suffix == ".zst" and not shutil.which("zstd"):
+        pytest.skip("zstd is not installed")
+    subprocess.run(command, shell=True, check=True)
+    assert sorted(epoch(make(tmp_path / "my file.jsonl"))[0]) == ['one, "1"', "two"]
+
+
+def test_a_table_is_a_text_beside_other_files(tmp_path):
+    (tmp_path / "a.csv").write_text("a,b\n")
+    for files in (tmp_path, f"{tmp_path}/*.csv"):
+        with pytest.raises(UserError, match=r"data\.files=.*a\.csv: a table is not read as text"):
+            make(files)
+    (tmp_path / "a.py").write_text("pass")
+    assert sorted(epoch(make(tmp_path))[0]) == ["a,b\n", "pass"]
+
+
 def test_lines_in_a_json_file_are_renamed(tmp_path):
     lines = "".join(json.dumps(record) + "\n" for record in RECORDS)
     (tmp_path / "a.json").write_text(lines)
