@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,7 +47,20 @@ def run_in_process(work: Callable[..., int], *arguments: Any) -> None:
 
 
 def _exit_with_status(work: Callable[..., int], arguments: tuple[Any, ...]) -> None:
+    _end_with_parent()
     sys.exit(work(*arguments))
+
+
+def _end_with_parent() -> None:
+    """Make this process save and end when the one that started it has ended, however it ended."""
+    parent = multiprocessing.parent_process()
+    assert parent
+
+    def wait() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def run_in_halves(
@@ -93,6 +108,7 @@ def run_in_halves(
 def _work_quietly(
     work: Callable[[Item, bool], None], items: Sequence[Item], taken: Any, log: Path
 ) -> None:
+    _end_with_parent()
     with log.open("w") as file:
         os.dup2(file.fileno(), sys.stderr.fileno())
         _take_half(first=False)

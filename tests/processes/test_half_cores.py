@@ -2,7 +2,10 @@
 
 import functools
 import os
+import subprocess
+import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -61,6 +64,37 @@ def test_the_other_process_fails(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"failed; see {log}"):
         run_in_halves(work, ["one", "two"], log, Console())
     assert "this one fails" in log.read_text()
+
+
+def test_a_process_ends_with_the_one_that_started_it() -> None:
+    code = "from famjax.processes.half_cores import *; import time; run_in_process(time.sleep, 99)"
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    child = wait_for(lambda: worker_of(parent.pid))
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: not is_running(child))
+
+
+def worker_of(pid: int) -> int:
+    """Return the process that `multiprocessing` started for another one; 0 before that."""
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text():
+            return int(child)
+    return 0
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process is there, and no zombie that nobody waits for."""
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
+
+
+def wait_for(condition: Callable[[], int]) -> int:
+    deadline = time.monotonic() + 60
+    while not (value := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return value
 
 
 def test_a_process_of_its_own_returns_its_status() -> None:
