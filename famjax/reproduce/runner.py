@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -60,6 +61,8 @@ class Runner:
         total = len(waiting)
         left: list[Cell] = []
         free, running = list(self._cores), list[_Process]()
+        # as Ctrl-C does, so that the processes are stopped
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             while waiting or running:
                 late = [cell for cell in waiting if self._is_late(cell)]
@@ -78,7 +81,10 @@ class Runner:
                     self._report(process, waiting, total)
         finally:
             for process in running:
-                process.stop()
+                process.terminate()
+            for process in running:
+                process.wait()
+            signal.signal(signal.SIGTERM, before)
         return left
 
     def _needed(self, cells: Sequence[Cell]) -> list[Cell]:
@@ -183,9 +189,12 @@ class _Process:
         what = f"{self.cell.experiment}, {self.cell.variant or 'base'}, seed {self.cell.seed}"
         raise UserError(f"{what}: {lines[-1].removeprefix('famjax: ')}; see {self.log}")
 
-    def stop(self) -> None:
-        """Make the process save and end. After Ctrl-C it has got that signal itself already."""
+    def terminate(self) -> None:
+        """Tell the process to save and end. After Ctrl-C it has got that signal itself already."""
         self._process.terminate()
+
+    def wait(self) -> None:
+        """Wait for a process that was told to end; if it takes too long, end it."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_SECONDS_TO_SAVE)
         self._process.kill()

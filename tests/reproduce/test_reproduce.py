@@ -3,7 +3,10 @@
 import json
 import os
 import re
+import signal
 import subprocess
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -244,6 +247,31 @@ def test_bases_come_first_and_are_shared(fake, tmp_path, monkeypatch):
     newer = [replace(cell, code="newer") for cell in cells]
     assert Runner(experiments, 1, lines.append).run(newer) == []
     assert len(said()) == 3
+
+
+def test_sigterm_stops_the_processes(tmp_path, monkeypatch):
+    monkeypatch.setattr("famjax.reproduce.measures.CodeMeasure.prepare", lambda *_: ())
+    seen = tmp_path / "pid"
+    program = f"import os, time\nopen({str(seen)!r}, 'w').write(str(os.getpid()))\ntime.sleep(99)\n"
+    (tmp_path / "sleeper.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("famjax.reproduce.runner._PROCESS", "sleeper")
+
+    def stop() -> None:
+        while not (seen.exists() and seen.read_text()):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=stop)
+    thread.start()
+    runner = Runner({COPY: EXPERIMENTS[COPY]}, 1, print)
+    with pytest.raises(KeyboardInterrupt):
+        runner.run([Cell(str(tmp_path), COPY, EXPERIMENTS[COPY].variants[0].name, 0)])
+    thread.join()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(seen.read_text()), 0)
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_equal_trainings_do_not_run_at_once(tmp_path, monkeypatch):
