@@ -16,7 +16,8 @@ from famjax.data.files import is_compressed, read_text_pieces
 from famjax.eval.beam import BeamSettings
 from famjax.eval.progress import TokenProgress
 from famjax.eval.sampling import Sampling
-from famjax.eval.streaming import PIECE, Streamer, StreamState, rechunk
+from famjax.eval.stream_functions import PIECE
+from famjax.eval.streaming import Streamer, StreamState, rechunk
 from famjax.tokenizers.tokenizer import StreamDecoder
 from famjax.train.run import Run
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-import functools
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple, Self
 
 import jax
@@ -14,9 +13,10 @@ import numpy as np
 from flax import nnx
 
 from famjax.core.errors import UserError
-from famjax.core.types import Array, Batch, Context, Params, State
-from famjax.eval.beam import BeamSettings, Hypotheses, beam_search
+from famjax.core.types import Array, Batch, Context, State
+from famjax.eval.beam import BeamSettings, Hypotheses
 from famjax.eval.sampling import Sampling
+from famjax.eval.stream_functions import jit_functions
 from famjax.experiment.memory import check_bytes_fit
 from famjax.models.language_model import LanguageModel
 from famjax.parallel.sharding import target_device
@@ -27,8 +27,6 @@ CHUNK = 1024
 # maximum tokens of all lanes per call on CPU, where the arrays of larger calls leave the cache: 20
 # lanes of `make demo-full` read 1.2 (delta) to 1.3 (fam) times as many tokens per second
 _CPU_TOKENS = 4096
-# maximum tokens that one call generates, to amortize dispatch and synchronization
-PIECE = 32
 # maximum number of calls in flight: the host prepares the next one while the device computes
 _MAX_IN_FLIGHT = 2
 
@@ -43,146 +41,6 @@ class StreamState(NamedTuple):
 
     memory: State
     tokens: int
-
-
-class StreamFunctions(NamedTuple):
-    """The jitted functions of a model. All of them but `search` donate their state argument.
-
-    Attributes:
-      start: (params, b) -> state.
-      read: (params, state, tokens, ctx, last, steps) -> (logits [b v] after the token with index
-        `last`, state). `last` is one index for all lanes, or [b]. With `steps` (static) the tokens
-        up to `last` are read one by one, from anywhere in a block.
-      skim: (params, state, tokens, ctx) -> (a scalar that is ready when the state is, state).
-      losses: (params, state, tokens, targets, ctx, last, steps) -> (nll, correct, logits [b v],
-        state).
-      step: (params, state, tokens [b 1], ctx) -> (logits [b v], state).
-      draw: (logits [b v], sampling, position) -> tokens [b 1] at that position of the text.
-      write: (params, state, token [1 1], position, count, sampling, stops) ->
-        (tokens [PIECE], number of tokens written, logits [1 v], state).
-      search: (params, state, logits [b v], settings, stops, prompt) -> hypotheses, as
-        `famjax.eval.beam.beam_search`.
-    """
-
-    start: Callable[..., Any]
-    read: Callable[..., Any]
-    skim: Callable[..., Any]
-    losses: Callable[..., Any]
-    step: Callable[..., Any]
-    draw: Callable[..., Any]
-    write: Callable[..., Any]
-    search: Callable[..., Any]
-
-
-@functools.lru_cache(maxsize=8)
-def jit_functions(graph: Any) -> StreamFunctions:
-    """Return the jitted functions of a model's graph; they take its parameters as arguments.
-
-    All streams over models with the same graph share them, and compile once.
-    """
-
-    def start(params: Params, batch: int) -> State:
-        return nnx.merge(graph, params).init_state(batch)
-
-    def read(
-        params: Params, state: State, tokens: Array, ctx: Context, last: Array, steps: bool = False
-    ):
-        model = nnx.merge(graph, params)
-        x, state = _run_stack(model, tokens, state, ctx, last, steps)
-        # logits of one token only: with a large vocabulary, those of all tokens dominate the cost
-        x = jnp.take(x, last, axis=1) if last.ndim == 0 else x[jnp.arange(len(last)), last]
-        return model.logits(x), state
-
-    def skim(params: Params, state: State, tokens: Array, ctx: Context):
-        model = nnx.merge(graph, params)
-        # XLA omits what only the logits need; without `scan_layers` that includes the last layer's
-        # attention and feed-forward
-        _, state = model.stack(model.embed(tokens), state, ctx)
-        return jax.tree.leaves(state)[0].ravel()[0], state
-
-    def losses(
-        params: Params,
-        state: State,
-        tokens: Array,
-        targets: Array,
-        ctx: Context,
-        last: Array,
-        steps: bool = False,
-    ):
-        model = nnx.merge(graph, params)
-        x, state = _run_stack(model, tokens, state, ctx, last, steps)
-        logits = model.logits(jnp.take(x, last, axis=1))
-        return *model.losses(x, targets), logits, state
-
-    def step(params: Params, state: State, tokens: Array, ctx: Context):
-        logits, state = nnx.merge(graph, params).step(tokens, state, ctx)
-        return logits[:, 0], state
-
-    def write(params: Params, state: State, token: Array, position: Array, *arguments: Any):
-        count, sampling, stops = arguments
-        model = nnx.merge(graph, params)
-
-        def keep_writing(carry: Any) -> Array:
-            token, written, *_ = carry
-            return (written < count) & ~jnp.isin(token, stops).any()
-
-        def write_token(carry: Any) -> Any:
-            token, written, tokens, _, state = carry
-            logits, state = model.step(token, state)
-            token = sampling.draw(logits[:, 0], position + written.astype(position.dtype))
-            tokens = tokens.at[written].set(token[0, 0])
-            return token, written + 1, tokens, logits[:, 0], state
-
-        shape = jax.eval_shape(model.step, token, state)[0]
-        tokens, logits = jnp.zeros(PIECE, jnp.int32), jnp.zeros(shape.shape[::2], shape.dtype)
-        carry = (token, jnp.int32(0), tokens, logits, model.unstack(state))
-        _, written, tokens, logits, state = jax.lax.while_loop(keep_writing, write_token, carry)
-        return tokens, written, logits, model.restack(state)
-
-    def search(
-        params: Params, state: State, logits: Array, settings: BeamSettings, *arguments: Any
-    ) -> Hypotheses:
-        model = nnx.merge(graph, params)
-        state = model.unstack(state, settings.beams)
-        axes = model.stack.row_axes(state)
-        return beam_search(model.step, logits, state, axes, settings, *arguments)
-
-    return StreamFunctions(
-        jax.jit(start, static_argnums=1),
-        jax.jit(read, donate_argnums=1, static_argnames="steps"),
-        jax.jit(skim, donate_argnums=1),
-        jax.jit(losses, donate_argnums=1, static_argnames="steps"),
-        jax.jit(step, donate_argnums=1),
-        jax.jit(lambda logits, sampling, position: sampling.draw(logits, position)),
-        jax.jit(write, donate_argnums=1),
-        jax.jit(search),
-    )
-
-
-def _run_stack(
-    model: LanguageModel, tokens: Array, state: State, ctx: Context, last: Array, steps: bool
-) -> tuple[Array, State]:
-    """Return the stack's output [b t d] for tokens [b t], and the state.
-
-    Args:
-      steps: whether to read the tokens up to `last` one by one, without resets; the output of later
-        ones is 0, and they do not change the state.
-    """
-    x = model.embed(tokens)
-    if not steps:
-        return model.stack(x, state, ctx)
-
-    def read_token(carry: Any) -> Any:
-        at, y, state = carry
-        token = jax.lax.dynamic_slice_in_dim(x, at, 1, axis=1)
-        output, state = model.stack.step(token, state, Context())
-        return at + 1, jax.lax.dynamic_update_slice_in_dim(y, output, at, axis=1), state
-
-    output = jax.eval_shape(model.stack.step, x[:, :1], state, Context())[0]
-    y = jnp.zeros(x.shape, output.dtype)
-    carry = (jnp.zeros_like(last), y, model.unstack(state))
-    _, y, state = jax.lax.while_loop(lambda carry: carry[0] <= last, read_token, carry)
-    return y, model.restack(state)
 
 
 class Streamer:

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from famjax.config.schema import MeshConfig
 from famjax.core.errors import UserError
 from famjax.eval.memory import measure_flatness, memory_report
-from famjax.eval.streaming import Streamer, jit_functions, rechunk
+from famjax.eval.stream_functions import jit_functions
+from famjax.eval.streaming import Streamer, rechunk
 from famjax.ops import attention
 from famjax.ops.losses import token_losses
 from famjax.parallel.sharding import make_mesh, parameter_shardings
