@@ -1,14 +1,14 @@
 """Base of the encoder-decoders at the papers' sizes: Transformer big of Vaswani et al. (2017).
 
-Departures from the papers: norms come before the sublayers, not after the residual sums; positions
-are rotary in self-attention, not sinusoids at the embedding; a batch is rows of whole pairs, with
-about as many target tokens as in the papers, not pairs of similar lengths. The Feedback Transformer
-has relative positions only; a Transformer as in Vaswani et al. needs model.arch.pre_norm=false
-model.arch.positions=sinusoidal_halves model.arch.rotary_fraction=0 model.arch.qkv_bias=true
-model.arch.out_bias=true model.arch.mlp_bias=true.
+Norms come after the residual sums, projections have biases, and sinusoids are added to the
+embeddings: first all sines, then all cosines, as in fairseq, in which the papers' experiments are
+written. The paper does not say what positions its feedback decoders have; here they are relative,
+as in its language models, and only the encoder has sinusoids. The papers' batches are pairs of
+similar lengths; here a batch is rows of whole pairs, with about as many target tokens.
 """
 
 from famjax.config.schema import (
+    ArchConfig,
     Config,
     DataConfig,
     DropoutConfig,
@@ -33,6 +33,14 @@ def config() -> Config:
             capacity=1024,
             encoder=EncoderConfig(layers=6),
             dropout=DropoutConfig(residual=0.3, embedding=0.3),
+            arch=ArchConfig(
+                pre_norm=False,
+                positions="sinusoidal_halves",
+                rotary_fraction=0.0,
+                qkv_bias=True,
+                out_bias=True,
+                mlp_bias=True,
+            ),
         ),
         data=DataConfig(
             task="translate",

@@ -16,10 +16,9 @@ Expected: tokenized BLEU 28.7 on WMT14 English-German, 27.5 without a teacher; t
 The model of this config is the one without a teacher; with `init` it is the teacher's, apart from
 what the command replaces. The hyperparameters are the teacher's, except for the learning rate of
 2e-4 and 20,000 steps (3.2.2, Table 6). The paper averages the checkpoints of the last five epochs;
-here the last five checkpoints are averaged. The paper's positions are added to the embedding; here
-the teacher's are rotations, which linear layers keep, so that their feature maps cannot be merged
-into the projections. The teachers for other languages, with the commands that make them recurrent,
-are `wmt14_enfr_paper` (60,000 steps without a teacher) and `wmt17_zhen_paper`.
+here the last five checkpoints are averaged. No position is rotated, so the feature maps merge into
+the projections for inference. The teachers for other languages, with the commands that make them
+recurrent, are `wmt14_enfr_paper` (60,000 steps without a teacher) and `wmt17_zhen_paper`.
 """
 
 from famjax import Config, load_config, replace_values

@@ -34,10 +34,11 @@ class ArchConfig:
     # attention and feed-forward both take the layer's input, instead of one following the other
     # (GPT-NeoX)
     parallel: bool = False
-    # position embedding that is added to each token's embedding, in the encoder as well. learned: a
-    # table of `model.capacity` positions; later positions of a document wrap around (GPT-2).
-    # sinusoidal: alternating sines and cosines (Vaswani et al., 2017, 3.5). sinusoidal_halves: the
-    # same numbers, first all sines, then all cosines (Marian)
+    # position embedding that is added to each token's embedding, in the encoder as well; only there
+    # if the decoder is a feedback stack, whose positions are relative. learned: a table of
+    # `model.capacity` positions; later positions of a document wrap around (GPT-2). sinusoidal:
+    # alternating sines and cosines (Vaswani et al., 2017, 3.5). sinusoidal_halves: the same
+    # numbers, first all sines, then all cosines (Marian)
     positions: Literal["none", "learned", "sinusoidal", "sinusoidal_halves"] = "none"
     # positions=learned: rows of the table before that of the first position (BART has 2)
     position_offset: int = 0

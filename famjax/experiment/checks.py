@@ -306,10 +306,12 @@ def _check_other_stacks(config: Config) -> Iterator[str]:
         yield f"model.lora.rank={m.lora.rank}: {named} has no maps that take adapters; set 0"
     if m.lora.dropout:
         yield f"model.lora.dropout={m.lora.dropout}: {named} has none; set 0"
-    if m.arch.positions != "none":
+    # sinusoids of the encoder do not reach the decoder
+    if m.arch.positions == "learned" or (m.arch.positions != "none" and not m.encoder.layers):
+        able = "none or, for the encoder, sinusoidal" if m.encoder.layers else "none"
         yield (
             f"model.arch.positions={m.arch.positions}: {named} has relative positions only; set "
-            "none"
+            f"{able}"
         )
     if m.arch.embed_norm:
         yield f"model.arch.embed_norm=true: {named} has no such norm; set false"

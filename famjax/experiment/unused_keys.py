@@ -318,9 +318,14 @@ _RULES = (
         switch=True,
     ),
     Rule(
-        ("model.arch.positions", "model.arch.embed_norm"),
-        _requires_stack("residual"),
-        "model.stack=residual",
+        ("model.arch.embed_norm",), _requires_stack("residual"), "model.stack=residual", switch=True
+    ),
+    Rule(
+        ("model.arch.positions",),
+        _unused_unless(
+            lambda c: c.model.stack == "residual" or c.model.encoder.layers > 0, "model.stack"
+        ),
+        "model.stack=residual, or an encoder",
         switch=True,
     ),
     Rule(

@@ -97,6 +97,9 @@ def test_encoder_decoders_are_those_of_the_papers(
     m, o = config.model, config.optimizer
     assert (m.width, m.mlp_width, m.heads) == shape
     assert (m.layers, m.encoder.layers, m.dropout.residual) == (6, 6, 0.3)
+    # Vaswani et al. (2017): norms after the sums, sinusoids at the embeddings
+    assert (m.arch.pre_norm, m.arch.rotary_fraction) == (False, 0.0)
+    assert m.arch.positions == "sinusoidal_halves"
     assert (o.learning_rate, o.schedule, o.beta1, o.beta2) == (rate, "inverse_sqrt", 0.9, 0.98)
     if m.width == 1024:
         steps = {"t2r_mt_paper": 20_000, "wmt14_enfr_paper": 60_000}

@@ -95,6 +95,10 @@ MODELS: dict[str, ModelConfig] = {
     "feedback": _FEEDBACK,
     "feedback-linear": replace(_FEEDBACK, encoder=_LINEAR),
     "feedback-post": replace(_FEEDBACK, arch=_POST, norm="layernorm"),
+    # the decoder has relative positions, the encoder sinusoids
+    "feedback-sinusoids": replace(
+        _FEEDBACK, arch=replace(_POST, positions="sinusoidal_halves", rotary_fraction=0.0)
+    ),
     "feedback-top": replace(_FEEDBACK, feedback=FeedbackConfig(span=6, composition="top")),
     "transformer": replace(_FEEDBACK, stack="transformer"),
     "transformer-post": replace(
@@ -208,7 +212,8 @@ def transcribe(name: str, pair: int) -> np.ndarray:
     rotary = c.arch.rotary_fraction > 0
     x = _embed(c, params["encoder"], own, SOURCES[pair])
     source = seq2seq.encoder(encoder, final, x, rotary)
-    x = _embed(c, params["stack"], table, TARGETS[pair])
+    decoder = c if c.stack == "residual" else replace(c, arch=replace(c.arch, positions="none"))
+    x = _embed(decoder, params["stack"], table, TARGETS[pair])
     if c.stack == "residual":
         window = c.window if c.mixer == "swa" else 10**9
         y = seq2seq.decoder(layers, pre_norm, x, source, window, rotary)
@@ -283,7 +288,7 @@ def x64():
 
 # variants of the others
 OTHERS = ("full-unrolled", "own-embedding", "feedback-post", "feedback-top", "transformer-post")
-OTHERS += ("linear-elu", "linear-rfa", "linear-marian")
+OTHERS += ("linear-elu", "linear-rfa", "linear-marian", "feedback-sinusoids")
 
 
 @some(*(name for name in TRANSCRIBED if name not in OTHERS), long=" ".join(OTHERS))
@@ -293,8 +298,8 @@ def test_models_equal_their_transcriptions(name):
 
 
 # those that are slow here have a transcription, or the mixer of others
-ALIKE = "full-unrolled own-embedding gated feedback-post feedback-top transformer"
-ALIKE += " linear-elu linear-rfa"
+ALIKE = "full-unrolled own-embedding gated feedback-post feedback-sinusoids feedback-top "
+ALIKE += "transformer linear-elu linear-rfa"
 LONG = "bswa pattern delta linear-marian"
 
 

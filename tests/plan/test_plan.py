@@ -439,14 +439,14 @@ DEEP_ENCODER = "model.encoder.layers=12 model.layers=2 model.dropout.layer=0.1"
 SEQ2SEQ = [
     ("wmt14_ende_paper", "", 32_000, 209),
     ("wmt14_ende_paper", f"{FEEDBACK}=512", 32_000, 209),
-    ("wmt14_ende_paper", DEEP_ENCODER, 32_000, 217),
-    ("wmt14_ende_paper", f"{DEEP_ENCODER} {FEEDBACK}=512", 32_000, 217),
+    ("wmt14_ende_paper", DEEP_ENCODER, 32_000, 218),
+    ("wmt14_ende_paper", f"{DEEP_ENCODER} {FEEDBACK}=512", 32_000, 218),
     ("wmt14_enfr_paper", "", 32_000, 209),
     ("wmt17_zhen_paper", "", 64_000, 307),
     ("t2r_mt_paper", "", 32_000, 209),
     ("iwslt14_paper", "", 10_000, 37),
     ("iwslt14_paper", f"{FEEDBACK}=256", 10_000, 37),
-    ("cnn_dm_paper", "", 32_000, 60),
+    ("cnn_dm_paper", "", 32_000, 61),
 ]
 
 

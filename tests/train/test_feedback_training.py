@@ -276,7 +276,12 @@ def test_incompatible_stacks_cannot_be_remapped(
         ("model.stack=lstm model.dropout.hidden=0.1", "no such dropout"),
         ("model.stack=lstm model.arch.pre_norm=false", r"model\.arch\.pre_norm=true"),
         ("model.lora.rank=2 model.lora.dropout=0.1", "has none; set 0"),
-        ("model.arch.positions=learned", "relative positions only"),
+        ("model.arch.positions=learned", "relative positions only; set none$"),
+        ("model.arch.positions=sinusoidal", "relative positions only; set none$"),
+        (
+            "model.encoder.layers=1 model.arch.positions=learned",
+            "set none or, for the encoder, sinusoidal$",
+        ),
         ("data.toy.start_steps=5", r"data\.toy\.concatenate=false"),
         ("model.feedback.composition=tops", "did you mean"),
     ],
