@@ -41,6 +41,7 @@ from famjax.config.schema import (
 from famjax.convert.folder import convert
 from famjax.core.errors import UserError
 from famjax.core.json_files import RUN_AGAIN, read_json, write_json
+from famjax.data.find_files import list_files
 from famjax.data.standard_library import standard_library
 from famjax.data.train_tokenizer import train_sentencepiece
 from famjax.demo import LOG, format_count, read_result
@@ -193,6 +194,8 @@ def make_large_demo(books: str | None) -> FinetuneDemo:
         training, _, evaluated = books.partition(":")
         if not (training and evaluated):
             raise UserError(f"--books {books}: give TRAINING:HELD_OUT")
+        for files in (training, evaluated):  # a wrong path now, not after the training
+            list_files(files, "--books")
         texts = f"{texts},{training}"
         held_out.append(("books", evaluated))
     shape = ("layers=4", "width=128", "mlp_width=384", "capacity=512")

@@ -33,6 +33,7 @@ from famjax.cli.tables import Output, Table
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json, write_json
+from famjax.data.find_files import list_files
 from famjax.data.standard_library import Texts, standard_library
 from famjax.data.train_tokenizer import train_sentencepiece
 from famjax.demo import LOG, read_result
@@ -137,6 +138,8 @@ def _read_arguments(arguments: argparse.Namespace) -> TextDemo:
         training, _, held_out = files.partition(":")
         if not (name and training and held_out):
             raise UserError(f"--data {arguments.data}: give NAME=TRAINING:HELD_OUT")
+        for files in (training, held_out):  # a wrong path now, not after the training
+            list_files(files, "--data")
         texts = Texts(name, training, held_out)
     return TextDemo(
         folder / texts.name,

@@ -19,6 +19,8 @@ def asked(monkeypatch):
 def test_a_larger_base_reads_code_and_books(asked, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "demo-finetune-large" / "library").mkdir(parents=True)
+    for name in ("novels", "others"):
+        (tmp_path / name).write_text("text")
     monkeypatch.setattr("sys.argv", ["demo", "--large", "--books", "novels:others"])
     assert demo_finetune.main() == 0
     (demo,) = asked
@@ -35,6 +37,7 @@ def test_a_larger_base_reads_code_and_books(asked, tmp_path, monkeypatch):
     ("command", "told"),
     [
         ("demo --large --books novels", "--books novels: give TRAINING:HELD_OUT"),
+        ("demo --large --books novels:x", "--books: no such file or folder: novels"),
         ("demo --books novels:others", "--books: only --large trains on them"),
     ],
 )

@@ -73,9 +73,12 @@ def test_long_modules_of_the_library_are_copied_once(tmp_path, monkeypatch):
         (library / "m00.py").unlink(missing_ok=True)
 
 
-def test_arguments_name_texts_and_override_both_configs(monkeypatch):
+def test_arguments_name_texts_and_override_both_configs(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(demo_text, "demonstrate", lambda demo: asked.append(demo) or 0)
+    monkeypatch.chdir(tmp_path)
+    for name in ("a", "b"):
+        (tmp_path / name).write_text("text")
     command = "demo_text --data books=a:b --seeds 1 --base-steps 5 --steps 7 model.width=32"
     monkeypatch.setattr("sys.argv", command.split())
     assert demo_text.main() == 0
@@ -96,10 +99,20 @@ def test_arguments_name_texts_and_override_both_configs(monkeypatch):
     assert not any(key.startswith("init=") for key in overrides)
 
 
-def test_incomplete_arguments_are_told(monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["demo_text", "--data", "books=folder"])
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("books=folder", "--data books=folder: give NAME=TRAINING:HELD_OUT"),
+        ("books=a.txt:none", "--data: no such file or folder: none"),
+    ],
+)
+def test_wrong_texts_are_told_before_training(given, told, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("a")
+    monkeypatch.setattr("sys.argv", ["demo_text", "--data", given])
     assert demo_text.main() == 2
-    assert "--data books=folder: give NAME=TRAINING:HELD_OUT" in capsys.readouterr().err
+    assert told in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow

@@ -32,13 +32,19 @@ def measure_memory(
       files, length, passkey: see `famjax.eval.memory_trace.memory_tokens`.
 
     Returns:
-      run, step, block_len, tokens (their number), and the measures of `famjax.eval.memory_trace`,
-      each a list over blocks, of lists over layers; part, the name of a part of F; opened, the text
-      of the blocks whose gates opened most, or the tokens with the highest rates and the text
-      before them; reach, a list over the blocks before the last one, see `gradient_reach`.
+      run, step, block_len, tokens (their number), layers (the indices of those with a memory), and
+      the measures of `famjax.eval.memory_trace`, each a list over blocks, of lists over layers;
+      part, the name of a part of F; opened, the text of the blocks whose gates opened most, or the
+      tokens with the highest rates and the text before them; reach, a list over the blocks before
+      the last one, see `gradient_reach`.
     """
     from famjax.convert.open import open_language_model
-    from famjax.eval.memory_trace import gradient_reach, memory_tokens, trace_memory
+    from famjax.eval.memory_trace import (
+        gradient_reach,
+        layers_with_memory,
+        memory_tokens,
+        trace_memory,
+    )
 
     run = open_language_model(name)
     tokens = memory_tokens(run, files, length, passkey)
@@ -49,6 +55,7 @@ def measure_memory(
         "step": run.step,
         "block_len": w,
         "tokens": len(tokens),
+        "layers": layers_with_memory(run),
         **{name: np.asarray(value, float).tolist() for name, value in trace._asdict().items()},
         "part": "head" if trace.rates.size else "memory token",
         "reach": gradient_reach(run, tokens).tolist(),
@@ -130,13 +137,13 @@ def plot_memory(report: dict[str, Any], path: Path) -> None:
     blocks = np.arange(1, len(report["loss"]) + 1)
     for name, axis in panels.items():
         values = np.array(report[name])
-        for layer in range(values.shape[1]):
-            axis.plot(blocks, values[:, layer], label=f"layer {layer}", linewidth=1)
+        for layer, of_layer in zip(report["layers"], values.T, strict=True):
+            axis.plot(blocks, of_layer, label=f"layer {layer}", linewidth=1)
         axis.set(title=titles[name], xlabel="block", xscale="log")
         if name in ("rms", "turn") and values.min() > 0:
             axis.set_yscale("log")
     axes[0, 0].legend()
-    _plot_gates(figure, axes[1, 1], np.array(report["gates"]), part)
+    _plot_gates(figure, axes[1, 1], np.array(report["gates"]), report["layers"], part)
     reach = np.array(report["reach"])
     axes[1, 2].plot(np.arange(1, len(reach) + 1), np.maximum(reach, 1e-12))
     axes[1, 2].set(title="gradient of the last block's loss", xlabel="blocks before", yscale="log")
@@ -145,13 +152,13 @@ def plot_memory(report: dict[str, Any], path: Path) -> None:
     save_figure(figure, path)
 
 
-def _plot_gates(figure: Any, axis: Any, gates: np.ndarray, part: str) -> None:
+def _plot_gates(figure: Any, axis: Any, gates: np.ndarray, layers: list[int], part: str) -> None:
     axis.set(title=f"gates by layer and {part}", xlabel="block")
     if not gates.size:
         axis.text(0.5, 0.5, "only model.fam_update=gated has some", ha="center")
         return
-    n, layers, f = gates.shape
-    shown = np.log10(np.maximum(gates.reshape(n, layers * f).T, 1e-3))
+    n, _, f = gates.shape
+    shown = np.log10(np.maximum(gates.reshape(n, -1).T, 1e-3))
     image = axis.imshow(shown, aspect="auto", vmin=-3, vmax=0, interpolation="nearest")
-    axis.set_yticks([f * layer for layer in range(layers)], [f"layer {i}" for i in range(layers)])
+    axis.set_yticks([f * i for i in range(len(layers))], [f"layer {layer}" for layer in layers])
     figure.colorbar(image, ax=axis, label="log10")

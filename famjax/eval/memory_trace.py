@@ -113,6 +113,15 @@ def trace_memory(run: Run, tokens: np.ndarray, quiet: bool = False) -> MemoryTra
     return MemoryTrace(*(np.concatenate(field) for field in zip(*parts, strict=True)))
 
 
+def layers_with_memory(run: Run) -> list[int]:
+    """Return the indices of the layers that `trace_memory` measures, counted from the lowest."""
+    check_has_memory(run)
+    stack, state = run.model.stack, run.model.init_state(1)
+    assert isinstance(stack, ResidualStack)
+    repeats, pattern = len(stack.memories(state)[0]), stack.memory_layers(state)
+    return [r * len(stack.layers) + i for r in range(repeats) for i in pattern]
+
+
 def _whole_blocks(run: Run, tokens: np.ndarray) -> int:
     """Return the number of blocks of a document [t] in which every token has a next token.
 

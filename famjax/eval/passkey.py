@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.core.json_files import RUN_AGAIN, read_json, write_json
 from famjax.eval.examples import digest, weights_version
@@ -32,17 +33,34 @@ from famjax.train.run import Run
 _EVALUATION, _SHIFT = 2, 3
 
 
+def asks_anywhere(config: Config) -> bool:
+    """Return whether questions of a run's training are anywhere in a block, or cross its end."""
+    return config.data.passkey.multiple % config.model.block_len > 0
+
+
 def evaluate(run: Run, request: Request) -> list[dict[str, Any]]:
-    """Return the rows of `evaluate_passkey`; answers are kept in the folder for later calls."""
+    """Return the rows of `evaluate_passkey`; answers are kept in the folder for later calls.
+
+    Questions are at the same place in their block if they are in training, else anywhere.
+    """
     lengths, examples = request.lengths or LENGTHS, request.examples or 20
+    anywhere = asks_anywhere(run.config)
     file = None
     if request.folder is not None:
         weights = weights_version(request.folder.parent, run.step)
         settings = [repr(run.config), weights, lengths, examples, request.batch, request.ablate]
+        settings += ["anywhere"] if anywhere else []
         request.folder.mkdir(parents=True, exist_ok=True)
         file = request.folder / f"passkey-{digest(settings)[:8]}.json"
     return evaluate_passkey(
-        run, lengths, examples, request.batch, request.quiet, file=file, ablate=request.ablate
+        run,
+        lengths,
+        examples,
+        request.batch,
+        request.quiet,
+        anywhere=anywhere,
+        file=file,
+        ablate=request.ablate,
     )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from famjax.data.standard_library import standard_library
 from famjax.data.train_tokenizer import train_sentencepiece
-from famjax.eval.passkey import evaluate_passkey
+from famjax.eval.passkey import asks_anywhere, evaluate_passkey
 from famjax.eval.text import evaluate_text
 from famjax.eval.toy import evaluate_toy
 from famjax.reproduce.experiment import Measure, Measured, Score
@@ -55,8 +55,7 @@ class PasskeyMeasure(Measure):
         return (f"data.tokenizer={tokenizer}",)
 
     def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
-        config = run.config
-        anywhere = config.data.passkey.multiple % config.model.block_len > 0
+        anywhere = asks_anywhere(run.config)
         rows = evaluate_passkey(
             run, self.lengths, self.examples, quiet=quiet, whole=False, anywhere=anywhere
         )

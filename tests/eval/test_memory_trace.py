@@ -19,7 +19,12 @@ from famjax.cli.main import main
 from famjax.config.schema import Config, DataConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Context
-from famjax.eval.memory_trace import gradient_reach, memory_tokens, trace_memory
+from famjax.eval.memory_trace import (
+    gradient_reach,
+    layers_with_memory,
+    memory_tokens,
+    trace_memory,
+)
 from famjax.train.run import Run
 
 W, N = 8, 5
@@ -215,6 +220,7 @@ def test_the_command_prints_the_measures(
     assert main([*command, "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert len(report["rms"]) == len(report["loss"]) == 15
+    assert len(report["rms"][0]) == len(report["layers"])
     assert main([*command, "--teacher", "x"]) == 2
     assert "--memory measures one run" in capsys.readouterr().err
     assert main([*command, "--examples", "16"]) == 2
@@ -311,6 +317,11 @@ def test_the_token_with_a_high_rate_is_shown_as_it_is(
     said = capsys.readouterr().out
     assert r"opened gates by 0.90: a = a '\n'" in said
     assert "opened gates by 0.80:  '<256>'" in said
+
+
+def test_layers_are_numbered_among_all_layers() -> None:
+    assert layers_with_memory(delta_run()) == [1, 3]
+    assert layers_with_memory(tiny.run()) == list(range(tiny.SHAPE.layers))
 
 
 def test_loss_without_a_head_of_the_memory() -> None:

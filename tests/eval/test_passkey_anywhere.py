@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import tiny
 
-from famjax.eval.passkey import evaluate_passkey
+from famjax.eval.passkey import evaluate, evaluate_passkey
 from famjax.eval.streaming import Streamer
 from famjax.tasks.passkey import Passkey
+from famjax.tasks.task import Request
 
 
 @pytest.mark.parametrize("needle_within", [0, 40])
@@ -64,3 +65,20 @@ def test_no_document_is_too_short() -> None:
     shortest = Passkey(tiny.run().tokenizer, 3).shortest
     [row] = evaluate_passkey(tiny.run(), [shortest], examples=4, batch=1, quiet=True, anywhere=True)
     assert row["examples"] == 4
+
+
+def test_famjax_eval_asks_where_training_does() -> None:
+    run, lengths = tiny.run(), [300]
+    w = run.config.model.block_len
+    for multiple, anywhere in ((1, True), (w, False)):
+        passkey = replace(run.config.data.passkey, multiple=multiple)
+        config = replace(run.config, data=replace(run.config.data, passkey=passkey))
+        given = replace(run, config=config)
+        request = Request("passkey", lengths=lengths, examples=4, batch=4, quiet=True)
+        [row] = evaluate(given, request)
+        read = {
+            way: evaluate_passkey(given, lengths, 4, 4, quiet=True, anywhere=way)[0]["documents"]
+            for way in (True, False)
+        }
+        assert read[True] != read[False]
+        assert row["documents"] == read[anywhere]
