@@ -3,8 +3,15 @@
 Command:  famjax train algorithmic_5_paper
           famjax train algorithmic_5_paper model.stack=transformer \
               name=algorithmic_5_paper_transformer
+          famjax train algorithmic_5_paper model.stack=transformer model.layers=8 \
+              name=algorithmic_5_paper_transformer_8
+          famjax train algorithmic_5_paper model.stack=lstm model.dropout.attention=0 \
+              model.dropout.hidden=0 name=algorithmic_5_paper_lstm
 Cost:     needs an accelerator; not run here
 Expected: 92.6% (paper; its Transformer 37.5%, 8 layers 29.1%, LSTM 32.1%)
+
+The paper gives no size and no dropout for its LSTM: here as many layers of the same width, and no
+dropout.
 """
 
 from famjax import Config, load_config, replace_values

@@ -14,8 +14,9 @@ Cost:     needs accelerators; not run here
 Expected: ROUGE-Lsum by decoder depth in Figure 7 of the paper
 
 articles.txt has one article per line, cut to its first 400 words (See et al., 2017). The paper
-gives neither the number of steps nor the batch size; both are chosen here. For departures of the
-model see `_seq2seq_paper`.
+gives neither the number of steps nor the batch size; both are chosen here, as is that each layer of
+the feedback decoder has its own keys and values: the paper shares them "on large datasets" (4). For
+departures of the model see `_seq2seq_paper`.
 """
 
 from famjax import Config, load_config, replace_values

@@ -1,10 +1,12 @@
 """TransformerFAM 3.1, Tables 5 and 6: the Flan-PaLM 8B shape.
 
+    famjax convert HF_FOLDER FOLDER --to fam model.fam_update=sum model.fam_len=64 \
+        model.block_len=1024 model.memory_segments=3
     famjax train fam_8b init=FOLDER data.files='flan/*.jsonl.gz'
 
-FOLDER holds pretrained weights converted by famjax convert, and determines shape and tokenizer. The
-paper's weights, vocabulary and instruction data are not public, so do not expect the numbers
-below. Without init, and with model.lora.rank=0 data.tokenizer=FILE, this shape trains from
+FOLDER holds pretrained weights, and determines shape and tokenizer; the settings of the first
+command are the paper's memory, where a conversion has the gated update by default. The paper's
+weights, vocabulary and instruction data are not public, so do not expect the numbers below. Without init, and with model.lora.rank=0 data.tokenizer=FILE, this shape trains from
 scratch.
 
 From the paper: 32 layers of width 4096, 32 heads, feed-forward multiplier 4; blocks of 1024 tokens,

@@ -19,6 +19,7 @@ Adaptive input and softmax are tied, as in the authors' earlier code
 (facebookresearch/adaptive-span), with clusters from 20,000, 40,000 and 200,000, each a quarter as
 wide as the one before. The papers name no clusters; with these the model sizes are theirs:
 docs/papers.md.
+The dropout of the last layer's output (7.6) has no rate in Table 9; it is that of the embedding.
 """
 
 from famjax import Config, load_config, replace_values

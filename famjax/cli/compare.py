@@ -12,7 +12,7 @@ import numpy as np
 import tyro
 
 from famjax.cli.compare_segments import draw_segments
-from famjax.cli.eval_output import ends_of
+from famjax.cli.eval_output import ends_of, search_speed
 from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.main import parse
 from famjax.cli.report import check_file, read_examples, read_results
@@ -271,7 +271,7 @@ def translation_table(
             f"{result['length_penalty']:g}",
             *(f"{result[kind] * (1 if 'bleu' in kinds else 100):.2f}" for kind in kinds),
             _paired(scores[i], scores[0]) if i else "",
-            f"{result['tokens_per_second']:,.0f}",
+            search_speed(result),
         )
     return table
 

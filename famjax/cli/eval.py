@@ -78,7 +78,8 @@ class Arguments:
     """Try length penalties from 0 to 2 in beam search, and take the best; for a development set."""
     max_tokens: int | None = None
     """Maximum tokens of a translation or summary, eos included.
-    Default: twice the source's plus 16, but at most the longest target in training."""
+    Default: twice the source's, rounded up to a multiple of 16, plus 16, but at most the
+    longest target in training."""
     tokenized: bool = False
     """Take the files of translate as already tokenized, as by Moses: BLEU keeps their tokens."""
     window: int | None = None

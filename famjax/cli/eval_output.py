@@ -131,9 +131,15 @@ def translation_table(result: dict[str, Any]) -> Table:
         f"{result['length_penalty']:g}",
         *scores,
         str(result["cut"]),
-        f"{result['tokens_per_second']:,.0f}",
+        search_speed(result),
     )
     return table
+
+
+def search_speed(result: dict[str, Any]) -> str:
+    """Return the tokens/s of a search for outputs; "-" for one of several length penalties."""
+    speed = result["tokens_per_second"]
+    return "-" if speed is None else f"{speed:,.0f}"
 
 
 def translation_notes(result: dict[str, Any]) -> list[str]:

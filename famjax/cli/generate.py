@@ -33,7 +33,7 @@ _OF_DECODERS = (*("chat", "read", "state_out", "state_in", "small_cache", "stop"
 if TYPE_CHECKING:
     from famjax.eval.generate import Generator
     from famjax.eval.streaming import StreamState
-    from famjax.eval.translator import Translation
+    from famjax.eval.translator import Translation, Translator
     from famjax.train.run import Run
 
 
@@ -61,7 +61,8 @@ class Arguments:
     For the stacks feedback and transformer."""
     max_tokens: int | None = None
     """Maximum number of tokens to write. Default: 256; for a model with an encoder
-    twice the source's plus 16, but at most the longest target in training."""
+    twice the source's, rounded up to a multiple of 16, plus 16, but at most the longest
+    target in training."""
     temperature: float = 0.0
     """Sampling temperature: 0 decodes greedily, 1 samples from the model's distribution."""
     top_k: int = 0
@@ -150,8 +151,12 @@ def _decode_prompt(prompt: str) -> str:
 
 def _read_sources(path: str) -> list[str]:
     """Return the lines of a file."""
-    from famjax.data.pairs import read_lines
+    from famjax.data.files import is_jsonl
+    from famjax.data.pairs import check_plain_lines, read_lines
 
+    if is_jsonl(path):
+        raise UserError(f"--prompts {path}: is JSON lines; give a text with a source on each line")
+    check_plain_lines(path)
     lines = [line.decode("utf-8") for line in read_lines(str(expanded(path)))]
     if not lines:
         raise UserError(f"--prompts {path}: is empty; write a source on each line")
@@ -271,13 +276,14 @@ def _translate(arguments: Arguments, opened: Run, sources: Sequence[str | None])
             written += found
             if not sys.stdout.isatty():  # else a live line would be between the targets
                 progress.advance(sum(each.tokens for each in found), len(found))
-    _report_limits(written, translator.longest)
+    _report_limits(written, translator)
     return 0
 
 
-def _report_limits(written: list[Translation], longest: int) -> None:
+def _report_limits(written: list[Translation], translator: Translator) -> None:
     """Report sources longer than in training, and targets that were cut."""
-    longer = sum(each.source_tokens > longest for each in written)
+    longest, most = translator.longest, translator.capacity
+    longer = sum(longest is not None and each.source_tokens > longest for each in written)
     cut = sum(each.cut for each in written)
     one = len(written) == 1
     if longer:
@@ -295,7 +301,10 @@ def _report_limits(written: list[Translation], longest: int) -> None:
         targets = f"the target was cut at {written[0].tokens} tokens"
         if not one:
             targets = f"{cut:,} {inflect(cut, 'target was', 'targets were')} cut"
-        print(f"{targets}; --max-tokens gives {inflect(cut, 'it', 'them')} more", file=sys.stderr)
+        more = f"--max-tokens gives {inflect(cut, 'it', 'them')} more"
+        if most is not None and min(each.tokens for each in written if each.cut) >= most:
+            more = f"the model's cache holds {most:,} (model.capacity)"
+        print(f"{targets}; {more}", file=sys.stderr)
 
 
 def _write(

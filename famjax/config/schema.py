@@ -308,9 +308,11 @@ class PasskeyConfig:
     # than fit in the curriculum's current longest document
     keys: int = 1
     # minimum length of a document, in tokens, needle and question included; a document with several
-    # keys may need more. Lengths L are drawn with density 1 / L^2 from there to the curriculum's
-    # current longest
+    # keys may need more
     min_length: int = 96
+    # how lengths are drawn from min_length to the curriculum's current longest. octaves: with
+    # density 1 / L^2, so that each octave has as many tokens; uniform: as in the paper
+    lengths: Literal["octaves", "uniform"] = "octaves"
     # document lengths are rounded up to a multiple of this number. With model.block_len every
     # document ends at a block boundary, so that no question crosses one
     multiple: int = 1

@@ -29,6 +29,8 @@ from famjax.tokenizers.tokenizer import Tokenizer
 
 # number of pairs that are packed together; rows of a smaller window have more padding
 WINDOW = 8192
+# share of padding from which on the report says where it comes from
+_MUCH_PADDING = 0.1
 # maximum number of file pairs named in the report
 _NAMED_FILES = 4
 
@@ -77,8 +79,10 @@ class PairSource(Source):
         self._tokenizer, self._seed = tokenizer, seed
         self._window = min(window, len(pairs))
         self._per_epoch = -(-len(pairs) // self._window)
-        # number of pairs left out in each window, until it has been reported
+        # number of pairs left out in each window, and of targets that the tokenizer cannot write,
+        # until they have been reported
         self._too_long: dict[int, int] = {}
+        self._lost: dict[int, int] = {}
         self._is_told = self._per_epoch == 1
         # all rows of a window are requested before those of the next window
         self.rows = functools.lru_cache(maxsize=2)(self._pack_window)
@@ -126,9 +130,13 @@ class PairSource(Source):
     def _pack_window(self, number: int) -> list[Batch[np.ndarray]]:
         """Return the rows of a window."""
         texts = self._read_window(number)
-        pairs = (encode_pair(self._tokenizer, *both) for both in texts)
+        pairs = [encode_pair(self._tokenizer, *both) for both in texts]
         fitting = [pair for pair in pairs if fits(pair, self.lengths)]
         self._too_long[number] = len(texts) - len(fitting)
+        if not self._is_told or not number:
+            self._lost[number] = sum(
+                not self._writes(pair, text) for pair, (_, text) in zip(pairs, texts, strict=True)
+            )
         packed = pack(fitting, self.lengths)
         rows = [write_row(row, self._tokenizer, self.lengths) for row in packed]
         if not rows:
@@ -151,7 +159,10 @@ class PairSource(Source):
             )
 
     def epoch_report(self) -> str:
-        """Return, once, how many pairs are left out of an epoch; it is the same in all epochs."""
+        """Return, once, what an epoch leaves out; it is the same in all epochs.
+
+        These are pairs that are too long, and text in targets that the tokenizer cannot write.
+        """
         counts = dict(self._too_long)
         if self._is_told or not counts:
             return ""
@@ -162,9 +173,14 @@ class PairSource(Source):
         if windows is None:
             return ""
         self._is_told = True
-        total = sum(counts[number] for number in windows)
+        too_long, lost = (
+            sum(numbers.get(number, 0) for number in windows) for numbers in (counts, self._lost)
+        )
         of = counted(len(self.pairs), "pair")
-        return f"{total:,} of {of} {self._why_left_out(total)}" if total else ""
+        notes = [f"{too_long:,} of {of} {self._why_left_out(too_long)}"] * bool(too_long)
+        if lost:
+            notes.append(f"{lost:,} of the targets {self._why_lost(lost)}")
+        return "; ".join(notes)
 
     def _why_left_out(self, count: int) -> str:
         return (
@@ -188,16 +204,42 @@ class PairSource(Source):
         of = f" of the first {len(texts):,}" if len(texts) < len(self.pairs) else ""
         if too_long := self._too_long[0]:
             notes.append(f"{too_long:,}{of} {self._why_left_out(too_long)}")
-        if lost := sum(not _can_write(self._tokenizer, text) for _, text in texts):
+        if lost := self._lost[0]:
             targets = "targets" if of else inflect(lost, "target", "targets")
-            notes.append(
-                f"{lost:,}{of} {targets} {inflect(lost, 'has', 'have')} text that tokenizer "
-                f"{self._tokenizer.name} cannot write"
-            )
-        positions = len(rows) * (self.lengths.source + self.lengths.target)
-        tokens = sum(int(row["valid"].sum() + (row["source_segment"] > 0).sum()) for row in rows)
-        notes.append(f"rows are {1 - tokens / positions:.1%} padding")
+            notes.append(f"{lost:,}{of} {targets} {self._why_lost(lost)}")
+        notes.append(self._describe_padding(rows))
         return f"{counted(len(self.pairs), 'pair')}{self._name_files()}; " + "; ".join(notes)
+
+    def _why_lost(self, count: int) -> str:
+        has = inflect(count, "has", "have")
+        return f"{has} text that tokenizer {self._tokenizer.name} cannot write"
+
+    def _writes(self, pair: Pair, target: str) -> bool:
+        """Return whether a target's tokens decode to the same text, except for white space."""
+        return self._tokenizer.decode(pair.target).split() == target.split()
+
+    def _describe_padding(self, rows: Sequence[Batch[np.ndarray]]) -> str:
+        """Return the share of padding in rows, and above a tenth where it comes from."""
+        c = self.lengths
+        sources = sum(int((row["source_segment"] > 0).sum()) for row in rows)
+        targets = sum(int(row["valid"].sum()) for row in rows)
+        blocks = c.block * sum(
+            len(np.unique(np.flatnonzero(row["valid"]) // c.block)) for row in rows
+        )
+        n = len(rows)
+        padding = 1 - (sources + targets) / (n * (c.source + c.target))
+        told = f"rows are {padding:.1%} padding"
+        if padding <= _MUCH_PADDING:
+            return told
+        shares = f"{1 - sources / (n * c.source):.0%} of sources"
+        told += f" ({shares}, {1 - targets / (n * c.target):.0%} of targets)"
+        if blocks - targets > (1 - padding) * _MUCH_PADDING * n * c.target:
+            return f"{told}; targets begin on blocks of model.block_len={c.block}"
+        # with both lengths in this ratio, a row is full of sources and of targets at once
+        wanted = round(c.target * sources / blocks)
+        if abs(wanted - c.source) <= _MUCH_PADDING * c.source:
+            return told  # there are few pairs
+        return f"{told}; data.source_length={wanted} would suit data.length={c.target}"
 
     def _name_files(self) -> str:
         """Return which files are paired, if there are several: globs are paired in sorted order."""
@@ -231,11 +273,6 @@ class PairRows(grain.IterDataset[Batch[np.ndarray]]):
 def encode_pair(tokenizer: Tokenizer, source: str, target: str) -> Pair:
     """Return the tokens of a pair of texts."""
     return Pair(tokenizer.encode_source(source), tokenizer.encode_target(target))
-
-
-def _can_write(tokenizer: Tokenizer, text: str) -> bool:
-    """Return whether the tokens of a text decode to the same text, except for white space."""
-    return tokenizer.decode(tokenizer.encode_target(text)).split() == text.split()
 
 
 def target_size(pair: Pair, block: int) -> int:

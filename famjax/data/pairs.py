@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import codecs
+import array
 import functools
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from famjax.core.errors import UserError
+from famjax.core.units import counted
 from famjax.data.files import decode_text, is_jsonl, open_text, wrap_read_errors
 from famjax.data.find_files import list_files
 from famjax.data.json_lines import iter_lines, parse_record, wrap_line_errors
+from famjax.data.other_json import check_not_json
+from famjax.data.tables import check_not_table
 
 # prefixes of the name of a data set
 _TFDS, _SEQIO = "tfds:", "seqio:"
@@ -24,10 +27,14 @@ _FORM = '{"inputs": ..., "targets": ...}'
 class Column:
     """Texts in memory: all texts as one byte string, and the offset at which each ends."""
 
-    def __init__(self, texts: Iterator[bytes]):
-        parts = list(texts)
-        self.ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
-        self.data = b"".join(parts)
+    def __init__(self, texts: Iterable[bytes]):
+        # never all texts as objects of their own, which would take several times as much memory
+        data, ends = bytearray(), array.array("q")
+        for text in texts:
+            data += text
+            ends.append(len(data))
+        self.ends = np.array(ends, np.int64)
+        self.data = data
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -74,6 +81,13 @@ class Pairs:
                     f"data.target={target}: {path} is JSON lines, which have targets of their own; "
                     "set data.target="
                 )
+            for path in filter(is_jsonl, targets):
+                raise UserError(
+                    f"data.target={target}: {path} is JSON lines, not lines of text; if they have "
+                    "the inputs as well, give them as data.source, without data.target"
+                )
+            for path in (*sources, *targets):
+                check_plain_lines(path)
             if len(sources) != len(targets):
                 raise UserError(
                     f"data.source={source} names {len(sources)} files and data.target={target} "
@@ -119,11 +133,18 @@ def _read_columns(source: str, target: str) -> tuple[Column, Column]:
     counts = [len(one) for one in columns]
     if counts[0] != counts[1]:
         longer, last = (source, counts[1]) if counts[0] > counts[1] else (target, counts[0])
+        lines = counted(counts[0], "line")
         raise UserError(
-            f"{source} has {counts[0]:,} lines and {target} {counts[1]:,}: line {last + 1:,} of "
+            f"{source} has {lines} and {target} {counts[1]:,}: line {last + 1:,} of "
             f"{longer} has no pair; give files of equally many lines"
         )
     return columns
+
+
+def check_plain_lines(path: str) -> None:
+    """Raise a `UserError` if the name of a file of texts is that of JSON or of a table."""
+    check_not_json(path)
+    check_not_table(path)
 
 
 def _list_columns(names: str, option: str) -> list[str]:
@@ -141,10 +162,15 @@ def read_lines(path: str) -> Iterator[bytes]:
     with open_text(path) as stream, wrap_read_errors(path):
         # only \n ends a line: files of other programs count them so
         for line in stream:
-            decode_text(line, path, at)
+            text = decode_text(line, path, at)
             # a byte order mark is not part of the text
-            yield (line if at else line.removeprefix(codecs.BOM_UTF8)).strip()
+            yield (text if at else text.removeprefix("\ufeff")).strip().encode("utf-8")
             at += len(line)
+
+
+def _strip(text: bytes) -> bytes:
+    """Return UTF-8 text without white space at its ends, which ASCII's is only a part of."""
+    return text.decode("utf-8").strip().encode("utf-8")
 
 
 def _read_seqio(name: str) -> Iterator[str]:
@@ -158,6 +184,10 @@ def _read_feature(name: str) -> Iterator[str]:
     from famjax.data.seqio_tasks import read_records  # TensorFlow, an optional library
 
     records, _, feature = name.rpartition(":")
+    if ":" not in records:
+        raise UserError(
+            f"{name}: write tfds:SET:SPLIT:FEATURE, tfds:wmt14_translate/de-en:train:de"
+        )
     for record in read_records(records):
         if not isinstance(text := record.get(feature), str):
             known = ", ".join(key for key, value in record.items() if isinstance(value, str))
@@ -184,6 +214,6 @@ def _read_json_columns(path: str) -> tuple[Column, Column]:
                 if len(parts) != 2:
                     raise UserError(f"is not a pair; it needs {_FORMS}")
             (inputs, _), (outputs, _) = parts
-            sources.append(inputs.strip())
-            targets.append(outputs.strip())
-    return Column(iter(sources)), Column(iter(targets))
+            sources.append(_strip(inputs))
+            targets.append(_strip(outputs))
+    return Column(sources), Column(targets)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -23,9 +24,18 @@ PENALTIES = tuple(i / 5 for i in range(11))
 _ROUGE = ("rouge_lsum", "rouge_l", "rouge_1", "rouge_2")
 
 
-def read_pairs(files: str) -> Pairs:
-    """Return the pairs of files given as "SOURCES=TARGETS", or as files of JSON lines."""
+def read_pairs(files: str, task: str = "translate") -> Pairs:
+    """Return the pairs of files given as "SOURCES=TARGETS", or as files of JSON lines.
+
+    Args:
+      task: name of the task, for error messages.
+    """
     source, _, target = files.partition("=")
+    named = f"--tasks {task}:{files}"
+    if not source:
+        raise UserError(f"{named}: give the file of the sources before =")
+    if "=" in target and not os.path.exists(target):
+        raise UserError(f"{named}: write all sources before all targets, a.de,b.de=a.en,b.en")
     try:
         return Pairs(source, target)
     except UserError as error:
@@ -33,7 +43,7 @@ def read_pairs(files: str) -> Pairs:
         said = str(error).replace(given, "write SOURCES=TARGETS")
         said = said.replace("set data.target=", f"write {source} alone")
         for option in ("data.source", "data.target"):
-            said = said.replace(option, "--tasks")
+            said = said.replace(option, f"--tasks {task}")
         raise UserError(said) from None
 
 
@@ -42,7 +52,7 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
 
     Returns:
       a result of `evaluate_search`. With `request.tune` it is the result of the best penalty, and
-      also has penalties, a list of [length penalty, score].
+      also has penalties, a list of [length penalty, score], and no tokens_per_second.
     """
     if not request.tune:
         (found,) = evaluate_search(run, request, (request.length_penalty,))
@@ -52,7 +62,9 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
     searched = evaluate_search(run, request, PENALTIES)
     name = "rouge_lsum" if request.task == "summarize" else "bleu"
     best = max(searched, key=lambda result: float(result[name]))
-    return best | {"penalties": [[each["length_penalty"], each[name]] for each in searched]}
+    tried = [[each["length_penalty"], each[name]] for each in searched]
+    # the search ends when that of the last penalty does, so its speed is no single penalty's
+    return best | {"penalties": tried, "tokens_per_second": None}
 
 
 def evaluate_search(
@@ -76,7 +88,8 @@ def evaluate_search(
       UserError: the model has no encoder, the files are not pairs, or a library is missing.
     """
     assert request.files  # `needs_files`
-    pairs, is_summary = read_pairs(request.files), request.task == "summarize"
+    pairs = read_pairs(request.files, request.task)
+    is_summary = request.task == "summarize"
     if is_summary:
         check_metrics(_ROUGE)
     else:
@@ -165,7 +178,7 @@ class _Search:
         }
         self._store.add(((0, numbers), examples, times))
 
-    def result(self, count: int, longest: int) -> dict[str, Any]:
+    def result(self, count: int, longest: int | None) -> dict[str, Any]:
         """Return the result over the first `count` pairs; see `evaluate_search`."""
         request = self._request
         examples, times = self._store.of_length(0, count)
@@ -181,7 +194,7 @@ class _Search:
             "empty_sources": sum(not example.prompt for example in examples),
             "empty_targets": sum(not example.references[0] for example in examples),
             "cut": sum(example.cut for example in examples),
-            "longer": sum(example.tokens > longest for example in examples),
+            "longer": sum(longest is not None and example.tokens > longest for example in examples),
             "longest_trained": longest,
             "tokens": tokens,
             "seconds": seconds,

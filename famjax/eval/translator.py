@@ -61,10 +61,11 @@ class Translator:
       batch: number of sources that are decoded together.
       sampling: sampling parameters, to sample targets instead of searching; None searches.
       max_tokens: maximum number of tokens of a target, including eos. None is twice the source's
-        number plus 16, but at most the longest target in training.
+        number, rounded up to a multiple of 16, plus 16, but at most the longest target in training.
 
     Attributes:
       seconds: time that compiled programs have run so far, without compilation.
+      capacity: maximum number of tokens of a target that the model's cache holds; None is any.
 
     Raises:
       UserError: the model has no encoder, or a number is out of its range.
@@ -90,7 +91,7 @@ class Translator:
         # the last token of a sample takes a place in the cache, since it is read, unlike that of a
         # hypothesis
         capacity = run.model.stack.capacity
-        self._capacity = capacity if capacity is None or sampling is None else capacity - 1
+        self.capacity = capacity if capacity is None or sampling is None else capacity - 1
         self._max_tokens = max_tokens
         self._check_max_tokens()
         self._graph, self._params = nnx.split(run.model)
@@ -140,10 +141,13 @@ class Translator:
         return [[one[number] for number in range(len(texts))] for one in found]
 
     @property
-    def longest(self) -> int:
-        """Return the maximum number of tokens of a source in training, including eos."""
+    def longest(self) -> int | None:
+        """Return the maximum number of tokens of a source in training, including eos.
+
+        None if the run was not trained here.
+        """
         data = self._run.config.data
-        return data.source_length or data.length
+        return (data.source_length or data.length) if self._run.step else None
 
     def _write(
         self,
@@ -191,7 +195,7 @@ class Translator:
             return self._max_tokens
         data = self._run.config.data
         trained = data.length if data.layout == "pairs" else None
-        limits = _LONGER * source + _MORE, trained, self._capacity
+        limits = _LONGER * source + _MORE, trained, self.capacity
         return min(limit for limit in limits if limit is not None)
 
     def _check_max_tokens(self) -> None:
@@ -200,10 +204,10 @@ class Translator:
             return
         if most < 1:
             raise UserError(f"max_tokens={most}: must be at least 1")
-        if self._capacity is not None and most > self._capacity:
+        if self.capacity is not None and most > self.capacity:
             raise UserError(
                 f"max_tokens={most}: does not fit the model's cache, model.capacity="
-                f"{self._run.model.stack.capacity}; give at most {self._capacity}"
+                f"{self._run.model.stack.capacity}; give at most {self.capacity}"
             )
 
     def _decode(self, tokens: np.ndarray, length: int, score: float) -> Translation:

@@ -27,9 +27,9 @@ _CONTINUED = 1000
 
 @functools.cache
 def code_version() -> str:
-    """Return the version of the code: the commit of the checkout, or famjax's version without one.
+    """Return the version of the code: the last commit that changed it, or famjax's version.
 
-    "+" and a digest follow if the checkout's code has uncommitted changes.
+    "+" and a digest follow if the checkout's code has changes that are not committed.
     """
     home = Path(famjax.__file__).parents[1]
 
@@ -41,10 +41,10 @@ def code_version() -> str:
     try:
         # only code counts: experiments write pages of docs/
         code = ("--", "famjax", "configs")
-        changed = git("status", "--porcelain", *code), git("diff", "HEAD", *code)
-        return git("describe", "--always", "--exclude=*") + (
-            f"+{_digest(changed)}" if any(changed) else ""
-        )
+        commit = git("log", "-1", "--format=%h", "--abbrev=10", *code)
+        new = git("ls-files", "--others", "--exclude-standard", "--full-name", *code).splitlines()
+        changed = git("diff", "HEAD", *code), [(name, (home / name).read_bytes()) for name in new]
+        return commit + (f"+{_digest(changed)}" if any(changed) else "")
     except (OSError, subprocess.SubprocessError):
         return famjax.__version__
 

@@ -188,6 +188,7 @@ class Experiment:
       axis: label of the figure's x axis, for the x of the variants or of the measure's points; ""
         draws bars.
       note: differences from the paper.
+      paper_note: differences from the paper at its size, apart from those of the config.
       second_look: what was tried after a claim did not hold, and the result.
       minutes: rough time that one variant with one seed takes on one core.
     """
@@ -213,6 +214,7 @@ class Experiment:
     unequal: str = ""
     axis: str = ""
     note: str = ""
+    paper_note: str = ""
     second_look: str = ""
     minutes: float = 2.0
 
@@ -249,7 +251,7 @@ class Experiment:
             measure=self.paper_measure.on(test),
             orderings=tuple(o for o in claims if {o.better, o.worse, *o.wider_than} <= names),
             # both are about the size here
-            note=f"At the paper's size: config `{self.paper_config}`.",
+            note=f"At the paper's size: config `{self.paper_config}`. {self.paper_note}".strip(),
             second_look="",
         )
 

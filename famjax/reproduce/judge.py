@@ -43,7 +43,8 @@ def judge(
 ) -> Judgement:
     """Judge whether a model is better than another, or as good.
 
-    Scores are compared between equal seeds, which share the order of the data. Without a margin the
+    Scores are compared between equal seeds. These share the order of the data, except where one
+    model continues a base and the other does not. Without a margin the
     claim "better" holds, or does not hold, if the 95% interval of the mean difference is above, or
     below, 0. With a margin the claim "as good" holds if the interval lies within the margin, and
     does not hold if it lies outside; with `may_be_better`, the margin only limits by how much the

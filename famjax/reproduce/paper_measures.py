@@ -142,11 +142,16 @@ def _check_training_texts(config: Config) -> None:
 
 PG19 = TextMeasure(
     "the paper's are the test books of PG-19, such as 'pg19/test/*.txt'",
-    (BITS, (Score("PG-19 accuracy"), "accuracy")),
+    ((Score("PG-19 accuracy"), "accuracy"), BITS),
 )
 PENN_TREEBANK = TextMeasure(
     "the paper's are the test characters of Penn Treebank, such as ptb.char.test.txt",
     (CHARACTER_BITS,),
+)
+# v1's Table 5, which has the numbers of Figure 5, is of the validation characters
+PENN_TREEBANK_VALIDATION = replace(
+    PENN_TREEBANK,
+    texts="the paper's are the validation characters of Penn Treebank, such as ptb.char.valid.txt",
 )
 _WIKITEXT = "the paper's are the test words of WikiText-103, such as wiki.test.tokens"
 WIKITEXT_VALIDATION = (

@@ -62,6 +62,7 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry("Figure 8", "passkey: RMT, AutoCompressors", "fam-figure-8"),
         Entry("Table 9", "BSWA and feedback memory segments", "fam-table-9"),
         Entry("Figures 9, 10", "passkey: memory segments, summary tokens", "fam-figure-10"),
+        Entry("C.1", "Block-Recurrent Transformer", "fam-figure-8"),
         Entry("C.4", "diversity loss", "fam-diversity"),
         Entry("C.5", "reconstruction loss", "fam-reconstruction"),
         Entry("Figure 11", "the passkey document", command="famjax train passkey"),
@@ -71,7 +72,7 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
     ),
     "Feedback Transformer (arXiv 2002.09402, v3)": (
         *_FEEDBACK_TABLE_1,
-        Entry("Table 2", "WMT14 En-De, test", command="famjax train wmt14_ende_paper"),
+        Entry("Table 2", "WMT14 En-De, test", "ft-figure-4-translation"),
         Entry("Table 3", "WikiText-103", "ft-table-3"),
         Entry("Table 4", "enwik8", command="famjax train enwik8_paper"),
         Entry("Table 5", "speed", command="famjax bench feedback"),
@@ -102,7 +103,8 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry("Table 7", "norms, span, BPTT", "ft-table-6"),
         Entry("Table 8", "sizes of translation models", command="famjax plan wmt14_ende_paper"),
         Entry("Table 9", "sizes of language models", command="famjax plan wikitext103_large_paper"),
-        Entry("Figure 3", "WMT14 by depth", "ft-figure-4-translation"),
+        Entry("Figure 3: left", "WMT14 by depth", "ft-figure-4-translation"),
+        Entry("Figure 3: right", "CNN-DM by depth", command="famjax train cnn_dm_paper"),
         Entry("Figure 4: left", "depth at equal parameters", "ft-figure-9"),
         Entry("Figure 4: right", "the same, of words", "ft-figure-9-words"),
         _missing("Figure 5", "maze", _GAMES),
@@ -122,6 +124,21 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry("Figure 4", "number of features", "t2r-figure-4"),
         Entry("Figure 5", "distance of attention", "t2r-figure-5"),
         Entry("Figure 6", "entropy of attention", "t2r-figure-6"),
+        Entry(
+            "Note 4",
+            "cos, tanh or elu instead of relu",
+            command="famjax train t2r_finetune_paper model.linear.map=tanh",
+        ),
+        Entry(
+            "Note 5",
+            "only the maps trained",
+            command="famjax train t2r_finetune_paper train.only=maps",
+        ),
+        Entry(
+            "Note 7",
+            "Performer",
+            command="famjax train t2r_finetune_paper model.linear.map=performer",
+        ),
     ),
     "famjax": (
         Entry("gates", "initial timescales, and the paper's sum", "memory-timescales"),

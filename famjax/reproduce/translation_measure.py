@@ -43,10 +43,10 @@ class TranslationMeasure(Measure):
 
     @property
     def scores(self) -> tuple[Score, ...]:
-        """sacrebleu's BLEU, the tokenized BLEU of papers, and the speed."""
+        """The tokenized BLEU of the papers, sacrebleu's, and the speed."""
         return (
-            Score(_BLEU, unit="", digits=1),
             Score(_TOKENIZED, unit="", digits=1),
+            Score(_BLEU, unit="", digits=1),
             Score(_SPEED, unit="", digits=0),
         )
 

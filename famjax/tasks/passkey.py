@@ -287,9 +287,7 @@ class PasskeySource(Source):
         rng = np.random.default_rng([self.seed, lane, k, 0])
         number = self._draw_number(rng)
         min_length = max(c.min_length, self._shortest[number - 1])
-        # density 1 / L^2: each octave of lengths has the same number of tokens. The many short
-        # documents teach which digit is which, the few long ones teach to keep the key
-        length = round(1 / rng.uniform(1 / self.longest, 1 / min_length))
+        length = self._draw_length(min_length, rng)
         length = -(-length // c.multiple) * c.multiple
         room = length - min_length
         if c.needle_within and c.ask_every:
@@ -298,6 +296,14 @@ class PasskeySource(Source):
         rest = room // c.ask_every * c.ask_every if c.ask_every else 0
         key = [lane, k, self._end_anywhere(length - rest, rest, 0, min_length, rng), rest, 0]
         return key if c.keys == 1 else [*key, number]
+
+    def _draw_length(self, min_length: int, rng: np.random.Generator) -> int:
+        """Draw the length of a text about a needle, in tokens."""
+        if self.config.lengths == "uniform":
+            return int(rng.integers(min_length, self.longest + 1))
+        # density 1 / L^2: each octave of lengths has the same number of tokens. The many short
+        # documents teach which digit is which, the few long ones teach to keep the key
+        return round(1 / rng.uniform(1 / self.longest, 1 / min_length))
 
     def _draw_number(self, rng: np.random.Generator) -> int:
         """Draw the number of keys in a document, of those that the current longest one can hold."""

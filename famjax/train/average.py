@@ -41,6 +41,9 @@ class Mean(NamedTuple):
 def average(folder: Path, last: int) -> Mean:
     """Return the mean of the trained parameters of a run's `last` checkpoints.
 
+    These are the newest, and those every `train.checkpoint_every` steps. Others, which a stop or
+    `eval.best` saved, count only if there are too few.
+
     Sums are computed in float64, on the host. Frozen weights are not averaged: they stay as in
     `init`.
 
@@ -51,9 +54,12 @@ def average(folder: Path, last: int) -> Mean:
     newest = open_run(folder, report=_refuse)
     config = newest.config
     checkpoints = Checkpoints(folder / CHECKPOINTS)
-    steps = [step for step in checkpoints.steps() if step <= newest.step][-last:]
+    saved_steps = [step for step in checkpoints.steps() if step <= newest.step]
+    every = config.train.checkpoint_every
+    regular = [step for step in saved_steps if step % every == 0 or step == newest.step]
+    steps = (regular if len(regular) >= last else saved_steps)[-last:]
     if len(steps) < last:
-        keep, every = config.train.keep, config.train.checkpoint_every
+        keep = config.train.keep
         # if train.keep is large enough, the run has not written that many checkpoints yet
         more = (
             f"train.keep={last} or more"

@@ -83,7 +83,9 @@ def test_searches_that_cannot_be_are_refused(
         ("passkey", "passkey: has no sources to read"),
         ("summarize", "write summarize:SOURCES=TARGETS, or summarize:PAIRS.jsonl"),
         ("translate:WORDS", "is not JSON lines (.jsonl) with inputs and targets; write SOURCES="),
-        ("translate:WORDS=/no/such", "--tasks: no such file or folder: /no/such"),
+        ("translate:WORDS=/no/such", "--tasks translate: no such file or folder: /no/such"),
+        ("translate:=WORDS", "give the file of the sources before ="),
+        ("translate:a=b,c=d", "write all sources before all targets, a.de,b.de=a.en,b.en"),
         ("translate:WORDS.jsonl=WORDS", "targets of their own; write WORDS.jsonl alone"),
     ],
 )
@@ -167,7 +169,7 @@ def test_each_line_of_a_file_gets_a_target(
     assert len(together) == 6
     assert (together[0] == together[3]) == (not sampled)
     assert "1 source has more than 32 tokens, the longest in training" in err
-    assert "targets were cut; --max-tokens gives them more" in err
+    assert "5 targets were cut; the model's cache holds 32 (model.capacity)" in err
     monkeypatch.setattr("famjax.cli.generate._GROUP", 2)
     assert main(argv) == 0
     assert capsys.readouterr().out.split("\n") == together

@@ -65,6 +65,18 @@ def test_lines_of_two_files_are_pairs(tmp_path):
     assert pairs.empty() == (1, 1)
 
 
+def test_all_white_space_is_stripped(tmp_path):
+    """As of the sources that are translated, so not ASCII's alone."""
+    sources, targets = ["\u00a0ein Haus\u3000", "\u00a0"], ["a house ", "\u2003two"]
+    pairs = Pairs(*write(tmp_path, sources, targets))
+    assert [pairs[i] for i in range(2)] == [("ein Haus", "a house"), ("", "two")]
+    assert pairs.empty() == (1, 0)
+    records = [{"inputs": s, "targets": t} for s, t in zip(sources, targets, strict=True)]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, records)))
+    same = Pairs(str(tmp_path / "a.jsonl"))
+    assert [same[i] for i in range(2)] == [pairs[i] for i in range(2)]
+
+
 def test_files_of_windows_are_read_as_others(tmp_path):
     (tmp_path / "source").write_bytes("\ufeffein Haus\r\nzwei\r\n".encode())
     (tmp_path / "target").write_bytes(b"a house\ntwo")
@@ -127,6 +139,15 @@ def test_files_that_are_no_pairs_are_refused(tmp_path):
     broken.write_text('{"inputs": "a", "targets": "b"}\n{"text": "c"}\n')
     with pytest.raises(UserError, match=r"broken\.jsonl, line 2: is not a pair"):
         Pairs(str(broken))
+    with pytest.raises(UserError, match=r"pairs\.jsonl is JSON lines, not lines of text"):
+        Pairs(source, str(tmp_path / "pairs.jsonl"))
+    for name in ("a.csv", "a.json"):
+        (tmp_path / name).write_text("[1]\n")
+        for both in ((source, str(tmp_path / name)), (str(tmp_path / name), source)):
+            with pytest.raises(UserError, match=name.replace(".", r"\.")):
+                Pairs(*both)
+    with pytest.raises(UserError, match=r"tfds:x: write tfds:SET:SPLIT:FEATURE"):
+        Pairs("tfds:x", "tfds:y")
     (tmp_path / "latin").write_bytes("für\n".encode("latin-1"))
     with pytest.raises(UserError, match=r"not UTF-8 at byte 1"):
         Pairs(str(tmp_path / "latin"), target)
@@ -161,6 +182,24 @@ def test_rows_of_sentences_are_at_most_a_tenth_padding(tmp_path):
     report = source.report()
     assert report.startswith("2,000 pairs; rows are ")
     assert float(report.split("rows are ")[1].split("%")[0]) < 10
+
+
+def test_the_report_says_where_much_padding_comes_from(tmp_path):
+    pairs = natural(tmp_path, 2000)
+
+    def told(source, target, block):
+        lengths = Lengths(source, target, block)
+        return PairSource(pairs, BYTES, lengths, seed=0).report().split("rows are ")[1]
+
+    wide = told(256, 128, 1)
+    wanted = int(wide.split("data.source_length=")[1].split()[0])
+    assert wide.endswith(f"data.source_length={wanted} would suit data.length=128")
+    assert "% of sources, " in wide
+    # what it proposes is enough
+    assert float(told(wanted, 128, 1).split("%")[0]) < 10
+    assert told(128, 128, 16).endswith("; targets begin on blocks of model.block_len=16")
+    few = PairSource(natural(tmp_path, 12), BYTES, Lengths(200, 200, 1), seed=0).report()
+    assert few.endswith("% of targets)")
 
 
 def test_a_target_begins_on_a_block(tmp_path):
@@ -252,6 +291,20 @@ def test_targets_that_the_tokenizer_cannot_write_are_told(tmp_path):
     words = WordTokenizer("words.txt", ["a", "cat", "\ufffd"])
     assert "; 1 target has text that tokenizer words.txt cannot write; " in report(words)
     assert "cannot write" not in report(BYTES)
+
+
+def test_targets_of_later_windows_that_cannot_be_written_are_told_after_the_epoch(tmp_path):
+    targets = ["a dog" if i % 4 == 0 else "a cat" for i in range(40)]
+    pairs = Pairs(*write(tmp_path, ["un chat"] * 40, targets))
+    words = WordTokenizer("words.txt", ["a", "cat", "un", "chat"])
+    source = PairSource(pairs, words, Lengths(20, 20, 1), seed=0, window=16)
+    source.report()
+    for window in range(3):
+        source.rows(window)
+    assert (
+        source.epoch_report() == "10 of the targets have text that tokenizer words.txt cannot write"
+    )
+    assert not source.epoch_report()
 
 
 def test_packing_keeps_to_both_lengths():

@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 from test_reproduce import COPY, TINY, fake, reproduce, tiny_experiment  # noqa: F401
 
-from famjax.config.schema import Config
+from famjax.config.schema import Config, DataConfig, ModelConfig
 from famjax.core.errors import UserError
+from famjax.experiment.load import to_json
 from famjax.experiment.size import count_params
 from famjax.reproduce import attention_measure as attention_measure_module
 from famjax.reproduce import paper_measures as paper_measures_module
@@ -27,7 +28,8 @@ PAPER = [e for e in EXPERIMENTS.values() if e.has_paper_size]
 def test_nothing_of_the_size_here_is_measured(experiment):
     there = experiment.at("paper")
     assert not isinstance(there.measure, CodeTexts)
-    assert there.note == f"At the paper's size: config `{experiment.paper_config}`."
+    begin = f"At the paper's size: config `{experiment.paper_config}`."
+    assert there.note == f"{begin} {experiment.paper_note}".strip()
     assert not any(variant.here_only for variant in there.variants)
     assert experiment.at("here") is experiment
 
@@ -380,3 +382,27 @@ def test_the_claims_hold_for_the_numbers_of_the_paper(experiment):
             assert claim.may_be_better or gap < claim.margin
         else:
             assert gap > 0
+
+
+@pytest.mark.parametrize(
+    "experiment", [e for e in PAPER if e.paper_config == "fam_1b"], ids=lambda e: e.id
+)
+def test_a_pretrained_folder_does_not_choose_the_papers_model(experiment, tmp_path):
+    """`init` gives the shape, whatever memory the folder's model has (3.1, Table 6)."""
+    model = ModelConfig(
+        vocab_size=258, mixer="fam", block_len=128, memory_segments=1, fam_len=16, width=64
+    )
+    there = Config(model=model, data=DataConfig(tokenizer="bytes"))
+    (tmp_path / "config.json").write_text(to_json(there))
+    for variant in experiment.variants_at("paper"):
+        config = experiment.make_config(variant, 0, "paper", (f"init={tmp_path}",))
+        own = experiment.make_config(variant, 0, "paper").model
+        found = config.model
+        assert (found.width, found.vocab_size) == (64, 258)
+        if found.stack == "residual" and not found.mixer.startswith("swa"):
+            assert found.memory_segments == own.memory_segments
+        assert found.block_len == own.block_len == 1024
+        if found.mixer == "fam" or found.stack != "residual":
+            assert found.fam_len == own.fam_len
+        if found.mixer == "fam":
+            assert found.fam_update == own.fam_update

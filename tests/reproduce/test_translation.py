@@ -258,7 +258,7 @@ def test_a_gap_is_judged_to_be_wider_than_another():
     results = Results(
         experiment,
         {
-            name: {seed: {"scores": {"BLEU": value}} for seed, value in enumerate(values)}
+            name: {seed: {"scores": {"tokenized BLEU": value}} for seed, value in enumerate(values)}
             for name, values in found.items()
         },
         12,

@@ -97,6 +97,10 @@ def test_documents_grow_with_the_curriculum(words):
     # as many tokens in documents of 100 to 200 tokens as in those of 200 to 400
     tokens = [drawn[(drawn >= low) & (drawn < 2 * low)].sum() for low in (100, 200)]
     assert tokens[0] == pytest.approx(tokens[1], rel=0.1)
+    uniform = PasskeySource(replace(config, lengths="uniform", start_length=400), words, seed=0)
+    drawn = np.array([uniform.key(0, 4, k)[2] for k in range(2000)])
+    assert {drawn.min(), drawn.max()} == {96, 400}
+    assert drawn.mean() == pytest.approx(248, rel=0.03)
     rounded = PasskeySource(replace(config, multiple=32, start_length=400), words, seed=0)
     lengths = {rounded.key(0, 4, k)[2] for k in range(200)}
     assert lengths == {*range(96, 417, 32)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from famjax.reproduce.experiment import Variant
+from famjax.reproduce.experiments import _text
 from famjax.reproduce.measures import PasskeyMeasure
 
 BLOCK = 32
@@ -16,9 +17,10 @@ DOCUMENTS = (
     "data.passkey.start_length=96",
     "model.smeared_keys=false",
 )
-# the paper finetunes on fillers of 2k to 18k tokens (3.2); each document is in one row
+# the paper finetunes on fillers of "2k to 18k randomly" (3.2); each document is in one row
 AT_PAPER = (
     "data.task=passkey",
+    "data.passkey.lengths=uniform",
     "data.passkey.min_length=2048",
     "data.passkey.start_length=18432",
     "data.passkey.max_length=18432",
@@ -35,13 +37,15 @@ SUM, GATED = "FAM", "gated FAM"
 def window(segments: int, mixer: str = "bswa", name: str = "") -> Variant:
     """Return a window with memory segments; its default name is `M` with their number."""
     shape = (f"model.mixer={mixer}", f"model.memory_segments={segments}")
-    return Variant(name or f"M{segments}", shape, at_paper=(*shape, *AT_PAPER))
+    at_paper = (*_text.SHAPE_AT_PAPER, *shape, *AT_PAPER)
+    return Variant(name or f"M{segments}", shape, at_paper=at_paper)
 
 
 def memory(name: str, update: str, here_only: bool = False) -> Variant:
     """Return a FAM without memory segments, like the paper's (3.2)."""
     shape = (f"model.fam_update={update}", "model.memory_segments=0")
-    return Variant(name, shape, at_paper=(*shape, *AT_PAPER), here_only=here_only)
+    at_paper = (*_text.FAM_AT_PAPER, *shape, *AT_PAPER)
+    return Variant(name, shape, at_paper=at_paper, here_only=here_only)
 
 
 def memories() -> tuple[Variant, Variant]:

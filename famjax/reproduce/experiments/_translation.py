@@ -17,7 +17,8 @@ SHAPE = (
     "data.source_length=72",
     "train.steps=1600",
 )
-_FEEDBACK = ("model.stack=feedback", "model.feedback.shared_kv=false")
+_FEEDBACK = ("model.stack=feedback",)
+_OWN_KEYS = ("model.feedback.shared_kv=false",)
 DEPTHS, PAPER_DEPTHS = (1, 2, 4), (1, 2, 4, 6)
 SPLIT = " Tokenized BLEU has compounds split, as the papers' of WMT14 English-German."
 NOTE = (
@@ -32,6 +33,7 @@ def by_depth(
     at_paper: tuple[str, ...] = (),
     paper: Mapping[str, float] | None = None,
     depths: tuple[int, ...] = DEPTHS,
+    shared_at_paper: bool = False,
 ) -> tuple[Variant, ...]:
     """Return the variants of the figures: both decoders at each depth.
 
@@ -40,6 +42,8 @@ def by_depth(
       at_paper: overrides at the paper's size.
       paper: the paper's tokenized BLEU for each variant by name.
       depths: numbers of layers of the decoders.
+      shared_at_paper: whether the layers of a feedback decoder share keys and values at the paper's
+        size, as on its large data sets (4).
     """
 
     def variant(line: str, layers: int) -> Variant:
@@ -47,8 +51,9 @@ def by_depth(
         here: tuple[str, ...] = depth
         there = (*depth, *at_paper)
         if line == "Feedback":
-            here = (*here, *_FEEDBACK, "model.feedback.span=64")
-            there = (*there, *_FEEDBACK, f"model.feedback.span={span}")
+            here = (*here, *_FEEDBACK, *_OWN_KEYS, "model.feedback.span=64")
+            own = () if shared_at_paper else _OWN_KEYS
+            there = (*there, *_FEEDBACK, *own, f"model.feedback.span={span}")
         figures = {"tokenized BLEU": paper[name]} if paper and name in paper else {}
         return Variant(name, here, figures, x=layers, line=line, at_paper=there)
 

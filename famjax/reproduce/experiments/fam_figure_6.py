@@ -28,7 +28,7 @@ def _variant(line: str, base: int, parts: tuple[str, ...]) -> Variant:
     # the paper's rows are packed, and its memory is passed on to later steps
     own = (f"model.rope_base={base}", *_text.PACKED, *parts)
     memory = (*_text.CONTINUED, *_text.FAM, "model.fam_len=8")
-    at_paper = tuple(key for key in own if "rsp_ramp" not in key)
+    at_paper = (*_text.FAM_AT_PAPER, *(key for key in own if "rsp_ramp" not in key))
     return Variant(_name(line, base), (*memory, *own), x=base, line=line, at_paper=at_paper)
 
 
@@ -54,7 +54,7 @@ FAM_FIGURE_6 = Experiment(
     paper_config="fam_1b",
     paper_measure=PG19,
     axis="base of RoPE",
-    note=_text.NOTE + " The base of RoPE, or its scaling, changes when a variant continues the "
+    note=_text.FAM_NOTE + " The base of RoPE, or its scaling, changes when a variant continues the "
     "window. The paper gives a figure. Its line without random offsets (FAM-RPO) is left out: here "
     "offsets make no difference but by rounding, since the same number is added to all positions "
     "of a row, memory included (docs/design.md).",

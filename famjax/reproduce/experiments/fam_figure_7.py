@@ -21,7 +21,7 @@ FAM_FIGURE_7 = Experiment(
             _name(p),
             (*_text.CONTINUED, *_text.FAM, "model.fam_len=8", *_text.PACKED, *_text.passed(p)),
             x=p,
-            at_paper=(f"train.rsp={p}",),
+            at_paper=(*_text.FAM_AT_PAPER, f"train.rsp={p}"),
         )
         for p in (0.0, 0.4, 0.8, 0.95)
     ),
@@ -32,7 +32,8 @@ FAM_FIGURE_7 = Experiment(
     paper_config="fam_1b",
     paper_measure=PG19,
     axis="probability",
-    note=_text.NOTE + " The paper gives a figure only, no numbers. Rows are packed, without lanes, "
+    note=_text.FAM_NOTE
+    + " The paper gives a figure only, no numbers. Rows are packed, without lanes, "
     "so that a memory is longer in training only by what is passed on, with a probability that "
     "grows over 100 steps.",
     minutes=2.0,

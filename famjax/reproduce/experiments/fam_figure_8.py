@@ -19,7 +19,8 @@ _WITHOUT = ("train.rsp=0", "train.rpo=false")
 
 def _rival(name: str, stack: str, here: tuple[str, ...], at_paper: tuple[str, ...]) -> Variant:
     own = (f"model.stack={stack}",)
-    there = (*own, *at_paper, *_passkey.AT_PAPER, *_WITHOUT)
+    memory = ("model.block_len=1024", "model.fam_len=64")
+    there = (*memory, *own, *at_paper, *_passkey.AT_PAPER, *_WITHOUT)
     return Variant(name, (*own, *here), at_paper=there)
 
 
@@ -32,7 +33,7 @@ def _claims(longest: str, within: str) -> tuple[Ordering, ...]:
     """
     return (
         *(Ordering(_passkey.SUM, name, longest) for name in ("RMT", "AutoCompressor", "M1")),
-        # within the lengths of training
+        # within the lengths of training, as the figure shows; the text has no such claim
         Ordering("AutoCompressor", "M1", within),
     )
 

@@ -21,7 +21,11 @@ def _experiment(
     def variant(weight: float) -> Variant:
         own = (f"train.{name}_loss={weight:g}",)
         return Variant(
-            f"{weight:g}", (*_text.CONTINUED, *_MEMORY, *own), x=weight, line="loss", at_paper=own
+            f"{weight:g}",
+            (*_text.CONTINUED, *_MEMORY, *own),
+            x=weight,
+            line="loss",
+            at_paper=(*_text.FAM_AT_PAPER, *own),
         )
 
     return Experiment(
@@ -30,7 +34,7 @@ def _experiment(
         source=f"TransformerFAM, {section}",
         config="text_bswa",
         variants=(
-            Variant(_NONE, (*_text.CONTINUED, *_MEMORY), at_paper=()),
+            Variant(_NONE, (*_text.CONTINUED, *_MEMORY), at_paper=_text.FAM_AT_PAPER),
             *map(variant, weights),
             *more,
         ),
@@ -41,7 +45,7 @@ def _experiment(
         paper_config="fam_1b",
         paper_measure=PG19,
         axis="weight of the loss",
-        note=_text.NOTE + " The paper gives no numbers.",
+        note=_text.FAM_NOTE + " The paper gives no numbers.",
         minutes=3.0,
     )
 
@@ -49,7 +53,7 @@ def _experiment(
 _MEMORY = (*_text.FAM, "model.fam_len=8")
 # "even when the FAM length was 256 or longer": a quarter of the paper's block, like 16 of 64 here
 _LONG = ("model.fam_len=16",)
-_LONG_AT_PAPER = ("model.fam_len=256",)
+_LONG_AT_PAPER = (*_text.FAM_AT_PAPER, "model.fam_len=256")
 _LONG_NONE, _LONG_DIVERSE = "none of 16 tokens", "1 of 16 tokens"
 _LONG_WEIGHT = "train.diversity_loss=1"
 

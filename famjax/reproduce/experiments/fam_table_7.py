@@ -15,7 +15,7 @@ def _variant(name: str, position: str, pg19: float, isabelle: float) -> Variant:
         name,
         (*_text.CONTINUED, *_text.FAM, "model.fam_len=8", *own),
         {"PG-19 accuracy": pg19, "Isabelle accuracy": isabelle},
-        at_paper=own,
+        at_paper=(*_text.FAM_AT_PAPER, *own),
     )
 
 
@@ -35,6 +35,6 @@ FAM_TABLE_7 = Experiment(
     base=_text.BASE,
     paper_config="fam_1b",
     paper_measure=PG19,
-    note=_text.NOTE,
+    note=_text.FAM_NOTE,
     minutes=2.0,
 )

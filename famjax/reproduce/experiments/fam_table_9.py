@@ -15,7 +15,6 @@ _PAPER = {
     "FM2": (0.472, 0.735),
     "FM4": (0.445, 0.723),
 }
-_MARGIN = 0.02
 
 
 def _variant(name: str) -> Variant:
@@ -23,7 +22,27 @@ def _variant(name: str) -> Variant:
     shape = (f"model.mixer={mixer}", f"model.memory_segments={name[-1]}")
     paper = dict(zip(("PG-19 accuracy", "Isabelle accuracy"), _PAPER[name], strict=True))
     own = (*_text.CONTINUED, *shape)
-    return Variant(name, own, paper, x=int(name[-1]), line=line, at_paper=shape)
+    # "after 25k steps of fine-tuning" (C.2)
+    at_paper = (*_text.SHAPE_AT_PAPER, *shape, "train.steps=25000")
+    return Variant(name, own, paper, x=int(name[-1]), line=line, at_paper=at_paper)
+
+
+# token accuracy: M4 and FM4 differ by 1.4 points on one text, and by as much the other way round on
+# the other
+_PAPER_MARGIN = 0.02
+
+
+def _claims(margin: float) -> tuple[Ordering, ...]:
+    """Return the claims; differences below the margin do not count.
+
+    FM2 is better than M2 on both texts; with one and four segments, each is better on one of the
+    texts, and the paper finds no "discernible performance advantages".
+    """
+    return (
+        Ordering("M1", "FM1", margin=margin),
+        Ordering("FM2", "M2"),
+        Ordering("M4", "FM4", margin=margin),
+    )
 
 
 FAM_TABLE_9 = Experiment(
@@ -33,18 +52,13 @@ FAM_TABLE_9 = Experiment(
     config="text_bswa",
     variants=tuple(map(_variant, _PAPER)),
     measure=_text.CODE,
-    # FM2 is better than M2 on both texts; with one and four segments, each is better on one of the
-    # texts, and the paper finds no "discernible performance advantages"
-    orderings=(
-        Ordering("M1", "FM1", margin=_MARGIN),
-        Ordering("FM2", "M2"),
-        Ordering("M4", "FM4", margin=_MARGIN),
-    ),
+    orderings=_claims(_text.MARGIN),
     # feedback memory segments have no smeared keys
     overrides=_text.PLAIN_SHAPE,
     base=_text.BASE,
     paper_config="fam_1b",
     paper_measure=PG19,
+    paper_orderings=_claims(_PAPER_MARGIN),
     axis="memory segments",
     note=_text.NOTE + " Keys are not smeared. The paper's other rows, GPT-3 tasks, on which FM is "
     "worse, and XLSum, have no counterpart here.",

@@ -18,8 +18,43 @@ def _map(name: str, features: tuple[str, ...] = _FEATURES) -> tuple[str, ...]:
 
 
 _LONGER = "T2R from scratch of 2400 steps"
+_SCRATCH, _PRETRAINED = "T2R from scratch", "T2R pretrained"
 # in bits; the Transformer and T2R differ by some tenths (docs/t2r.md)
 _MARGIN = 0.02
+# in perplexity: a fifth of the difference of the Transformer and T2R, 18.5 and 19.6
+_PAPER_MARGIN = 0.2
+
+
+def _claims(trained_longer: str, margin: float) -> tuple[Ordering, ...]:
+    """Return the claims.
+
+    Args:
+      trained_longer: name of a T2R from scratch that is trained as long as the teacher.
+      margin: difference that does not count.
+    """
+    return (
+        Ordering(_PRETRAINED, _SCRATCH),
+        # "5x faster than training a model from scratch"
+        *(() if trained_longer == _SCRATCH else (Ordering(_PRETRAINED, trained_longer),)),
+        Ordering(_PRETRAINED, trained_longer, OWN_SECONDS),
+        Ordering(_PRETRAINED, "ELU pretrained"),
+        Ordering(_PRETRAINED, "RFA pretrained"),
+        Ordering(_SCRATCH, "RFA from scratch"),
+        Ordering("RFA from scratch", "ELU from scratch"),
+        # "unlike the other linear transformer models, T2R greatly benefits from pretraining"
+        *(
+            Ordering(
+                _PRETRAINED,
+                _SCRATCH,
+                wider_than=(f"{name} pretrained", f"{name} from scratch"),
+            )
+            for name in ("ELU", "RFA")
+        ),
+        Ordering("T2R 75% pretrained", _PRETRAINED),
+        # "the gap can be closed when every fourth layer is kept"
+        Ordering("T2R 75% pretrained", "Transformer", margin=margin, may_be_better=True),
+        Ordering("Transformer", _PRETRAINED),
+    )
 
 
 def _scratch(name: str, paper: float, hours: float) -> Variant:
@@ -63,29 +98,8 @@ T2R_TABLE_1 = Experiment(
         Variant("Transformer", (), {"perplexity": 18.5}, continues=False),
     ),
     measure=_t2r.WINDOWS,
-    orderings=(
-        Ordering("T2R pretrained", "T2R from scratch"),
-        # "5x faster than training a model from scratch"
-        Ordering("T2R pretrained", _LONGER),
-        Ordering("T2R pretrained", _LONGER, OWN_SECONDS),
-        Ordering("T2R pretrained", "ELU pretrained"),
-        Ordering("T2R pretrained", "RFA pretrained"),
-        Ordering("T2R from scratch", "RFA from scratch"),
-        Ordering("RFA from scratch", "ELU from scratch"),
-        # "unlike the other linear transformer models, T2R greatly benefits from pretraining"
-        *(
-            Ordering(
-                "T2R pretrained",
-                "T2R from scratch",
-                wider_than=(f"{name} pretrained", f"{name} from scratch"),
-            )
-            for name in ("ELU", "RFA")
-        ),
-        Ordering("T2R 75% pretrained", "T2R pretrained"),
-        # "the gap can be closed when every fourth layer is kept"
-        Ordering("T2R 75% pretrained", "Transformer", margin=_MARGIN, may_be_better=True),
-        Ordering("Transformer", "T2R pretrained"),
-    ),
+    orderings=_claims(_LONGER, _MARGIN),
+    paper_orderings=_claims(_SCRATCH, _PAPER_MARGIN),
     base=_t2r.TEACHING,
     base_config=_t2r.TEACHER,
     paper_config="t2r_finetune_paper",
