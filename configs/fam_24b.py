@@ -6,8 +6,8 @@
 
 FOLDER holds pretrained weights, and determines shape and tokenizer; the settings of the first
 command are the paper's memory, where a conversion has the gated update by default. The paper's
-weights, vocabulary and instruction data are not public, so do not expect the numbers below. Without init, and with model.lora.rank=0 data.tokenizer=FILE, this shape trains from
-scratch.
+weights, vocabulary and instruction data are not public, so do not expect the numbers below. Without
+init, and with model.lora.rank=0 data.tokenizer=FILE, this shape trains from scratch.
 
 From the paper: 56 layers of width 4096, 32 heads that share one set of keys and values,
 feed-forward multiplier 8; blocks of 1024 tokens, 3 memory segments, 64 FAM tokens; RSP 0.8, RPO;

@@ -24,7 +24,8 @@ SPLIT = " Tokenized BLEU has compounds split, as the papers' of WMT14 English-Ge
 NOTE = (
     "An encoder of three layers of width 128, 1,600 steps of 1,024 tokens of targets, of 4,000 "
     "SentencePiece tokens; pairs with more than 64 are not trained on. Beam 5. BLEU is "
-    "sacrebleu's. Tokens of the best hypotheses a second, on one process's part of the cores."
+    "sacrebleu's. Tokens of the best hypotheses a second, on one process's part of the cores and "
+    "while others train: a rough figure."
 )
 
 
