@@ -350,7 +350,7 @@ def make_page(results: Results, figure: str) -> str:
         experiment.note,
         "",
         f"{len(each)} of {results.trainings} trainings, {format_time(seconds)} of one process's "
-        f"time in all, on {each[0]['device']}, code {', '.join(_versions(each))}. "
+        f"time, bases not counted, on {each[0]['device']}, code {', '.join(_versions(each))}. "
         "Means over seeds, ± half of the 95% interval (Student's).",
         "",
         _markdown(

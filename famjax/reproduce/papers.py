@@ -145,6 +145,7 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry("lanes", "rows, reach of the gradient, parts", "memory-lanes"),
         Entry("writes", "a cost of writing, FAM and delta rule", "memory-writes"),
         Entry("keys", "one of four named keys", "memory-keys"),
+        Entry("copying", "smeared keys", "memory-smeared"),
     ),
 }
 

@@ -69,6 +69,14 @@ def test_parameters_are_the_mean_of_the_last_checkpoints(run: Path, last: int) -
     assert bool(changed) == (last > 1)
 
 
+def test_checkpoints_of_other_steps_count_only_if_there_are_too_few(run: Path) -> None:
+    """Such as those that `eval.best` saves."""
+    checkpoints = run / "checkpoints"
+    shutil.copytree(checkpoints / "000000009", checkpoints / "000000010")
+    assert average(run, 3).steps == STEPS
+    assert average(run, 4).steps == [6, 9, 10, 12]
+
+
 @pytest.mark.parametrize(("most", "last"), [(2, "2"), (3, "3"), (10, "3")])
 def test_a_mean_is_opened_without_a_folder(run: Path, most: int, last: str) -> None:
     found = open_average(run, most)

@@ -45,6 +45,7 @@ _FILES = (
     "memory_timescales",
     "memory_lanes",
     "memory_keys",
+    "memory_smeared",
     "memory_writes",
 )
 
