@@ -14,7 +14,7 @@ long documents set data.layout=lanes train.rsp=0 data.repeat_len=0: the memory i
 step to step, and nothing is cut. Adafactor scales an update by the magnitude of the weights, and
 adapters start at 0: for few steps use optimizer.name=adamw.
 
-Cost: depends on your model, not measured; `make demo-finetune` takes eight minutes on two cores.
+Cost: depends on your model, not measured; `make demo-finetune` takes 7 to 12 minutes on two cores.
 Expected: depends on your model and text; this config was not measured. The paper's figures
 are in `fam_1b`, `fam_8b` and `fam_24b`; docs/finetune.md has a small run of another config.
 """
