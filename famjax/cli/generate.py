@@ -156,8 +156,9 @@ def _read_sources(path: str) -> list[str]:
 
     if is_jsonl(path):
         raise UserError(f"--prompts {path}: is JSON lines; give a text with a source on each line")
-    check_plain_lines(path)
-    lines = [line.decode("utf-8") for line in read_lines(str(expanded(path)))]
+    file = str(expanded(path))
+    check_plain_lines(file)
+    lines = [line.decode("utf-8") for line in read_lines(file)]
     if not lines:
         raise UserError(f"--prompts {path}: is empty; write a source on each line")
     return lines

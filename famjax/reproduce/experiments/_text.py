@@ -52,7 +52,6 @@ NOTE = (
     "tokens, where the paper has a pretrained Flan-PaLM 1B with blocks of 1,024. All models of a "
     "seed continue a training of 1,000 steps of a window without memory by 400 of 4,096 tokens."
 )
-# the paper's FAM learns nothing that a window lacks at this size (docs/memory.md)
 FAM_NOTE = (
     NOTE + " The FAM is famjax's, with the gated update and smeared keys, and without memory "
     "segments; the paper's adds its update, and has three segments."
