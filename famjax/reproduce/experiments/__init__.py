@@ -43,6 +43,7 @@ _FILES = (
     "t2r_figure_4",
     "t2r_figure_5",
     "memory_timescales",
+    "memory_lengths",
     "memory_lanes",
     "memory_keys",
     "memory_smeared",
