@@ -18,6 +18,11 @@ def mixer_pattern(model: ModelConfig) -> tuple[str, ...]:
     return tuple(model.mixer.split(",")) if model.stack == "residual" else ()
 
 
+def pattern_length(model: ModelConfig) -> int:
+    """Return after how many layers the layers repeat: the length of `mixer_pattern`, else 1."""
+    return len(mixer_pattern(model)) or 1
+
+
 def layer_mixers(model: ModelConfig) -> tuple[str, ...]:
     """Return the mixer of every layer; empty for a stack without mixers."""
     names = mixer_pattern(model)

@@ -14,7 +14,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
-from famjax.config.derived import mixer_pattern
+from famjax.config.derived import pattern_length
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
 from famjax.convert.checkpoint import SafetensorsFolder
@@ -157,11 +157,16 @@ def load_weights(
       folder: see `load_pretrained`.
       mesh: see `load_pretrained`.
     """
-    if config.stack != "residual":
+    if config.stack != native.stack:
         raise UserError(
             f"model.stack={config.stack}: a folder is loaded with its own layers; remove it here, "
             f"then famjax train CONFIG init=FOLDER model.stack={config.stack} "
             "model.feedback.positions=rotary model.block_len=1"
+        )
+    if config.feedback != native.feedback and layer_shapes(config) != layer_shapes(native):
+        raise UserError(
+            "model.feedback: these settings give the model other parameters than the folder has; "
+            "remove them here, then famjax train CONFIG init=FOLDER with them"
         )
     check_model_fits(config, mesh.size if mesh else 1)
     graph, shapes = abstract_inference_model(config)
@@ -251,7 +256,7 @@ class ParameterLoader:
             if name == "embedding":
                 self.embedding = array
             return array
-        layers = range(first, self.config.layers, len(mixer_pattern(self.config)))
+        layers = range(first, self.config.layers, pattern_length(self.config))
         if is_of_mixer(name):
             params = [self.load_mixer_param(name, i, shape.shape[1:], placement) for i in layers]
             return jax.device_put(jnp.concatenate(params), placement)
@@ -316,7 +321,7 @@ def layer_shapes(model: ModelConfig) -> dict[tuple[str, int | None], tuple[int, 
         if first is None:
             shapes_by_layer[name, None] = shape.shape
         else:
-            for layer in range(first, model.layers, len(mixer_pattern(model))):
+            for layer in range(first, model.layers, pattern_length(model)):
                 shapes_by_layer[name, layer] = shape.shape[1:]
     return shapes_by_layer
 

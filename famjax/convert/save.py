@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from famjax.config.derived import pattern_length
 from famjax.config.schema import ModelConfig
 from famjax.convert.tensors import Tensor, Tensors
 from famjax.core.errors import UserError
@@ -85,7 +86,7 @@ def save_file(tensors: dict[str, np.ndarray], path: Path) -> None:
 
 def _pieces(model: LanguageModel, config: ModelConfig, tensors: Tensors) -> dict[str, list[_Piece]]:
     """Return the pieces of each tensor, in the order of their parts."""
-    pattern = len(config.mixer.split(","))
+    pattern = pattern_length(config)
     pieces_by_tensor: dict[str, list[_Piece]] = {}
     paths, _ = jax.tree_util.tree_flatten_with_path(nnx.state(model, nnx.Param))
     for path, leaf in paths:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from famjax.config.schema import ModelConfig
 from famjax.convert.families.common import Family
-from famjax.convert.families.famjax import FAMJAX
+from famjax.convert.families.famjax import FAMJAX, FEEDBACK
 from famjax.export.source import ExportSource
 from famjax.mixers import mixer_specs
 
@@ -114,6 +114,9 @@ def describe(source: ExportSource) -> str:
     shape = f"{model.layers} layers, width {model.width}, {model.vocab_size:,} tokens"
     if model.encoder.layers:
         shape = f"an encoder of {model.encoder.layers} layers, a decoder of {shape}"
+    if model.stack in FEEDBACK:
+        span = model.feedback.span
+        return f"{shape}, `{model.stack}` layers that attend to the last {span:,} tokens."
     return f"{shape}, attention `{model.mixer}`{_describe_memory(model)}."
 
 

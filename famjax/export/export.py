@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from famjax.config.derived import has_linear_cross
+from famjax.convert.families.famjax import FEEDBACK
 from famjax.convert.folder import atomic_folder
 from famjax.convert.open import open_model
 from famjax.core.errors import UserError, nearest
@@ -60,16 +60,14 @@ def export(
             "--format peft: does not support an encoder, model.encoder.layers="
             f"{source.model.encoder.layers}; take --format hf, which merges the adapters"
         )
-    if format == "hf" and has_linear_cross(source.model):
-        raise UserError(
-            "--format hf: does not support model.encoder.cross=linear; take --format stablehlo or "
-            "orbax"
-        )
-    if format in ("hf", "peft") and source.model.stack != "residual":
-        raise UserError(
-            f"--format {format}: does not support model.stack={source.model.stack}; take --format "
-            "stablehlo or orbax"
-        )
+    stack = source.model.stack
+    if format in ("hf", "peft") and stack != "residual":
+        in_pytorch = stack in FEEDBACK
+        if format == "peft" or not in_pytorch:
+            others = "hf, stablehlo or orbax" if in_pytorch else "stablehlo or orbax"
+            raise UserError(
+                f"--format {format}: does not support model.stack={stack}; take --format {others}"
+            )
     for spec in mixer_specs(source.model):
         if format not in spec.formats:
             raise UserError(

@@ -6,6 +6,7 @@ include their PyTorch code (famjax/export/pytorch).
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 import warnings
@@ -17,7 +18,7 @@ import numpy as np
 from famjax.config.schema import ModelConfig
 from famjax.convert.families import FAMILIES, native_family, normalize_model
 from famjax.convert.families.common import Family
-from famjax.convert.families.famjax import FAMJAX
+from famjax.convert.families.famjax import FAMJAX, pytorch_class
 from famjax.convert.families.famjax import serialize as serialize_famjax
 from famjax.convert.families.keys import HF
 from famjax.convert.folder import SOURCE
@@ -34,9 +35,13 @@ from famjax.export.tokenizer import write_tokenizer
 from famjax.models.language_model import LanguageModel
 from famjax.tokenizers.tokenizer import Tokenizer
 
-CODE = ("configuration_famjax.py", "modeling_famjax.py")
-# copied as well for a model with an encoder
-CODE_OF_PAIRS = "modeling_famjax_seq2seq.py"
+# each needs those before it
+CODE = (
+    "configuration_famjax",
+    "modeling_famjax",
+    "modeling_famjax_seq2seq",
+    "modeling_famjax_feedback",
+)
 _GENERATION, _ENDS = "generation_config.json", ("bos_token_id", "eos_token_id")
 _START = "decoder_start_token_id"
 # keys of the source's config.json that are dropped: older names, and properties of its files
@@ -76,8 +81,9 @@ def write(source: ExportSource, folder: Path) -> list[str]:
         names = (*_ENDS, _START, "pad_token_id", "forced_bos_token_id", "forced_eos_token_id")
         _write_json(folder / _GENERATION, {name: config[name] for name in names if name in config})
     if family is FAMJAX:
-        for name in (*CODE, CODE_OF_PAIRS) if source.model.encoder.layers else CODE:
-            shutil.copyfile(Path(pytorch.__file__).with_name(name), folder / name)
+        module, _ = pytorch_class(source.model)
+        for name in CODE[: CODE.index(module) + 1]:
+            shutil.copyfile(Path(pytorch.__file__).with_name(f"{name}.py"), folder / f"{name}.py")
     (folder / "README.md").write_text(model_card(source, family, bool(before)), encoding="utf-8")
     return _compare(reference, source, family, folder) + said
 
@@ -165,13 +171,8 @@ def _transformers_class(family: Family, model: ModelConfig) -> Any:
             transformers.AutoModelForSeq2SeqLM if has_encoder else transformers.AutoModelForCausalLM
         )
     # the same code as in the folder; as remote code it would be copied to the user's cache
-    if model.encoder.layers:
-        from famjax.export.pytorch.modeling_famjax_seq2seq import FamjaxForConditionalGeneration
-
-        return FamjaxForConditionalGeneration
-    from famjax.export.pytorch.modeling_famjax import FamjaxForCausalLM
-
-    return FamjaxForCausalLM
+    module, kind = pytorch_class(model)
+    return getattr(importlib.import_module(f"{pytorch.__name__}.{module}"), kind)
 
 
 def _transformers_logits(

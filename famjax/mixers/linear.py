@@ -199,6 +199,7 @@ class LinearSpec(MixerSpec):
     has_feature_map = True
     has_attention_weights = False
     has_attention_map = True
+    formats = ("hf", "orbax", "stablehlo")
     convert_name = "t2r"
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> LinearAttention:

@@ -5,8 +5,9 @@ from functools import cache
 import pytest
 import torch
 
-from famjax.export.pytorch.configuration_famjax import FamjaxConfig
+from famjax.export.pytorch.configuration_famjax import FamjaxConfig, FamjaxFeedbackConfig
 from famjax.export.pytorch.modeling_famjax import FamjaxForCausalLM
+from famjax.export.pytorch.modeling_famjax_feedback import FamjaxFeedbackForCausalLM
 
 VOCAB, PAD = 29, 28
 LENGTHS = (23, 9, 14, 4, 1)
@@ -20,6 +21,18 @@ MODELS = {
     "fam-0": {"mixer": "fam", "memory_segments": 0, "tie_word_embeddings": False},
     "fam-static": {"mixer": "fam", "memory_segments": 0, "fam_update": "static"},
     "mixed": {"mixer": "full,fam,swa", "layers": 3, "norm": "layernorm"},
+    "linear": {"mixer": "linear", "linear": {"map": "learned_elu", "features": 3, "rope": True}},
+    "feedback": {
+        "stack": "feedback",
+        "feedback": {
+            "span": 6,
+            "composition": "all",
+            "shared_kv": True,
+            "positions": "learned",
+            "adaptive_span": False,
+            "span_ramp": 4,
+        },
+    },
 }
 every = pytest.mark.parametrize("name", MODELS)
 
@@ -28,7 +41,10 @@ every = pytest.mark.parametrize("name", MODELS)
 def model(name):
     torch.manual_seed(0)
     shape = {"vocab_size": VOCAB, "block_len": 4, "fam_len": 2, "capacity": 64, "kv_heads": 1}
-    found = FamjaxForCausalLM(FamjaxConfig(**shape | MODELS[name])).eval()
+    is_feedback = name == "feedback"
+    config = FamjaxFeedbackConfig if is_feedback else FamjaxConfig
+    kind = FamjaxFeedbackForCausalLM if is_feedback else FamjaxForCausalLM
+    found = kind(config(**shape | MODELS[name])).eval()
     with torch.no_grad():
         for parameter in found.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.3)
@@ -105,7 +121,7 @@ def test_last_logits_and_hidden_states_of_padded_rows(name):
     assert len(whole.hidden_states) == model(name).config.layers + 1
     assert torch.equal(model(name).logits(whole.hidden_states[-1]), whole.logits)
     embedded = model(name).embed(ids) * model(name).embed_scale
-    if model(name).positions is None:
+    if model(name).config.arch["positions"] == "none":
         assert torch.equal(whole.hidden_states[0][mask.bool()], embedded[mask.bool()])
     assert some.hidden_states is None
 

@@ -14,10 +14,11 @@ from contracts.harness import CASES, FAMILIES, KINDS, TOKENS, VOCAB, jit, pertur
 from flax import nnx
 from safetensors.torch import load_file
 
-from famjax.convert.families.famjax import FAMJAX
+from famjax.convert.families.famjax import FAMJAX, FEEDBACK
 from famjax.convert.save import save_tensors
-from famjax.export.pytorch.configuration_famjax import FamjaxConfig
+from famjax.export.pytorch.configuration_famjax import FamjaxConfig, FamjaxFeedbackConfig
 from famjax.export.pytorch.modeling_famjax import FamjaxForCausalLM
+from famjax.export.pytorch.modeling_famjax_feedback import FamjaxFeedbackForCausalLM
 from famjax.mixers import mixer_specs
 from famjax.models.language_model import LanguageModel
 
@@ -27,7 +28,8 @@ MODELS = (
     {
         name: config
         for name, config in (CASES | FAMILIES).items()
-        if config.stack == "residual"
+        if config.stack in ("residual", *FEEDBACK)
+        and not config.adaptive.cutoffs
         and all("hf" in s.formats and not s.unexported(config) for s in mixer_specs(config))
     }
     | {
@@ -68,7 +70,10 @@ def pytorch(config, model):
     with tempfile.TemporaryDirectory() as folder:
         save_tensors(model, config, FAMJAX.tensors(config), Path(folder), "float32")
         tensors = load_file(Path(folder, "model.safetensors"))
-    theirs = FamjaxForCausalLM(FamjaxConfig(**FAMJAX.serialize(config)))
+    is_feedback = config.stack in FEEDBACK
+    kind = FamjaxFeedbackForCausalLM if is_feedback else FamjaxForCausalLM
+    shape = FamjaxFeedbackConfig if is_feedback else FamjaxConfig
+    theirs = kind(shape(**FAMJAX.serialize(config)))
     missing, extra = theirs.load_state_dict(tensors, strict=False)
     assert (missing, extra) == (["head.weight"] if config.tied else [], [])
     theirs.tie_weights()
@@ -107,7 +112,9 @@ def size(state):
     return sum(x.numel() for layer in state.layers for x in layer if x is not None)
 
 
-@pytest.mark.parametrize("name", ["swa-2", "bswa-1", "fam-1-3", "bswa,fam"])
+@pytest.mark.parametrize(
+    "name", ["swa-2", "bswa-1", "fam-1-3", "bswa,fam", "linear", "feedback-all"]
+)
 @torch.no_grad()
 def test_the_state_does_not_grow(name):
     model = logits_and_pytorch(name)[1]

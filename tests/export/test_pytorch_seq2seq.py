@@ -18,11 +18,18 @@ from contracts.harness import FAMILIES, jit, perturb_params
 from flax import nnx
 from safetensors.torch import load_file
 
-from famjax.config.schema import ArchConfig, EncoderConfig, ModelConfig
+from famjax.config.schema import (
+    ArchConfig,
+    EncoderConfig,
+    FeedbackConfig,
+    LinearConfig,
+    ModelConfig,
+)
 from famjax.convert.families.famjax import FAMJAX
 from famjax.convert.save import save_tensors
 from famjax.core.types import Context
-from famjax.export.pytorch.configuration_famjax import FamjaxConfig
+from famjax.export.pytorch.configuration_famjax import FamjaxConfig, FamjaxFeedbackConfig
+from famjax.export.pytorch.modeling_famjax_feedback import FamjaxFeedbackForConditionalGeneration
 from famjax.export.pytorch.modeling_famjax_seq2seq import FamjaxForConditionalGeneration
 from famjax.models.seq2seq import Seq2Seq
 
@@ -42,6 +49,7 @@ BASE = ModelConfig(
     mixer="full",
     encoder=EncoderConfig(layers=3),
 )
+LINEAR_CROSS = EncoderConfig(layers=2, cross="linear", features=3)
 # of all families, with positions and a feed-forward that an encoder can have
 ARCH = replace(FAMILIES["full, families"].arch, positions="none", parallel=False)
 
@@ -65,6 +73,23 @@ MODELS = {
     "vaswani": replace(BASE, mixer="delta", memory_segments=1, arch=absolute("sinusoidal")),
     "fam": replace(BASE, mixer="fam", fam_update="gated", smeared_keys=True),
     "delta": replace(BASE, mixer="delta", memory_segments=1),
+    "linear": replace(BASE, mixer="linear", encoder=LINEAR_CROSS),
+    "rfa": replace(
+        BASE, mixer="linear", encoder=LINEAR_CROSS, linear=LinearConfig(map="rfa", features=6)
+    ),
+    "linear, families": replace(
+        BASE, mixer="linear,swa", encoder=LINEAR_CROSS, arch=ARCH, norm="layernorm"
+    ),
+    "feedback": replace(BASE, stack="feedback", feedback=FeedbackConfig(span=5)),
+    "feedback, linear cross": replace(
+        BASE, stack="feedback", feedback=FeedbackConfig(span=5), encoder=LINEAR_CROSS
+    ),
+    "feedback, sinusoids": replace(
+        BASE,
+        stack="feedback",
+        feedback=FeedbackConfig(span=5, composition="same_and_lower", shared_kv=False),
+        arch=absolute("sinusoidal"),
+    ),
 }
 # the second source is shorter, and so is the second target
 SOURCE = np.random.default_rng(1).integers(3, 19, (2, 7))
@@ -99,7 +124,10 @@ def pytorch(config: ModelConfig, model: Any) -> Any:
         save_tensors(model, config, FAMJAX.tensors(config), Path(folder), "float32")
         tensors = load_file(Path(folder, "model.safetensors"))
     ends = {"decoder_start_token_id": START, "eos_token_id": 2, "pad_token_id": 0}
-    theirs = FamjaxForConditionalGeneration(FamjaxConfig(**FAMJAX.serialize(config), **ends))
+    is_feedback = config.stack == "feedback"
+    kind = FamjaxFeedbackForConditionalGeneration if is_feedback else FamjaxForConditionalGeneration
+    shape = FamjaxFeedbackConfig if is_feedback else FamjaxConfig
+    theirs = kind(shape(**FAMJAX.serialize(config), **ends))
     missing, extra = theirs.load_state_dict(tensors, strict=False)
     assert (missing, extra) == (["head.weight"] if config.tied else [], [])
     theirs.tie_weights()
@@ -147,7 +175,7 @@ def test_logits_equal_famjax(name: str) -> None:
     assert np.abs(alone.logits[0].numpy() - ours[0]).max() < 1e-4 * (ours.max() - ours.min())
 
 
-@pytest.mark.parametrize("name", ["full", "fam"])
+@pytest.mark.parametrize("name", ["full", "fam", "linear", "feedback"])
 @torch.no_grad()
 def test_a_state_goes_on_with_its_source(name: str) -> None:
     _, model = famjax_and_pytorch(name)
@@ -158,7 +186,7 @@ def test_a_state_goes_on_with_its_source(name: str) -> None:
     torch.testing.assert_close(torch.cat([first.logits, rest.logits], 1), whole)
 
 
-@pytest.mark.parametrize("name", ["own embedding", "fam", "delta"])
+@pytest.mark.parametrize("name", ["own embedding", "fam", "delta", "linear", "feedback"])
 @torch.no_grad()
 def test_generate_is_greedy_and_searches(name: str) -> None:
     _, model = famjax_and_pytorch(name)
@@ -200,7 +228,7 @@ def test_padding_of_targets_has_no_loss() -> None:
     torch.testing.assert_close(output.loss, ignored)
 
 
-@pytest.mark.parametrize("name", ["full", "fam"])
+@pytest.mark.parametrize("name", ["full", "fam", "linear", "feedback, linear cross"])
 @torch.no_grad()
 def test_generate_continues_padded_targets(name: str) -> None:
     _, model = famjax_and_pytorch(name)

@@ -17,6 +17,7 @@ import small
 import torch
 from flax import nnx
 from small import Crash, assert_same, compiled_once, crash_at  # noqa: F401
+from transformers import AutoModelForSeq2SeqLM
 
 from famjax.config.schema import Config
 from famjax.convert.folder import convert
@@ -473,12 +474,27 @@ def test_transformers_generates_what_the_run_writes(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("compiled_once")
-def test_linear_attention_to_a_source_is_in_no_hugging_face_folder(tmp_path: Path) -> None:
-    given = config(tmp_path, "train.steps=1", "model.encoder.cross=linear")
-    train(given, tmp_path / "run", quiet=True)
-    with pytest.raises(UserError, match=r"--format hf: does not support model\.encoder\.cross"):
-        export(tmp_path / "run", tmp_path / "hf", "hf")
+@pytest.mark.usefixtures("compiled_once", "remote_code")
+@pytest.mark.parametrize(
+    "keys",
+    [
+        "model.mixer=linear model.linear.rope=false model.encoder.cross=linear",
+        "model.stack=feedback model.feedback.span=6",
+    ],
+)
+def test_transformers_generates_with_decoders_of_constant_state(tmp_path: Path, keys: str) -> None:
+    run = learned(tmp_path, "train.steps=60", *keys.split())
+    said = export(tmp_path / "run", tmp_path / "hf", "hf")
+    assert any(line.startswith("compared with transformers ") for line in said)
+    words = ["abcd", "hg", "fedcba"]
+    ours, again = (
+        [each.text for each in Translator(each, beams=3, batch=4).translate(words)]
+        for each in (run, open_model(tmp_path / "hf"))
+    )
+    assert ours == again
+    # with the code in the folder
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "hf", trust_remote_code=True).eval()
+    assert_searches_equal(run, model, 3, 0.6)
 
 
 @pytest.mark.long

@@ -86,12 +86,15 @@ def normalize_model(model: ModelConfig) -> ResolvedModelConfig:
     # in the families of other libraries nothing but speed depends on blocks
     if all(spec.layer_type for spec in mixer_specs(model)):
         rest.add("block_len")
-    if not has_linear_cross(model):
+    if has_linear_cross(model):
+        rest.discard("linear")
+    else:
         model = replace(model, encoder=replace(model.encoder, features=EncoderConfig().features))
+    mixers = layer_mixers(model)
     return replace(
         model,
         **{name: getattr(default, name) for name in rest},
-        mixer=shortest_pattern(layer_mixers(model)),
+        mixer=shortest_pattern(mixers) if mixers else default.mixer,
         rope_base=model.rope_base if model.arch.rotary_fraction else default.rope_base,
         arch=_normalize_arch(model),
     )

@@ -8,17 +8,26 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, TypeVar
 
+from famjax.config.derived import has_linear_cross
 from famjax.config.older import rename_arch_keys
 from famjax.config.resolved import resolve_model
-from famjax.config.schema import ArchConfig, EncoderConfig, ModelConfig
+from famjax.config.schema import (
+    ArchConfig,
+    EncoderConfig,
+    FeedbackConfig,
+    LinearConfig,
+    ModelConfig,
+)
 from famjax.convert.families.common import Family
 from famjax.convert.families.keys import HF, REQUIRED, Keys, UnsupportedKey
 from famjax.convert.tensors import Tensor, Tensors, linear_kernel
 from famjax.core.errors import UserError, nearest
 from famjax.mixers import mixer_specs
 
-_DECODER, _ENCODER_DECODER = "FamjaxForCausalLM", "FamjaxForConditionalGeneration"
-_Group = TypeVar("_Group", ArchConfig, EncoderConfig)
+_DECODER, _ENCODER_DECODER = "ForCausalLM", "ForConditionalGeneration"
+# stacks that modeling_famjax_feedback computes
+FEEDBACK = ("feedback", "transformer")
+_Group = TypeVar("_Group", ArchConfig, EncoderConfig, FeedbackConfig, LinearConfig)
 
 # keys that are not exported: how a model is computed, and `tied`, which is tie_word_embeddings
 _LEFT = ("scan_layers", "remat", "dtype", "tied")
@@ -35,7 +44,7 @@ _LATER = (
 _KEYS = Keys(
     dict.fromkeys((*_FIELDS, "arch", "tie_word_embeddings"), REQUIRED)
     | {name: getattr(ModelConfig(), name) for name in _LATER}
-    | {"encoder": None},
+    | dict.fromkeys(("encoder", "linear", "feedback")),
     {
         "is_encoder_decoder": UnsupportedKey((None,), "", lambda value, hf: True),
         # the PyTorch code in the folder
@@ -60,15 +69,21 @@ _DELTA_MEMORY = {
 
 
 def parse(hf: HF) -> ModelConfig:
-    arch, encoder = _parse_group(hf, "arch", ArchConfig), EncoderConfig()
-    if hf["encoder"] is not None:
-        encoder = _parse_group(hf, "encoder", EncoderConfig)
     fields = {name: hf[name] for name in _FIELDS}
-    return ModelConfig(**fields, tied=hf["tie_word_embeddings"], arch=arch, encoder=encoder)
+    return ModelConfig(
+        **fields,
+        tied=hf["tie_word_embeddings"],
+        arch=_parse_group(hf, "arch", ArchConfig),
+        encoder=_parse_group(hf, "encoder", EncoderConfig),
+        linear=_parse_group(hf, "linear", LinearConfig),
+        feedback=_parse_group(hf, "feedback", FeedbackConfig),
+    )
 
 
 def _parse_group(hf: HF, group: str, kind: type[_Group]) -> _Group:
-    """Return a dataclass of `ModelConfig` from its key of config.json."""
+    """Return a dataclass of `ModelConfig` from its key of config.json, which may be missing."""
+    if hf[group] is None:
+        return kind()
     found: dict[str, Any] = rename_arch_keys(hf[group]) if kind is ArchConfig else hf[group]
     known = {field.name for field in dataclasses.fields(kind)}
     for name in found.keys() - known:
@@ -80,23 +95,24 @@ def _parse_group(hf: HF, group: str, kind: type[_Group]) -> _Group:
 
 
 def serialize(model: ModelConfig) -> HF:
-    auto = {
-        "AutoConfig": "configuration_famjax.FamjaxConfig",
-        "AutoModelForCausalLM": f"modeling_famjax.{_DECODER}",
-    }
-    encoder: HF = {}
+    name = "AutoModelForSeq2SeqLM" if model.encoder.layers else "AutoModelForCausalLM"
+    groups: HF = {}
     if model.encoder.layers:
-        del auto["AutoModelForCausalLM"]
-        auto["AutoModelForSeq2SeqLM"] = f"modeling_famjax_seq2seq.{_ENCODER_DECODER}"
-        encoder = {
-            "encoder": dataclasses.asdict(model.encoder),
-            "is_encoder_decoder": True,
-            "architectures": [_ENCODER_DECODER],
-        }
+        groups |= {"encoder": dataclasses.asdict(model.encoder), "is_encoder_decoder": True}
+    if _has_feature_map(model) or has_linear_cross(model):
+        groups["linear"] = dataclasses.asdict(model.linear)
+    if model.stack in FEEDBACK:
+        groups["feedback"] = dataclasses.asdict(model.feedback)
+    module, kind = pytorch_class(model)
+    config = "FamjaxFeedbackConfig" if model.stack in FEEDBACK else "FamjaxConfig"
     sizes = resolve_model(model)
-    return encoder | {
+    return groups | {
         "model_type": "famjax",
-        "auto_map": auto,
+        "architectures": [kind],
+        "auto_map": {
+            "AutoConfig": f"configuration_famjax.{config}",
+            name: f"{module}.{kind}",
+        },
         **{name: getattr(model, name) for name in _FIELDS},
         "kv_heads": sizes.kv_heads,
         "head_dim": sizes.head_dim,
@@ -105,6 +121,19 @@ def serialize(model: ModelConfig) -> HF:
         # not resolved: the PyTorch code knows what its zeros mean, and older exports have them
         "arch": dataclasses.asdict(model.arch),
     }
+
+
+def pytorch_class(model: ModelConfig) -> tuple[str, str]:
+    """Return the module of famjax/export/pytorch with a model's class, and the class."""
+    kind = _ENCODER_DECODER if model.encoder.layers else _DECODER
+    if model.stack in FEEDBACK:
+        return "modeling_famjax_feedback", f"FamjaxFeedback{kind}"
+    module = "modeling_famjax_seq2seq" if model.encoder.layers else "modeling_famjax"
+    return module, f"Famjax{kind}"
+
+
+def _has_feature_map(model: ModelConfig) -> bool:
+    return any(spec.has_feature_map for spec in mixer_specs(model))
 
 
 def tensors(model: ModelConfig) -> Tensors:
@@ -127,6 +156,12 @@ def tensors(model: ModelConfig) -> Tensors:
         for name, inputs in _DELTA_MEMORY.items():
             memory = f"delta_memory.{name}"
             layouts[f"layer.mixer.{memory}"] = Tensor(f"layers.{{}}.attention.{memory}", inputs)
+    if _has_feature_map(model):
+        layouts |= _feature_map("mixer", "attention")
+    if has_linear_cross(model):
+        layouts |= _feature_map("cross", "cross")
+    if model.stack in FEEDBACK:
+        layouts |= _feedback(model)
     if model.smeared_keys:
         layouts["layer.mixer.key_smear.weight"] = Tensor("layers.{}.attention.key_smear.weight")
     layer = _sublayers(model, {"mixer.qkv": "attention", "mlp": "mlp"}, "layer", "layers.{}")
@@ -143,6 +178,28 @@ def tensors(model: ModelConfig) -> Tensors:
     if not model.encoder.shared:
         layouts["source_embedding"] = Tensor("source_embed.weight", inputs=1)
     return layouts | layer | of_encoder | cross
+
+
+def _feature_map(ours: str, theirs: str) -> Tensors:
+    shapes = {"kernel": ("weight", 2), "bias": ("bias", 1), "tau": ("tau", 0)}
+    return {
+        f"layer.{ours}.map.{name}": Tensor(f"layers.{{}}.{theirs}.map.{other}", inputs)
+        for name, (other, inputs) in shapes.items()
+    }
+
+
+def _feedback(model: ModelConfig) -> Tensors:
+    """Return the layouts of what only a feedback stack has."""
+    layouts = {
+        "stack.distances": Tensor("distances", 1),
+        "stack.mix": Tensor("mix", 1),
+        "layer.span": Tensor("layers.{}.span"),
+        "stack.keys.k_norm.scale": Tensor("keys.k_norm.weight"),
+    }
+    for name in ("k", "v"):
+        layouts[f"stack.keys.{name}.kernel"] = linear_kernel(f"keys.{name}")
+        layouts[f"stack.keys.{name}.bias"] = Tensor(f"keys.{name}.bias")
+    return layouts | _norm(model, "stack.keys.norm", "keys.norm")
 
 
 def _positions(model: ModelConfig, ours: str, theirs: str) -> Tensors:
@@ -193,4 +250,4 @@ def _norm(model: ModelConfig, ours: str, theirs: str) -> Tensors:
     return layouts
 
 
-FAMJAX = Family(_DECODER, parse, serialize, tensors, _KEYS)
+FAMJAX = Family(f"Famjax{_DECODER}", parse, serialize, tensors, _KEYS)

@@ -11,7 +11,9 @@ class FamjaxConfig(PreTrainedConfig):
       mlp: gelu, gelu_exact, relu, swish, swiglu or geglu.
       norm: rmsnorm or layernorm.
       mixer: what the layers attend to, a comma-separated pattern that is repeated over the layers:
-        full, swa, bswa, bswa_sg, fam, delta.
+        full, swa, bswa, bswa_sg, fam, delta, linear.
+      stack: residual; feedback, layers that attend to memories of earlier tokens; or transformer,
+        the same layers without feedback.
       block_len: tokens per block.
       memory_segments: previous blocks that bswa, bswa_sg, fam and delta attend to.
       smeared_keys: whether each key of bswa, bswa_sg, fam and delta is blended with the key before
@@ -25,7 +27,12 @@ class FamjaxConfig(PreTrainedConfig):
       fam_min_timescale, fam_max_timescale: initial gates in training; not read here.
       delta_order: number of features of a key in the memory of delta, divided by 2 * head_dim.
       encoder: for a model with an encoder, a dict with its number of layers, and whether it shares
-        the decoder's embedding (shared); its cross and features are only used by famjax.
+        the decoder's embedding (shared), its attention to the source (cross: softmax, linear), and
+        the features of a linear one.
+      linear: for linear attention, a dict with its feature map (map), their number (features), and
+        whether positions are rotated before the map (rope).
+      feedback: for other stacks than residual, a dict with span, composition, layer, shared_kv,
+        positions, adaptive_span and span_ramp; its other keys are only used by famjax.
       arch: options in which pretrained families differ.
       tie_word_embeddings: the head shares the embedding's weights.
     """
@@ -52,6 +59,7 @@ class FamjaxConfig(PreTrainedConfig):
         mlp="swiglu",
         norm="rmsnorm",
         rope_base=10_000.0,
+        stack="residual",
         mixer="fam",
         block_len=8,
         memory_segments=1,
@@ -65,6 +73,8 @@ class FamjaxConfig(PreTrainedConfig):
         fam_max_timescale=64.0,
         delta_order=2,
         encoder=None,
+        linear=None,
+        feedback=None,
         arch=None,
         tie_word_embeddings=True,
         **kwargs,
@@ -79,6 +89,7 @@ class FamjaxConfig(PreTrainedConfig):
         self.mlp = mlp
         self.norm = norm
         self.rope_base = rope_base
+        self.stack = stack
         self.mixer = mixer
         self.block_len = block_len
         self.memory_segments = memory_segments
@@ -92,8 +103,20 @@ class FamjaxConfig(PreTrainedConfig):
         self.fam_max_timescale = fam_max_timescale
         self.delta_order = delta_order
         self.encoder = encoder
+        self.linear = linear
+        self.feedback = feedback
         self.arch = _ARCH | (arch or {})
         self.tie_word_embeddings = tie_word_embeddings
+        super().__init__(**kwargs)
+
+
+class FamjaxFeedbackConfig(FamjaxConfig):
+    """Config of a model of `modeling_famjax_feedback`.
+
+    A class of its own, since transformers remembers one model class for each config class.
+    """
+
+    def __init__(self, **kwargs):  # transformers would generate one that sets no default
         super().__init__(**kwargs)
 
 

@@ -109,8 +109,11 @@ class FamjaxForConditionalGeneration(FamjaxForCausalLM):
 
     def read_source(self, encoded, attention_mask=None):
         """Return what the decoder's layers need of an encoded source [b s d]."""
-        layers = tuple(layer.cross.project_kv(encoded) for layer in self.layers)
-        return SourceState(layers, source_mask(attention_mask, encoded))
+        # linear attention to no tokens is 0; a softmax over none is undefined
+        sees_nothing = self.config.encoder["cross"] == "linear"
+        mask = source_mask(attention_mask, encoded, sees_nothing)
+        layers = tuple(layer.cross.read_source(encoded, mask) for layer in self.layers)
+        return SourceState(layers, mask)
 
     def forward(
         self,
@@ -202,12 +205,16 @@ class FamjaxForConditionalGeneration(FamjaxForCausalLM):
         }
 
 
-def source_mask(attention_mask, x):
-    """Return the mask [b 1 s] of sources [b s d]; sources that are all padding are all visible."""
+def source_mask(attention_mask, x, sees_nothing=False):
+    """Return the mask [b 1 s] of sources [b s d].
+
+    Args:
+      sees_nothing: nothing is visible of sources that are all padding; else all of them is.
+    """
     if attention_mask is None:
         return torch.ones(len(x), 1, x.shape[1], dtype=torch.bool, device=x.device)
     mask = attention_mask[:, None].to(x.device).bool()
-    return mask | ~mask.any(-1, keepdim=True)
+    return mask if sees_nothing else mask | ~mask.any(-1, keepdim=True)
 
 
 def target_loss(logits, labels, count):
