@@ -1,6 +1,6 @@
 """`famjax generate RUN --prompt TEXT [--beam N] [--chat] [--read FILE] [--state-out F] ...`.
 
-For a model with an encoder also `famjax generate RUN --prompts FILE [--beam N]`.
+`famjax generate RUN --prompts FILE` does it for each line of a file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from famjax.processes import runtime
 # maximum size of a prompt, which is held in memory
 _PROMPT_BYTES = 64 << 20
 _MAX_TOKENS = 256
-# number of sources of --prompts whose targets are printed together, and of those decoded together
+# number of lines of --prompts whose texts are printed together, and of those decoded together
 _GROUP, _BATCH = 512, 32
 # options that models with an encoder lack
 _OF_DECODERS = (*("chat", "read", "state_out", "state_in", "small_cache", "stop"),)
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from famjax.eval.generate import Generator
     from famjax.eval.streaming import StreamState
     from famjax.eval.translator import Translation, Translator
+    from famjax.tokenizers.tokenizer import Tokenizer
     from famjax.train.run import Run
 
 
@@ -46,8 +47,8 @@ class Arguments:
     prompt: str | None = None
     """Text to continue, or the source for a model with an encoder; - reads standard input."""
     prompts: str | None = None
-    """Write the target of each line of this file, one on each line.
-    For models with an encoder."""
+    """Continue each line of this file, or write its target for a model with an encoder,
+    one on each line."""
     chat: bool = False
     """Format the prompt as a user's message, with the tokenizer's chat template."""
     read: str | None = None
@@ -111,11 +112,6 @@ def run(argv: list[str]) -> int:
         _report_unknown_words(opened.tokenizer.unknown_words(texts))
     if opened.config.model.encoder.layers:
         return _translate(arguments, opened, sources)
-    if a.prompts is not None:
-        raise UserError(
-            f"--prompts: the model has no encoder and continues one text, {a.run}; give --prompt "
-            "TEXT"
-        )
     if arguments.small_cache:
         opened = opened.with_small_cache()
     # a memory belongs to the run as it is, before it is changed for inference
@@ -126,7 +122,10 @@ def run(argv: list[str]) -> int:
     generator = Generator(opened)
     if a.read is not None:
         state = _read_document(a.read, a.state_out, opened, generator)
-    if prompt is not None:
+    if a.prompts is not None:
+        lines = [line for line in sources if line is not None]
+        _write_lines(arguments, lines, generator, opened.tokenizer, state)
+    elif prompt is not None:
         _write(arguments, prompt, generator, state, most)
     return 0
 
@@ -155,12 +154,12 @@ def _read_sources(path: str) -> list[str]:
     from famjax.data.pairs import check_plain_lines, read_lines
 
     if is_jsonl(path):
-        raise UserError(f"--prompts {path}: is JSON lines; give a text with a source on each line")
+        raise UserError(f"--prompts {path}: is JSON lines; give a text with a prompt on each line")
     file = str(expanded(path))
     check_plain_lines(file)
     lines = [line.decode("utf-8") for line in read_lines(file)]
     if not lines:
-        raise UserError(f"--prompts {path}: is empty; write a source on each line")
+        raise UserError(f"--prompts {path}: is empty; write a prompt on each line")
     return lines
 
 
@@ -175,14 +174,13 @@ def _check(arguments: Arguments) -> None:
     a = arguments
     if a.prompts is not None:
         if a.prompt is not None:
-            raise UserError("--prompt is one source and --prompts a file of them; give one of them")
-        _check_decoding(a)
-        return
-    if a.prompt is None and a.read is None:
+            raise UserError("--prompt is one text and --prompts a file of them; give one of them")
+    elif a.prompt is None and a.read is None:
         raise UserError("generate needs --prompt TEXT, or --read FILE with --state-out F")
-    if a.prompt is None and a.chat:
+    has_prompt = a.prompt is not None or a.prompts is not None
+    if not has_prompt and a.chat:
         raise UserError("--chat formats the prompt; give --prompt TEXT")
-    if a.prompt is None and a.state_out is None:
+    if not has_prompt and a.state_out is None:
         raise UserError("--read without --prompt needs --state-out F, or its memory would be lost")
     if a.read is not None and a.state_in is not None:
         raise UserError("--read starts a new memory and --state-in loads one; give one of them")
@@ -330,3 +328,43 @@ def _write(
     for text in itertools.chain(first, texts):
         print(text, end="", flush=True)
     print()
+
+
+def _write_lines(
+    arguments: Arguments,
+    lines: list[str],
+    generator: Generator,
+    tokenizer: Tokenizer,
+    state: StreamState | None,
+) -> None:
+    """Print a text after each line, as one line, so that both are a pair."""
+    from famjax.eval.progress import TokenProgress
+
+    a = arguments
+    if state is not None and "" in lines:
+        raise UserError(
+            f"--prompts: line {lines.index('') + 1} is empty; a saved memory needs at least one "
+            "character"
+        )
+    most = _MAX_TOKENS if a.max_tokens is None else a.max_tokens
+    limits = (most, a.length_penalty, a.no_repeat_ngram, a.stop)
+
+    def continue_lines(first: int, own: list[str]) -> list[str]:
+        if a.temperature:
+            draws = (a.temperature, a.top_k, a.top_p, a.stop, (a.seed + first) % 2**32)
+            return ["".join(generator.generate(own[0], most, *draws, state, a.chat))]
+        if state is not None:
+            found = generator.search(own[0], a.beam or 1, *limits, state, a.chat, 1)
+            return [found[0].text if found else ""]
+        return [each.text for each in generator.search_all(own, a.beam or 1, *limits, a.chat)]
+
+    # samples, and lines that continue a memory, which may end within a block, are written singly
+    group = 1 if a.temperature or state is not None else _GROUP
+    with TokenProgress("generate", len(lines)) as progress:
+        for first in range(0, len(lines), group):
+            own = lines[first : first + group]
+            with nullcontext() if first else progress.compiling():
+                texts = continue_lines(first, own)
+            for text in texts:
+                print(" ".join(text.splitlines()))
+            progress.advance(sum(len(tokenizer.encode(text)) for text in texts), len(own))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -14,6 +15,7 @@ import numpy as np
 from famjax.core.errors import UserError
 from famjax.data.files import is_compressed, read_text_pieces
 from famjax.eval.beam import BeamSettings
+from famjax.eval.lane_stream import LaneStream
 from famjax.eval.progress import TokenProgress
 from famjax.eval.sampling import Sampling
 from famjax.eval.stream_functions import PIECE
@@ -161,11 +163,64 @@ class Generator:
         Raises:
           UserError: a number is out of range, or as `generate`.
         """
-        size = self._tokenizer.output_size
-        check_search(beams, max_tokens, length_penalty, no_repeat_ngram, stop, size)
+        settings = self._settings(beams, max_tokens, length_penalty, no_repeat_ngram, stop, best)
         tokens = self._encode_prompt(prompt, state, chat)
         stream = self._read_prompt(tokens, state)
-        settings = BeamSettings(
+        return self._search(stream, settings, [tokens], stop)[0]
+
+    def search_all(
+        self,
+        prompts: Sequence[str],
+        beams: int = 1,
+        max_tokens: int = 256,
+        length_penalty: float = 1.0,
+        no_repeat_ngram: int = 0,
+        stop: Sequence[str] = (),
+        chat: bool = False,
+        batch: int = 32,
+    ) -> list[Hypothesis]:
+        """Return the likeliest text after each prompt, searching for several at a time.
+
+        Where n-grams that must not repeat leave no text, it is empty and its score -inf.
+
+        Args:
+          prompts: texts to continue, each of which starts a document.
+          beams, max_tokens, length_penalty, no_repeat_ngram, stop, chat: as in `search`.
+          batch: how many prompts are continued together; those of about equal lengths are.
+
+        Raises:
+          UserError: as `search`.
+        """
+        settings = self._settings(beams, max_tokens, length_penalty, no_repeat_ngram, stop, 1)
+        texts = [self._encode_prompt(prompt, None, chat) for prompt in prompts]
+        self._check_capacity(max(map(len, texts), default=0), max_tokens)
+        lanes = LaneStream(self._run.model, min(batch, max(len(texts), 1)))
+        found: dict[int, Hypothesis] = {}
+        by_length = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+        for first in range(0, len(texts), lanes.batch):
+            numbers = by_length[first : first + lanes.batch]
+            own = [texts[i] for i in numbers]
+            # lanes that are left over repeat a prompt: few shapes mean few compiled programs
+            own += own[-1:] * (lanes.batch - len(own))
+            stream = lanes.new_stream()
+            stream.read_texts(own)
+            best = self._search(stream, settings, own, stop)
+            for i, hypotheses in zip(numbers, best, strict=False):
+                found[i] = hypotheses[0] if hypotheses else Hypothesis("", -math.inf)
+        return [found[i] for i in range(len(texts))]
+
+    def _settings(
+        self,
+        beams: int,
+        max_tokens: int,
+        length_penalty: float,
+        no_repeat_ngram: int,
+        stop: Sequence[str],
+        best: int | None,
+    ) -> BeamSettings:
+        size = self._tokenizer.output_size
+        check_search(beams, max_tokens, length_penalty, no_repeat_ngram, stop, size)
+        return BeamSettings(
             beams,
             max_tokens,
             self._tokenizer.vocab_size,
@@ -174,12 +229,35 @@ class Generator:
             best,
             size,
         )
-        counted = tokens if no_repeat_ngram else tokens[:0]
-        found = jax.device_get(stream.search(settings, self._stops(), _pad_prompt(counted)))
+
+    def _check_capacity(self, longest: int, max_tokens: int) -> None:
+        capacity = self._run.model.stack.capacity
+        # the last token is not read
+        if capacity is not None and longest + max_tokens - 1 > capacity:
+            most = max(capacity - longest + 1, 0)
+            fix = f"give at most {most:,}" if most else "shorten the prompt"
+            raise UserError(
+                f"max_tokens={max_tokens}: does not fit the model's cache of {capacity:,} after the "
+                f"longest prompt, {longest:,} tokens; {fix}"
+            )
+
+    def _search(
+        self,
+        stream: Streamer,
+        settings: BeamSettings,
+        prompts: Sequence[np.ndarray],
+        stop: Sequence[str],
+    ) -> list[list[Hypothesis]]:
+        """Return the hypotheses of each row of a stream that has read the prompts, best first."""
+        counted = [tokens if settings.no_repeat_ngram else tokens[:0] for tokens in prompts]
+        found = jax.device_get(stream.search(settings, self._stops(), _pad_prompts(counted)))
         return [
-            Hypothesis(self._decode_hypothesis(tokens[:length], stop), float(score))
-            for tokens, length, score in zip(*(a[0] for a in found), strict=True)
-            if length
+            [
+                Hypothesis(self._decode_hypothesis(tokens[:length], stop), float(score))
+                for tokens, length, score in zip(*row, strict=True)
+                if length
+            ]
+            for row in zip(*found, strict=True)
         ]
 
     def _decode_hypothesis(self, tokens: np.ndarray, stop: Sequence[str]) -> str:
@@ -309,14 +387,15 @@ def _check_writing(max_tokens: int, stop: Sequence[str]) -> None:
         raise UserError("a stop string is empty; give at least one character")
 
 
-def _pad_prompt(tokens: np.ndarray) -> np.ndarray:
-    """Return tokens [t] padded with -1 on the left to [1 p], with p a power of two, or 0.
+def _pad_prompts(prompts: Sequence[np.ndarray]) -> np.ndarray:
+    """Return tokens [t] padded with -1 on the left to [b p], with p a power of two, or 0.
 
     Few lengths p mean few compiled programs.
     """
-    count = len(tokens)
-    before = (1 << (count - 1).bit_length()) - count if count else 0
-    return np.pad(tokens, (before, 0), constant_values=-1)[None].astype(np.int32)
+    longest = max(map(len, prompts))
+    width = 1 << (longest - 1).bit_length() if longest else 0
+    padded = [np.pad(t, (width - len(t), 0), constant_values=-1) for t in prompts]
+    return np.stack(padded).astype(np.int32)
 
 
 def _cut_at_stop(stop: Sequence[str], texts: Iterator[str]) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import numpy as np
@@ -37,7 +37,8 @@ def answer_prompts(
     """
     lanes = len(states)
     stream.set_lanes(_padded(states, stream.batch))
-    likeliest = _read_prompts(stream, prompts, tokenizer.output_size)
+    stream.read_texts(prompts)
+    likeliest = np.asarray(_likeliest(stream.logits, tokenizer.output_size))
     stops = set(tokenizer.stop_ids)
     written: list[list[int]] = [[] for _ in prompts]
     ended: dict[int, tuple[str, bool]] = {}
@@ -77,7 +78,7 @@ def score_continuations(
     stream.set_lanes(_padded(states, stream.batch))
     texts = [np.concatenate(pair) for pair in zip(prompts, continuations, strict=True)]
     sums = np.zeros(stream.batch)
-    for rows, at, sizes in _rounds(stream, [text[:-1] for text in texts]):
+    for rows, at, sizes in stream.rounds([text[:-1] for text in texts]):
         targets, counted = np.zeros_like(rows), np.zeros(rows.shape, bool)
         for lane, text in enumerate(texts):
             size = sizes[lane]
@@ -95,42 +96,6 @@ def _likeliest(logits: Array, size: int) -> Array:
     On the device, since all logits of a step may be megabytes.
     """
     return logits[:, :size].argmax(-1)
-
-
-def _read_prompts(stream: LaneStream, prompts: Sequence[np.ndarray], size: int) -> np.ndarray:
-    """Return the likeliest of the first `size` tokens after each prompt: [b]."""
-    found: np.ndarray | None = None
-    for rows, _, sizes in _rounds(stream, prompts):
-        stream.read_lanes(rows, sizes, np.zeros(stream.batch, bool))
-        likeliest = np.asarray(_likeliest(stream.logits, size))
-        found = likeliest if found is None else np.where(sizes > 0, likeliest, found)
-    assert found is not None
-    return found
-
-
-def _rounds(
-    stream: LaneStream, texts: Sequence[np.ndarray]
-) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
-    """Split the texts [n] of the lanes into calls of the stream.
-
-    Yields:
-      tokens [b t] of a call; how many tokens of each text were read before it; sizes [b], how many
-      of its tokens are valid. A call is a chunk long; the last one may be half of that, a quarter
-      and so on, in whole blocks.
-    """
-    longest = max(map(len, texts))
-    at = 0
-    while at < longest:
-        width = stream.chunk
-        while (half := width // stream.block // 2 * stream.block) and at + half >= longest:
-            width = half
-        rows = np.zeros((stream.batch, width), np.int32)
-        sizes = np.zeros(stream.batch, np.int64)
-        for lane, text in enumerate(texts):
-            piece = text[at : at + width]
-            rows[lane, : len(piece)], sizes[lane] = piece, len(piece)
-        yield rows, at, sizes
-        at += width
 
 
 def _padded(states: Sequence[LaneState], lanes: int) -> list[LaneState]:

@@ -17,6 +17,7 @@ import numpy as np
 
 from famjax.core.types import Array, Batch, Context, State
 from famjax.eval.ablations import ablated_leaves, restore_lanes
+from famjax.eval.beam import BeamSettings, Hypotheses
 from famjax.eval.streaming import CHUNK, Streamer, rechunk
 from famjax.models.language_model import LanguageModel
 from famjax.parallel.sharding import is_axes
@@ -90,14 +91,14 @@ class LaneStream(Streamer):
         """Read tokens in the lanes; asynchronous.
 
         Every lane that reads must be at the beginning of a block, or start a document. Afterwards
-        `logits` are those after the last token of each lane, and undefined in lanes that read none.
+        `logits` are those after the last token that each lane has read here or in earlier calls.
 
         Args:
           tokens: [b n*block], padded at the end.
           sizes: [b], how many tokens each lane reads.
           starts: [b] bool, whether a document begins with the lane's first token.
         """
-        found: Array | None = None
+        found = self._logits
         for piece, count, begin in self._pieces(tokens, sizes, starts):
             ctx = self._begin(piece, count, begin)
             self._call(piece, None, ctx, np.maximum(count - 1, 0))
@@ -105,6 +106,39 @@ class LaneStream(Streamer):
             reading = jnp.asarray(count > 0)[:, None]
             found = self.logits if found is None else jnp.where(reading, self.logits, found)
         self._logits = found
+
+    def read_texts(self, texts: Sequence[np.ndarray]) -> None:
+        """Read a text [n] in each of the first lanes, from where the lane is; asynchronous."""
+        for rows, _, sizes in self.rounds(texts):
+            self.read_lanes(rows, sizes, np.zeros(self.batch, bool))
+
+    def rounds(self, texts: Sequence[np.ndarray]) -> Iterator[tuple[np.ndarray, int, np.ndarray]]:
+        """Split the texts [n] of the first lanes into calls.
+
+        Yields:
+          tokens [b t] of a call; how many tokens of each text were read before it; sizes [b], how
+          many of its tokens are valid. A call is a chunk long; the last one may be half of that, a
+          quarter and so on, in whole blocks.
+        """
+        longest = max(map(len, texts))
+        at = 0
+        while at < longest:
+            width = self.chunk
+            while (half := width // self.block // 2 * self.block) and at + half >= longest:
+                width = half
+            rows = np.zeros((self.batch, width), np.int32)
+            sizes = np.zeros(self.batch, np.int64)
+            for lane, text in enumerate(texts):
+                piece = text[at : at + width]
+                rows[lane, : len(piece)], sizes[lane] = piece, len(piece)
+            yield rows, at, sizes
+            at += width
+
+    def search(
+        self, settings: BeamSettings, stops: np.ndarray, prompt: np.ndarray | None = None
+    ) -> Hypotheses:
+        self.tokens = int(self.positions.max())
+        return super().search(settings, stops, prompt)
 
     def skim_lanes(self, tokens: np.ndarray, sizes: np.ndarray, starts: np.ndarray) -> None:
         """Like `read_lanes`, without computing logits; asynchronous."""

@@ -354,7 +354,8 @@ def test_prompt_from_standard_input_and_stop(
         (["--prompt", "x", "--length-penalty", "2"], "need beam search; give --beam N"),
         (["--prompt", "x", "--no-repeat-ngram", "3"], "need beam search; give --beam N"),
         (["--prompts", "x"], "x: No such file"),
-        (["--prompts", __file__], "--prompts: the model has no encoder and continues one text,"),
+        (["--prompts", __file__, "--prompt", "x"], "give one of them"),
+        (["--prompts", __file__, "--beam", "0"], "--beam 0: must be from 1 to 258"),
         (["--promt", "x"], "did you mean '--prompt'"),
         (["--chat", "--read", "x", "--state-out", "s"], "give --prompt TEXT"),
         (["--prompt", "x", "--chat", "--read", "/no/such/file"], "has no chat template; remove it"),
@@ -364,6 +365,46 @@ def test_generate_rejects_invalid_flags(
     run: str, argv: list[str], what: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert what in error_line(["generate", run, *argv], capsys)
+
+
+@pytest.mark.parametrize("options", [[], ["--beam", "3"], ["--state-in", "MEMORY"]])
+def test_each_line_of_a_file_is_continued(
+    run: str, text: Path, tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As if it were alone, in the order of the file, whatever lines are continued together."""
+    memory = tmp_path / "memory"
+    if options[1:] == ["MEMORY"]:
+        argv = ["generate", run, "--read", str(text), "--state-out", str(memory)]
+        assert main(argv) == 0
+        options = ["--state-in", str(memory)]
+    lines = ["import", "d" * 21, "class A:", "import", "x"]
+    (tmp_path / "lines").write_text("\n".join(lines) + "\n")
+    given = ["--max-tokens", "7", *options]
+    capsys.readouterr()
+    assert main(["generate", run, "--prompts", str(tmp_path / "lines"), *given]) == 0
+    together = capsys.readouterr().out.removesuffix("\n").split("\n")
+    assert len(set(together)) > 1
+    for line, found in zip(lines, together, strict=True):
+        assert main(["generate", run, "--prompt", line, *given]) == 0
+        assert " ".join(capsys.readouterr().out.removesuffix("\n").splitlines()) == found
+    if options and "--state-in" in options:
+        (tmp_path / "lines").write_text("a\n\n")
+        argv = ["generate", run, "--prompts", str(tmp_path / "lines"), *given]
+        assert "--prompts: line 2 is empty" in error_line(argv, capsys)
+
+
+def test_samples_of_a_files_lines_differ(
+    run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lines").write_text("import\nimport\n")
+    argv = ["generate", run, "--prompts", str(tmp_path / "lines"), "--temperature", "1"]
+    argv += ["--max-tokens", "9"]
+    found = []
+    for _ in range(2):
+        assert main(argv) == 0
+        found.append(capsys.readouterr().out.removesuffix("\n").split("\n"))
+    assert found[0] == found[1]
+    assert len(set(found[0])) == 2
 
 
 def test_chat_uses_the_template(

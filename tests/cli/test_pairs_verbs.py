@@ -186,8 +186,8 @@ def test_each_line_of_a_file_gets_a_target(
     ("options", "what"),
     [
         (["--prompts", "/no/such"], "No such file"),
-        (["--prompts", "EMPTY"], "empty: is empty; write a source on each line"),
-        (["--prompts", "EMPTY", "--prompt", "a"], "is one source and --prompts a file of them"),
+        (["--prompts", "EMPTY"], "empty: is empty; write a prompt on each line"),
+        (["--prompts", "EMPTY", "--prompt", "a"], "is one text and --prompts a file of them"),
         (["--prompts", "WORDS", "--read", "x"], "--read: a model with an encoder writes"),
         (["--prompts", "WORDS", "--beam", "0"], "--beam 0: must be from 1 to 258"),
     ],

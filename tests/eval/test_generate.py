@@ -135,6 +135,11 @@ def test_full_attention_generates_until_its_cache_is_full(monkeypatch: pytest.Mo
     assert stream.tokens == 16
     with pytest.raises(UserError, match="do not fit its cache of 16"):
         stream.write(0, 1, how, np.array([-1], np.int32))
+    with pytest.raises(UserError, match="after the longest prompt, 6 tokens; give at most 11"):
+        generator.search_all(["abcde", "a"], max_tokens=12)
+    with pytest.raises(UserError, match="after the longest prompt, 17 tokens; shorten the prompt"):
+        generator.search_all(["a" * 16], max_tokens=1)
+    assert generator.search_all([]) == []
 
 
 def test_chat_renders_the_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
