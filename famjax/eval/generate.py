@@ -193,8 +193,10 @@ class Generator:
         """
         settings = self._settings(beams, max_tokens, length_penalty, no_repeat_ngram, stop, 1)
         texts = [self._encode_prompt(prompt, None, chat) for prompt in prompts]
-        self._check_capacity(max(map(len, texts), default=0), max_tokens)
-        lanes = LaneStream(self._run.model, min(batch, max(len(texts), 1)))
+        if not texts:
+            return []
+        self._check_capacity(max(map(len, texts)), max_tokens)
+        lanes = LaneStream(self._run.model, min(batch, len(texts)))
         found: dict[int, Hypothesis] = {}
         by_length = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         for first in range(0, len(texts), lanes.batch):
@@ -237,8 +239,8 @@ class Generator:
             most = max(capacity - longest + 1, 0)
             fix = f"give at most {most:,}" if most else "shorten the prompt"
             raise UserError(
-                f"max_tokens={max_tokens}: does not fit the model's cache of {capacity:,} after the "
-                f"longest prompt, {longest:,} tokens; {fix}"
+                f"max_tokens={max_tokens}: does not fit the model's cache of {capacity:,} after "
+                f"the longest prompt, {longest:,} tokens; {fix}"
             )
 
     def _search(
