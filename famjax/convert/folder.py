@@ -134,7 +134,10 @@ def _parameter_summary(teacher: Teacher, config: ModelConfig, model: LanguageMod
     count = sum(leaf.size for _, leaf in paths)
     maps = sum(leaf.size for path, leaf in paths if is_feature_map(canonical_name(path)[0]))
     of_maps = f", {maps:,} of them feature maps" if maps else ""
-    return f"{count:,} parameters of {teacher.name}{of_maps}; attention by layer: {config.mixer}"
+    layers = f"model.stack={config.stack}"
+    if config.stack == "residual":
+        layers = f"attention by layer: {config.mixer}"
+    return f"{count:,} parameters of {teacher.name}{of_maps}; {layers}"
 
 
 def write_model(folder: Path, config: Config, model: LanguageModel, step: int = 0) -> None:

@@ -89,7 +89,8 @@ def describe_window(old: ModelConfig, new: ModelConfig, given: Collection[str]) 
         line += f"{' or '.join(there)})"
         key = "model.window" if name == "swa" else "model.block_len"
         yield line if key in given else f"{line}; {key}=512 would change it"
-    if old.mixer == new.mixer and set(after) <= _WITHOUT_MEMORY and not new.encoder.layers:
+    unchanged = after and old.mixer == new.mixer
+    if unchanged and set(after) <= _WITHOUT_MEMORY and not new.encoder.layers:
         yield "attention unchanged; --to delta or --to fam adds a memory"
 
 

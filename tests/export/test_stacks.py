@@ -9,11 +9,13 @@ import jax
 import pytest
 
 from famjax.config.schema import Config
+from famjax.convert.folder import convert
 from famjax.core.errors import UserError
 from famjax.experiment.load import override
 from famjax.export.export import export
 from famjax.parallel import sharding
 from famjax.train.loop import train
+from famjax.train.run import open_run
 
 SHAPE = [
     *("model.block_len=1", "model.layers=1", "model.width=16", "model.heads=2"),
@@ -61,6 +63,11 @@ def test_formats_of_each_stack(stack: str, tmp_path: Path, monkeypatch: pytest.M
     if stack.split()[0] in ("stack=feedback", "stack=transformer"):
         said = export(run, tmp_path / "hf", "hf")
         assert any(line.startswith("compared with transformers ") for line in said)
+        lines: list[str] = []
+        convert(tmp_path / "hf", tmp_path / "new", report=lines.append)
+        assert any(line.endswith(f"; model.{stack.split()[0]}") for line in lines)
+        assert not any("adds a memory" in line for line in lines)
+        assert open_run(tmp_path / "new").config.model.stack in stack
         refused = {"peft": "hf, stablehlo or orbax"}
     for name, others in refused.items():
         with pytest.raises(UserError, match=f"take --format {others}") as caught:
