@@ -116,8 +116,14 @@ def run(argv: list[str]) -> int:
     else:
         show_end(report)
     if arguments.plot:
-        for path in plot(report, expanded(arguments.run) / "plots"):
+        drawn = plot(report, expanded(arguments.run) / "plots")
+        for path in drawn:
             print(f"wrote {path}", file=sys.stderr)
+        if not drawn:
+            print(
+                "nothing to plot: results of these tasks do not depend on a length or position",
+                file=sys.stderr,
+            )
     return 0
 
 
