@@ -33,8 +33,8 @@ class StreamFunctions(NamedTuple):
       draw: (logits [b v], sampling, position) -> tokens [b 1] at that position of the text.
       write: (params, state, token [1 1], position, count, sampling, stops) ->
         (tokens [PIECE], number of tokens written, logits [1 v], state).
-      search: (params, state, logits [b v], settings, stops, prompt) -> hypotheses, as
-        `famjax.eval.beam.beam_search`.
+      search: (params, state, logits [b v], longest, settings, stops, prompt) -> hypotheses, as
+        `famjax.eval.beam.beam_search`; texts have at most `longest` tokens, a static number.
     """
 
     start: Callable[..., Any]
@@ -113,10 +113,15 @@ def jit_functions(graph: Any) -> StreamFunctions:
         return tokens, written, logits, model.restack(state)
 
     def search(
-        params: Params, state: State, logits: Array, settings: BeamSettings, *arguments: Any
+        params: Params,
+        state: State,
+        logits: Array,
+        longest: int,
+        settings: BeamSettings,
+        *arguments: Any,
     ) -> Hypotheses:
         model = nnx.merge(graph, params)
-        state = model.unstack(state, settings.beams)
+        state = model.unstack(model.stack.shorten(state, longest), settings.beams)
         axes = model.stack.row_axes(state)
         return beam_search(model.step, logits, state, axes, settings, *arguments)
 
@@ -128,7 +133,7 @@ def jit_functions(graph: Any) -> StreamFunctions:
         jax.jit(step, donate_argnums=1),
         jax.jit(lambda logits, sampling, position: sampling.draw(logits, position)),
         jax.jit(write, donate_argnums=1),
-        jax.jit(search),
+        jax.jit(search, static_argnums=3),
     )
 
 

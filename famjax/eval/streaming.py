@@ -284,8 +284,12 @@ class Streamer:
         # 8 bytes per token: the tokens of the finished hypotheses, and of the unfinished ones
         needed = hypotheses * (self._lane_bytes + 8 * longest)
         check_bytes_fit(what, needed, self._count_devices())
+        whole = 0  # without a cache it does not matter
+        if self._capacity is not None:
+            # few lengths mean few compiled programs
+            whole = min(1 << (self.tokens + longest - 1).bit_length(), self._capacity)
         return self._functions.search(
-            self._params, self._memory, self.logits, settings, stops, prompt
+            self._params, self._memory, self.logits, whole, settings, stops, prompt
         )
 
     def _position(self, ahead: int) -> np.uint32:

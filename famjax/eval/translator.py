@@ -229,7 +229,8 @@ def _search(
 ) -> Hypotheses:
     """Encode sources [b s], and find their targets by beam search."""
     model: Seq2Seq = nnx.merge(graph, params)
-    step, logits, state = _begin(model, tokens, segment, start, settings.beams)
+    most = settings.max_tokens
+    step, logits, state = _begin(model, tokens, segment, start, settings.beams, most)
     return beam_search(step, logits, state, model.stack.row_axes(state), settings, stops)
 
 
@@ -250,8 +251,8 @@ def _sample(
     The randomness of a source depends on its number [b], not on its row or batch.
     """
     keys = jax.vmap(jax.random.fold_in, (None, 0))(sampling.key, numbers)
-    step, logits, state = _begin(nnx.merge(graph, params), tokens, segment, start, 1)
     b, most = len(tokens), settings.max_tokens
+    step, logits, state = _begin(nnx.merge(graph, params), tokens, segment, start, 1, most)
 
     def keep_writing(carry: Any) -> Array:
         length, _, lengths, *_ = carry
@@ -277,9 +278,9 @@ def _sample(
 
 
 def _begin(
-    model: Seq2Seq, tokens: Array, segment: Array, start: Start, beams: int
+    model: Seq2Seq, tokens: Array, segment: Array, start: Start, beams: int, most: int
 ) -> tuple[Step, Array, State]:
-    """Encode sources [b s], and read what stands before a target.
+    """Encode sources [b s], and read what stands before a target of at most `most` tokens.
 
     Returns:
       the model's step, bound to the encoded sources; the logits [b v] of the target's first token;
@@ -287,7 +288,9 @@ def _begin(
     """
     before, first = start
     ctx = Context(source=model.read_source(tokens, segment))
-    state = model.unstack(model.init_state(len(tokens)), beams)
+    # `start`, and in a search all but the last token of a target
+    state = model.stack.shorten(model.init_state(len(tokens)), most + 1)
+    state = model.unstack(state, beams)
     logits, state = model.step(jnp.full((len(tokens), 1), before), state, ctx)
     if first is not None:
         is_first = jnp.arange(logits.shape[-1]) == first

@@ -28,7 +28,7 @@ class CacheState(NamedTuple):
     It is head-major, the layout of products with one query per lane: XLA on CPU transposed a
     token-major cache as a whole at every token, which took ten times as long as the product.
 
-    The cache that a call starts from may have no entries, see `without_caches`.
+    The cache that a call starts from may have fewer entries, see `shorten_caches`.
 
     Attributes:
       k, v: [b g capacity e], keys and values; keys are rotated to their positions in the document.
@@ -54,17 +54,18 @@ def truncate_cache(state: CacheState, length: Array) -> CacheState:
     return CacheState(truncate(state.k), truncate(state.v), length)
 
 
-def without_caches(state: PyTree) -> PyTree:
-    """Return an initial state whose caches have no entries, for calls that drop the final state.
+def shorten_caches(state: PyTree, entries: int) -> PyTree:
+    """Return a state whose caches have only their first `entries`.
 
-    An empty cache otherwise has `capacity` entries, and attention computes their scores although
-    all of them are masked.
+    Attention otherwise computes the scores of all `capacity` entries, although those that are empty
+    are masked. `entries` may be 0 for calls that drop the final state, and must not be exceeded by
+    the documents of later `step`s.
     """
 
     def shorten(leaf: Any) -> Any:
         if not isinstance(leaf, CacheState):
             return leaf
-        return leaf._replace(k=leaf.k[..., :0, :], v=leaf.v[..., :0, :])
+        return leaf._replace(k=leaf.k[..., :entries, :], v=leaf.v[..., :entries, :])
 
     return jax.tree.map(shorten, state, is_leaf=lambda leaf: isinstance(leaf, CacheState))
 
@@ -130,17 +131,18 @@ class FullAttention(Mixer):
 
         q, k, v = self.qkv.project(x)
         q, k = (self.qkv.rotate(a, position, long_range=True) for a in (q, k))
+        entries = state.k.shape[-2]
         # padding is written out of bounds, where it is dropped, as are tokens that do not fit
-        index = jnp.where(valid, position, self.capacity)[:, 0]
+        index = jnp.where(valid, position, entries)[:, 0]
         old_k, old_v = state.k, state.v
         if reset is not None:
             old_k, old_v = (select_rows(reset[:, 0], 0, a) for a in (old_k, old_v))
         new = CacheState(_write_entry(old_k, k, index), _write_entry(old_v, v, index), length)
         # padding with an empty cache attends to zeros, so that no row of the softmax is empty
-        attention_mask = jnp.arange(self.capacity) < jnp.maximum(length, 1)[:, None, None]
+        attention_mask = jnp.arange(entries) < jnp.maximum(length, 1)[:, None, None]
         keys, values = (_swap_heads_tokens(a).astype(q.dtype) for a in (new.k, new.v))
         y = self.attend(q, keys, values, attention_mask, x, ctx)
-        return jnp.where((valid & (position >= self.capacity))[..., None], jnp.nan, y), new
+        return jnp.where((valid & (position >= entries))[..., None], jnp.nan, y), new
 
     def attend(
         self, q: Array, keys: Array, values: Array, attention_mask: Array, x: Array, ctx: Context

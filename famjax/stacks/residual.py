@@ -30,6 +30,7 @@ from famjax.layers.mlp import FeedForward
 from famjax.layers.norm import Norm
 from famjax.layers.positions import Positions
 from famjax.mixers import MIXERS, make_mixer
+from famjax.mixers.full import shorten_caches
 from famjax.mixers.mixer import BlockWeights, MemoryLosses, mean_of_valid
 from famjax.parallel.sharding import (
     TOKENS,
@@ -308,6 +309,9 @@ class ResidualStack(Stack):
         summarize = jax.vmap(cross.summarize, (0, None))
         keys = tuple(summarize(keys, source.mask) for keys in source.keys)
         return source._replace(keys=keys)
+
+    def shorten(self, state: State, tokens: int) -> State:
+        return shorten_caches(state, tokens)
 
     def unstack(self, state: State) -> State:
         """Return the state for a loop of `step` in one program.

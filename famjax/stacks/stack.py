@@ -101,6 +101,10 @@ class Stack(nnx.Module):
 
     # layouts and sizes that callers choose
 
+    def shorten(self, state: State, tokens: int) -> State:
+        """Return the state for `step`s of documents of at most `tokens`, of which it is a cache."""
+        return state
+
     def unstack(self, state: State) -> State:
         """Return the state in the layout that is faster for a loop of `step` in one program."""
         return state

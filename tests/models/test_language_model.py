@@ -9,7 +9,7 @@ from flax import nnx
 from famjax.config.schema import ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Context
-from famjax.mixers.full import without_caches
+from famjax.mixers.full import shorten_caches
 from famjax.models.language_model import LanguageModel
 from famjax.ops.lookup import look_up
 
@@ -53,7 +53,7 @@ def test_a_single_call_needs_no_cache(scan):
     reset = jnp.zeros((2, 8), bool).at[1, 3].set(True)
     ctx = Context(reset, jnp.ones((2, 8), bool).at[0, 6:].set(False))
     state = model.init_state(2)
-    short = without_caches(state)
+    short = shorten_caches(state, 0)
     assert max(a.size for a in jax.tree.leaves(short)) == 4  # the lengths of two lanes
     x = model.embed(tokens)
     expected, found = (
