@@ -101,7 +101,9 @@ def _decoder(config: ModelConfig, batch: int, length: int) -> Callable[[], Array
             token = logits.argmax(-1).astype(jnp.int32)
             return (token, state), token[:, 0]
 
-        start = jnp.zeros((batch, 1), jnp.int32), model.unstack(model.init_state(batch))
+        state = model.unstack(model.init_state(batch))
+        model.stack.unstack_layers(state)
+        start = jnp.zeros((batch, 1), jnp.int32), state
         return jax.lax.scan(one, start, None, length)[1].T
 
     program = jax.jit(translate)

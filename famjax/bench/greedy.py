@@ -24,6 +24,7 @@ def make_writer(
 
     def write(params: Params, state: State, token: jax.Array) -> tuple[jax.Array, State]:
         model = nnx.merge(graph, params)
+        model.stack.unstack_layers(state)
 
         def one(carry: Any, _: None) -> Any:
             token, state = carry

@@ -108,7 +108,9 @@ def jit_functions(graph: Any) -> StreamFunctions:
 
         shape = jax.eval_shape(model.step, token, state)[0]
         tokens, logits = jnp.zeros(PIECE, jnp.int32), jnp.zeros(shape.shape[::2], shape.dtype)
-        carry = (token, jnp.int32(0), tokens, logits, model.unstack(state))
+        state = model.unstack(state)
+        model.stack.unstack_layers(state)
+        carry = (token, jnp.int32(0), tokens, logits, state)
         _, written, tokens, logits, state = jax.lax.while_loop(keep_writing, write_token, carry)
         return tokens, written, logits, model.restack(state)
 
@@ -122,6 +124,7 @@ def jit_functions(graph: Any) -> StreamFunctions:
     ) -> Hypotheses:
         model = nnx.merge(graph, params)
         state = model.unstack(model.stack.shorten(state, longest), settings.beams)
+        model.stack.unstack_layers(state)
         axes = model.stack.row_axes(state)
         return beam_search(model.step, logits, state, axes, settings, *arguments)
 
@@ -158,6 +161,8 @@ def _run_stack(
 
     output = jax.eval_shape(model.stack.step, x[:, :1], state, Context())[0]
     y = jnp.zeros(x.shape, output.dtype)
-    carry = (jnp.zeros_like(last), y, model.unstack(state))
+    state = model.unstack(state)
+    model.stack.unstack_layers(state)
+    carry = (jnp.zeros_like(last), y, state)
     _, y, state = jax.lax.while_loop(lambda carry: carry[0] <= last, read_token, carry)
     return y, model.restack(state)

@@ -291,6 +291,7 @@ def _begin(
     # `start`, and in a search all but the last token of a target
     state = model.stack.shorten(model.init_state(len(tokens)), most + 1)
     state = model.unstack(state, beams)
+    model.stack.unstack_layers(state)
     logits, state = model.step(jnp.full((len(tokens), 1), before), state, ctx)
     if first is not None:
         is_first = jnp.arange(logits.shape[-1]) == first

@@ -73,8 +73,8 @@ class LanguageModel(nnx.Module):
         """Return the state in the faster layout for a loop of `step` in one program.
 
         With stacked layers, each layer's state is sliced out and written back at every token; with
-        unstacked layers, the weights are copied once. The layout is the one that avoids copying the
-        larger of the two.
+        unstacked layers, the weights are copied once, by `Stack.unstack_layers`. The layout is the
+        one that avoids copying the larger of the two.
 
         Args:
           copies: number of copies of the state that the loop steps.

@@ -190,6 +190,8 @@ class ResidualStack(Stack):
         self.matched = tuple(spec.has_feature_map for spec in specs)
         self.rates = config.dropout
         self.key = empty_key() if any(vars(config.dropout).values()) else None
+        # the layers' parameters by repeat, after `unstack_layers`
+        self.layer_params = nnx.data(())
 
     def init_state(self, batch: int, offset: Array | None = None) -> State:
         """Return the initial states, [repeats b ...] for each layer of the pattern.
@@ -324,6 +326,12 @@ class ResidualStack(Stack):
         return UnstackedState(
             tuple(_take_repeat(layers, r) for r in range(self.repeats)), extra_state
         )
+
+    def unstack_layers(self, state: State) -> None:
+        if isinstance(state, UnstackedState):
+            _, params = nnx.split(self.layers)
+            repeats = range(self.repeats)
+            self.layer_params = nnx.data(tuple(_take_repeat(params, r) for r in repeats))
 
     def restack(self, state: State) -> State:
         if not isinstance(state, UnstackedState):
@@ -521,7 +529,8 @@ class ResidualStack(Stack):
         collected = []
         for r in range(self.repeats):
             xs_r = xs[r] if unstack else _take_repeat(xs, r)
-            carry, new = scan_body(carry, (_take_repeat(params, r), xs_r))
+            own = self.layer_params[r] if self.layer_params else _take_repeat(params, r)
+            carry, new = scan_body(carry, (own, xs_r))
             collected.append(new)
         return carry, tuple(collected) if unstack else _stack_repeats(collected)
 

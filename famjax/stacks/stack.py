@@ -109,6 +109,13 @@ class Stack(nnx.Module):
         """Return the state in the layout that is faster for a loop of `step` in one program."""
         return state
 
+    def unstack_layers(self, state: State) -> None:
+        """Give each layer arrays of its own, if the state is an unstacked one.
+
+        For a loop in the same program as this call: within the loop the layers' parameters would be
+        copied out of their stack at every token.
+        """
+
     def restack(self, state: State) -> State:
         """Undo `unstack`."""
         return state
