@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,10 +31,9 @@ _GROUP, _BATCH = 512, 32
 _OF_DECODERS = (*("chat", "read", "state_out", "state_in", "small_cache", "stop"),)
 
 if TYPE_CHECKING:
-    from famjax.eval.generate import Generator
+    from famjax.eval.generate import Generator, Hypothesis
     from famjax.eval.streaming import StreamState
     from famjax.eval.translator import Translation, Translator
-    from famjax.tokenizers.tokenizer import Tokenizer
     from famjax.train.run import Run
 
 
@@ -106,12 +105,18 @@ def run(argv: list[str]) -> int:
             f"--chat: the tokenizer of {arguments.run} has no chat template; remove it, or "
             "train with a tokenizer that has one"
         )
-    sources = [prompt] if a.prompts is None else _read_sources(a.prompts)
+    lines = [] if prompt is None else [prompt]
+    if a.prompts is not None:
+        lines = _read_lines(a.prompts)
+        if "" in lines and (a.read is not None or a.state_in is not None):
+            raise UserError(
+                f"--prompts: line {lines.index('') + 1} is empty; a memory needs at least one "
+                "character"
+            )
     if isinstance(opened.tokenizer, WordTokenizer):
-        texts = "\n".join(text for text in sources if text is not None)
-        _report_unknown_words(opened.tokenizer.unknown_words(texts))
+        _report_unknown_words(opened.tokenizer.unknown_words("\n".join(lines)))
     if opened.config.model.encoder.layers:
-        return _translate(arguments, opened, sources)
+        return _translate(arguments, opened, lines)
     if arguments.small_cache:
         opened = opened.with_small_cache()
     # a memory belongs to the run as it is, before it is changed for inference
@@ -123,8 +128,7 @@ def run(argv: list[str]) -> int:
     if a.read is not None:
         state = _read_document(a.read, a.state_out, opened, generator)
     if a.prompts is not None:
-        lines = [line for line in sources if line is not None]
-        _write_lines(arguments, lines, generator, opened.tokenizer, state)
+        _write_lines(arguments, lines, generator, opened, state)
     elif prompt is not None:
         _write(arguments, prompt, generator, state, most)
     return 0
@@ -148,11 +152,13 @@ def _decode_prompt(prompt: str) -> str:
         raise UserError(f"--prompt: not UTF-8 at byte {error.start}; convert it") from None
 
 
-def _read_sources(path: str) -> list[str]:
+def _read_lines(path: str) -> list[str]:
     """Return the lines of a file."""
     from famjax.data.files import is_jsonl
     from famjax.data.pairs import check_plain_lines, read_lines
 
+    if path == "-":
+        raise UserError("--prompts -: takes a file; write the lines to one")
     if is_jsonl(path):
         raise UserError(f"--prompts {path}: is JSON lines; give a text with a prompt on each line")
     file = str(expanded(path))
@@ -234,11 +240,10 @@ def _read_document(
     return state
 
 
-def _translate(arguments: Arguments, opened: Run, sources: Sequence[str | None]) -> int:
+def _translate(arguments: Arguments, opened: Run, texts: list[str]) -> int:
     """Print the target of each source, for a model with an encoder."""
     import jax
 
-    from famjax.eval.progress import TokenProgress
     from famjax.eval.sampling import Sampling
     from famjax.eval.translator import Translator
 
@@ -250,8 +255,6 @@ def _translate(arguments: Arguments, opened: Run, sources: Sequence[str | None])
                 f"--{name.replace('_', '-')}: a model with an encoder writes the target of a "
                 "source, which is the prompt alone; remove it"
             )
-    # since there is no --read
-    texts = [text for text in sources if text is not None]
     search = (a.beam or 1, a.length_penalty, a.no_repeat_ngram)
     sampling = None
     if a.temperature:
@@ -265,16 +268,14 @@ def _translate(arguments: Arguments, opened: Run, sources: Sequence[str | None])
         max_tokens=a.max_tokens,
     )
     written: list[Translation] = []
-    with TokenProgress("generate", len(texts)) as progress:
-        for begin in range(0, len(texts), _GROUP):
-            with nullcontext() if begin else progress.compiling():
-                found = translator.translate(texts[begin : begin + _GROUP], first=begin)
-            for each in found:
-                # as many lines as sources, so that both files are pairs
-                print(each.text if a.prompts is None else " ".join(each.text.splitlines()))
-            written += found
-            if not sys.stdout.isatty():  # else a live line would be between the targets
-                progress.advance(sum(each.tokens for each in found), len(found))
+
+    def translate(first: int, group: list[str]) -> list[Translation]:
+        found = translator.translate(group, first=first)
+        written.extend(found)
+        return found
+
+    # as many lines as sources, so that both files are pairs
+    _print_groups(texts, _GROUP, translate, as_lines=a.prompts is not None)
     _report_limits(written, translator)
     return 0
 
@@ -334,37 +335,63 @@ def _write_lines(
     arguments: Arguments,
     lines: list[str],
     generator: Generator,
-    tokenizer: Tokenizer,
+    opened: Run,
     state: StreamState | None,
 ) -> None:
-    """Print a text after each line, as one line, so that both are a pair."""
-    from famjax.eval.progress import TokenProgress
+    """Print a text after each line, as one line."""
+    from famjax.eval.generate import Hypothesis
 
     a = arguments
-    if state is not None and "" in lines:
-        raise UserError(
-            f"--prompts: line {lines.index('') + 1} is empty; a saved memory needs at least one "
-            "character"
-        )
-    most = _MAX_TOKENS if a.max_tokens is None else a.max_tokens
+    most = _fitting_tokens(a.max_tokens, generator.most_tokens(lines, state, a.chat))
     limits = (most, a.length_penalty, a.no_repeat_ngram, a.stop)
 
-    def continue_lines(first: int, own: list[str]) -> list[str]:
+    def write(first: int, group: list[str]) -> list[Hypothesis]:
         if a.temperature:
             draws = (a.temperature, a.top_k, a.top_p, a.stop, (a.seed + first) % 2**32)
-            return ["".join(generator.generate(own[0], most, *draws, state, a.chat))]
+            text = "".join(generator.generate(group[0], most, *draws, state, a.chat))
+            return [Hypothesis(text, 0.0, len(opened.tokenizer.encode(text)))]
         if state is not None:
-            found = generator.search(own[0], a.beam or 1, *limits, state, a.chat, 1)
-            return [found[0].text if found else ""]
-        return [each.text for each in generator.search_all(own, a.beam or 1, *limits, a.chat)]
+            found = generator.search(group[0], a.beam or 1, *limits, state, a.chat, 1)
+            return found or [Hypothesis("", 0.0, 0)]
+        return generator.search_all(group, a.beam or 1, *limits, a.chat, _BATCH)
 
     # samples, and lines that continue a memory, which may end within a block, are written singly
     group = 1 if a.temperature or state is not None else _GROUP
+    _print_groups(lines, group, write, as_lines=True)
+
+
+def _fitting_tokens(given: int | None, most: int | None) -> int:
+    """Return --max-tokens, or its default as far as the model's cache has room for it."""
+    if given is None:
+        return _MAX_TOKENS if most is None else min(_MAX_TOKENS, most)
+    if most is not None and given > most:
+        raise UserError(
+            f"--max-tokens {given}: does not fit the model's cache after the longest line; give at "
+            f"most {most:,}"
+        )
+    return given
+
+
+def _print_groups(
+    lines: list[str],
+    size: int,
+    write: Callable[[int, list[str]], Sequence[Hypothesis | Translation]],
+    as_lines: bool,
+) -> None:
+    """Print the texts for lines, group by group, with progress.
+
+    Args:
+      size: number of lines of a group.
+      write: called with the number of a group's first line, and the group; returns its texts.
+      as_lines: whether each text is to be one line.
+    """
+    from famjax.eval.progress import TokenProgress
+
     with TokenProgress("generate", len(lines)) as progress:
-        for first in range(0, len(lines), group):
-            own = lines[first : first + group]
+        for first in range(0, len(lines), size):
             with nullcontext() if first else progress.compiling():
-                texts = continue_lines(first, own)
-            for text in texts:
-                print(" ".join(text.splitlines()))
-            progress.advance(sum(len(tokenizer.encode(text)) for text in texts), len(own))
+                found = write(first, lines[first : first + size])
+            for each in found:
+                print(" ".join(each.text.splitlines()) if as_lines else each.text)
+            if not sys.stdout.isatty():  # else a live line would be between the texts
+                progress.advance(sum(each.tokens for each in found), len(found))

@@ -158,10 +158,11 @@ def load_weights(
       mesh: see `load_pretrained`.
     """
     if config.stack != native.stack:
+        further = " model.feedback.positions=rotary model.block_len=1"
         raise UserError(
             f"model.stack={config.stack}: a folder is loaded with its own layers; remove it here, "
-            f"then famjax train CONFIG init=FOLDER model.stack={config.stack} "
-            "model.feedback.positions=rotary model.block_len=1"
+            f"then famjax train CONFIG init=FOLDER model.stack={config.stack}"
+            f"{further if native.stack == 'residual' else ''}"
         )
     if config.feedback != native.feedback and layer_shapes(config) != layer_shapes(native):
         raise UserError(

@@ -35,10 +35,12 @@ class Hypothesis(NamedTuple):
     Attributes:
       text: the text without its stop token, cut before the first stop string.
       score: log p / length ** length_penalty.
+      tokens: number of tokens, including the stop token.
     """
 
     text: str
     score: float
+    tokens: int
 
 
 class Generator:
@@ -192,10 +194,15 @@ class Generator:
           UserError: as `search`.
         """
         settings = self._settings(beams, max_tokens, length_penalty, no_repeat_ngram, stop, 1)
-        texts = [self._encode_prompt(prompt, None, chat) for prompt in prompts]
-        if not texts:
+        if not prompts:
             return []
-        self._check_capacity(max(map(len, texts)), max_tokens)
+        most = self.most_tokens(prompts, chat=chat)
+        if most is not None and max_tokens > most:
+            raise UserError(
+                f"max_tokens={max_tokens}: does not fit the model's cache after the longest "
+                f"prompt; give at most {most:,}"
+            )
+        texts = [self._encode_prompt(prompt, None, chat) for prompt in prompts]
         lanes = LaneStream(self._run.model, min(batch, len(texts)))
         found: dict[int, Hypothesis] = {}
         by_length = sorted(range(len(texts)), key=lambda i: len(texts[i]))
@@ -208,7 +215,7 @@ class Generator:
             stream.read_texts(own)
             best = self._search(stream, settings, own, stop)
             for i, hypotheses in zip(numbers, best, strict=False):
-                found[i] = hypotheses[0] if hypotheses else Hypothesis("", -math.inf)
+                found[i] = hypotheses[0] if hypotheses else Hypothesis("", -math.inf, 0)
         return [found[i] for i in range(len(texts))]
 
     def _settings(
@@ -232,16 +239,30 @@ class Generator:
             size,
         )
 
-    def _check_capacity(self, longest: int, max_tokens: int) -> None:
+    def most_tokens(
+        self, prompts: Sequence[str], state: StreamState | None = None, chat: bool = False
+    ) -> int | None:
+        """Return how many tokens can be written after each prompt; None is any number.
+
+        Args:
+          prompts, state, chat: as in `search_all` and `generate`.
+
+        Raises:
+          UserError: a prompt exceeds full attention's KV cache.
+        """
+        sizes = [len(self._encode_prompt(prompt, state, chat)) for prompt in prompts]
         capacity = self._run.model.stack.capacity
-        # the last token is not read
-        if capacity is not None and longest + max_tokens - 1 > capacity:
-            most = max(capacity - longest + 1, 0)
-            fix = f"give at most {most:,}" if most else "shorten the prompt"
+        if capacity is None:
+            return None
+        left = capacity - (0 if state is None else state.tokens)
+        longest = max(sizes)
+        if longest > left:
             raise UserError(
-                f"max_tokens={max_tokens}: does not fit the model's cache of {capacity:,} after "
-                f"the longest prompt, {longest:,} tokens; {fix}"
+                f"prompt {sizes.index(longest) + 1} of {len(sizes)}: its {longest:,} tokens do not "
+                f"fit the model's cache, which has room for {left:,}; shorten it"
             )
+        # the last token is not read
+        return left - longest + 1
 
     def _search(
         self,
@@ -255,7 +276,9 @@ class Generator:
         found = jax.device_get(stream.search(settings, self._stops(), _pad_prompts(counted)))
         return [
             [
-                Hypothesis(self._decode_hypothesis(tokens[:length], stop), float(score))
+                Hypothesis(
+                    self._decode_hypothesis(tokens[:length], stop), float(score), int(length)
+                )
                 for tokens, length, score in zip(*row, strict=True)
                 if length
             ]

@@ -17,7 +17,6 @@ import numpy as np
 
 from famjax.core.types import Array, Batch, Context, State
 from famjax.eval.ablations import ablated_leaves, restore_lanes
-from famjax.eval.beam import BeamSettings, Hypotheses
 from famjax.eval.streaming import CHUNK, Streamer, rechunk
 from famjax.models.language_model import LanguageModel
 from famjax.parallel.sharding import is_axes
@@ -134,11 +133,8 @@ class LaneStream(Streamer):
             yield rows, at, sizes
             at += width
 
-    def search(
-        self, settings: BeamSettings, stops: np.ndarray, prompt: np.ndarray | None = None
-    ) -> Hypotheses:
-        self.tokens = int(self.positions.max())
-        return super().search(settings, stops, prompt)
+    def _longest(self) -> int:
+        return int(self.positions.max())
 
     def skim_lanes(self, tokens: np.ndarray, sizes: np.ndarray, starts: np.ndarray) -> None:
         """Like `read_lanes`, without computing logits; asynchronous."""

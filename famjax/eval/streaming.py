@@ -272,12 +272,12 @@ class Streamer:
         """
         if self._reset_every is not None:
             raise ValueError("search needs no reset_every")
-        longest = settings.max_tokens
+        read, longest = self._longest(), settings.max_tokens
         # the last token is not read
-        if self._capacity is not None and self.tokens + longest - 1 > self._capacity:
+        if self._capacity is not None and read + longest - 1 > self._capacity:
             raise UserError(
                 f"max_tokens={longest}: does not fit the model's cache of {self._capacity:,} after "
-                f"{self.tokens:,} tokens; give at most {self._capacity - self.tokens + 1:,}"
+                f"{read:,} tokens; give at most {self._capacity - read + 1:,}"
             )
         hypotheses = self.batch * settings.beams
         what = f"searching with {hypotheses:,} hypotheses of up to {longest:,} tokens"
@@ -287,10 +287,14 @@ class Streamer:
         whole = 0  # without a cache it does not matter
         if self._capacity is not None:
             # few lengths mean few compiled programs
-            whole = min(1 << (self.tokens + longest - 1).bit_length(), self._capacity)
+            whole = min(1 << (read + longest - 1).bit_length(), self._capacity)
         return self._functions.search(
             self._params, self._memory, self.logits, whole, settings, stops, prompt
         )
+
+    def _longest(self) -> int:
+        """Return the largest number of tokens that a lane has read of its document."""
+        return self.tokens
 
     def _position(self, ahead: int) -> np.uint32:
         return np.uint32((self.tokens + ahead) % 2**32)

@@ -387,10 +387,37 @@ def test_each_line_of_a_file_is_continued(
     for line, found in zip(lines, together, strict=True):
         assert main(["generate", run, "--prompt", line, *given]) == 0
         assert " ".join(capsys.readouterr().out.removesuffix("\n").splitlines()) == found
-    if options and "--state-in" in options:
-        (tmp_path / "lines").write_text("a\n\n")
-        argv = ["generate", run, "--prompts", str(tmp_path / "lines"), *given]
-        assert "--prompts: line 2 is empty" in error_line(argv, capsys)
+
+
+def test_an_empty_line_after_a_memory_is_told_before_the_document_is_read(
+    run: str, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "lines").write_text("a\n\n")
+    memory = tmp_path / "memory"
+    argv = ["generate", run, "--prompts", str(tmp_path / "lines")]
+    for given in (["--read", str(text), "--state-out", str(memory)], ["--state-in", str(memory)]):
+        assert "--prompts: line 2 is empty; a memory needs" in error_line([*argv, *given], capsys)
+    assert not memory.exists()
+
+
+def test_lines_that_do_not_fit_a_cache_are_told_before_any_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened = tiny.run_with("full", capacity=16)
+    monkeypatch.setattr("famjax.convert.open.open_model", lambda folder: opened)
+    (tmp_path / "lines").write_text("a\nabcdefghij\n")
+    argv = ["generate", "run", "--prompts", str(tmp_path / "lines")]
+    for options in ([], ["--temperature", "1"]):
+        given = [*argv, *options, "--max-tokens", "7"]
+        said = (
+            "--max-tokens 7: does not fit the model's cache after the longest line; give at most 6"
+        )
+        assert said in error_line(given, capsys)
+    # the default is what fits
+    assert main(argv) == 0
+    assert len(capsys.readouterr().out.removesuffix("\n").split("\n")) == 2
+    (tmp_path / "lines").write_text("a\n" + "b" * 17 + "\n")
+    assert "prompt 2 of 2: its 18 tokens do not fit" in error_line(argv, capsys)
 
 
 def test_samples_of_a_files_lines_differ(

@@ -135,11 +135,30 @@ def test_full_attention_generates_until_its_cache_is_full(monkeypatch: pytest.Mo
     assert stream.tokens == 16
     with pytest.raises(UserError, match="do not fit its cache of 16"):
         stream.write(0, 1, how, np.array([-1], np.int32))
-    with pytest.raises(UserError, match="after the longest prompt, 6 tokens; give at most 11"):
+    with pytest.raises(UserError, match="after the longest prompt; give at most 11"):
         generator.search_all(["abcde", "a"], max_tokens=12)
-    with pytest.raises(UserError, match="after the longest prompt, 17 tokens; shorten the prompt"):
-        generator.search_all(["a" * 16], max_tokens=1)
+    with pytest.raises(UserError, match=r"prompt 2 of 2: its 17 tokens do not fit .* room for 16"):
+        generator.search_all(["a", "a" * 16], max_tokens=1)
     assert generator.search_all([]) == []
+
+
+@pytest.mark.parametrize(
+    "mixer",
+    ["full", *(pytest.param(name, marks=pytest.mark.long) for name in ("fam", "linear", "delta"))],
+)
+def test_prompts_of_any_lengths_are_searched_together(
+    mixer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that are read in several calls, and that end in different ones."""
+    monkeypatch.setattr("famjax.eval.streaming._CPU_TOKENS", 48)
+    generator = Generator(tiny.run_with(mixer, capacity=128))
+    prompts = ["a", "def f(x):\n" * 6, "import", "x" * 33, ""]
+    found = generator.search_all(prompts, 2, 5, batch=3)
+    for prompt, one in zip(prompts, found, strict=True):
+        (alone,) = generator.search(prompt, 2, 5, best=1)
+        assert one.text == alone.text
+        assert one.tokens == alone.tokens
+        assert one.score == pytest.approx(alone.score, abs=1e-4)
 
 
 def test_chat_renders_the_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

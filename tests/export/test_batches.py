@@ -51,6 +51,23 @@ def model(name):
     return found
 
 
+def test_configs_without_what_their_stack_needs_are_errors():
+    with pytest.raises(ValueError, match="mixer=linear: the config needs linear"):
+        FamjaxForCausalLM(FamjaxConfig(mixer="linear"))
+    with pytest.raises(ValueError, match="take the classes of modeling_famjax_feedback"):
+        FamjaxForCausalLM(FamjaxConfig(**MODELS["feedback"]))
+    with pytest.raises(ValueError, match="needs stack=feedback or transformer, and feedback"):
+        FamjaxFeedbackForCausalLM(FamjaxFeedbackConfig(stack="feedback"))
+
+
+def test_new_feature_maps_can_learn():
+    linear = {"map": "relu", "features": 3, "rope": True}
+    new = FamjaxForCausalLM(FamjaxConfig(mixer="linear", linear=linear))
+    ids = torch.arange(24)[None]
+    new(ids, labels=ids).loss.backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in new.parameters())
+
+
 def texts(lengths=LENGTHS, seed=1):
     generator = torch.Generator().manual_seed(seed)
     return [torch.randint(PAD, (1, length), generator=generator) for length in lengths]

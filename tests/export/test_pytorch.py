@@ -1,5 +1,6 @@
 """The exported PyTorch code computes the same function as famjax."""
 
+import importlib
 import tempfile
 from dataclasses import replace
 from functools import cache
@@ -14,11 +15,9 @@ from contracts.harness import CASES, FAMILIES, KINDS, TOKENS, VOCAB, jit, pertur
 from flax import nnx
 from safetensors.torch import load_file
 
-from famjax.convert.families.famjax import FAMJAX, FEEDBACK
+from famjax.convert.families.famjax import FAMJAX, FEEDBACK, pytorch_class
 from famjax.convert.save import save_tensors
-from famjax.export.pytorch.configuration_famjax import FamjaxConfig, FamjaxFeedbackConfig
 from famjax.export.pytorch.modeling_famjax import FamjaxForCausalLM
-from famjax.export.pytorch.modeling_famjax_feedback import FamjaxFeedbackForCausalLM
 from famjax.mixers import mixer_specs
 from famjax.models.language_model import LanguageModel
 
@@ -70,10 +69,9 @@ def pytorch(config, model):
     with tempfile.TemporaryDirectory() as folder:
         save_tensors(model, config, FAMJAX.tensors(config), Path(folder), "float32")
         tensors = load_file(Path(folder, "model.safetensors"))
-    is_feedback = config.stack in FEEDBACK
-    kind = FamjaxFeedbackForCausalLM if is_feedback else FamjaxForCausalLM
-    shape = FamjaxFeedbackConfig if is_feedback else FamjaxConfig
-    theirs = kind(shape(**FAMJAX.serialize(config)))
+    module, name = pytorch_class(config)
+    kind = getattr(importlib.import_module(f"famjax.export.pytorch.{module}"), name)
+    theirs = kind(kind.config_class(**FAMJAX.serialize(config)))
     missing, extra = theirs.load_state_dict(tensors, strict=False)
     assert (missing, extra) == (["head.weight"] if config.tied else [], [])
     theirs.tie_weights()

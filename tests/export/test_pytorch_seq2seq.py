@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import tempfile
 from dataclasses import replace
 from functools import cache
@@ -25,11 +26,10 @@ from famjax.config.schema import (
     LinearConfig,
     ModelConfig,
 )
-from famjax.convert.families.famjax import FAMJAX
+from famjax.convert.families.famjax import FAMJAX, pytorch_class
 from famjax.convert.save import save_tensors
 from famjax.core.types import Context
-from famjax.export.pytorch.configuration_famjax import FamjaxConfig, FamjaxFeedbackConfig
-from famjax.export.pytorch.modeling_famjax_feedback import FamjaxFeedbackForConditionalGeneration
+from famjax.export.pytorch.configuration_famjax import FamjaxConfig
 from famjax.export.pytorch.modeling_famjax_seq2seq import FamjaxForConditionalGeneration
 from famjax.models.seq2seq import Seq2Seq
 
@@ -124,10 +124,9 @@ def pytorch(config: ModelConfig, model: Any) -> Any:
         save_tensors(model, config, FAMJAX.tensors(config), Path(folder), "float32")
         tensors = load_file(Path(folder, "model.safetensors"))
     ends = {"decoder_start_token_id": START, "eos_token_id": 2, "pad_token_id": 0}
-    is_feedback = config.stack == "feedback"
-    kind = FamjaxFeedbackForConditionalGeneration if is_feedback else FamjaxForConditionalGeneration
-    shape = FamjaxFeedbackConfig if is_feedback else FamjaxConfig
-    theirs = kind(shape(**FAMJAX.serialize(config), **ends))
+    module, name = pytorch_class(config)
+    kind = getattr(importlib.import_module(f"famjax.export.pytorch.{module}"), name)
+    theirs = kind(kind.config_class(**FAMJAX.serialize(config), **ends))
     missing, extra = theirs.load_state_dict(tensors, strict=False)
     assert (missing, extra) == (["head.weight"] if config.tied else [], [])
     theirs.tie_weights()

@@ -316,7 +316,9 @@ class FeatureMap(nn.Module):
         g, e = config.kv_heads, config.head_dim
         self.shape = g, e, e if self.kind == "elu" else features
         learned = self.kind in ("relu", "learned_elu", "cos", "tanh")
-        self.weight = nn.Parameter(torch.zeros(g * e, features)) if learned else None
+        # not zeros, of which relu would have no gradient in a new model
+        draw = torch.randn(g * e, features) * e**-0.5 if learned else None
+        self.weight = None if draw is None else nn.Parameter(draw)
         self.bias = nn.Parameter(torch.zeros(g, features)) if learned else None
         self.tau = nn.Parameter(torch.ones(g)) if self.kind == "rfa" else None
 
@@ -871,6 +873,10 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
     def make_stack(self, config):
         """Set the modules between the embedding and the last norm."""
         names = config.mixer.split(",")
+        if config.stack != "residual":
+            raise ValueError(f"stack={config.stack}: take the classes of modeling_famjax_feedback")
+        if "linear" in names and not config.linear:
+            raise ValueError("mixer=linear: the config needs linear, a dict")
         d, arch = config.width, config.arch
         self.positions = position_table(config)
         self.embed_norm = Norm(config.norm, d, arch) if arch["embed_norm"] else None

@@ -114,6 +114,8 @@ class FeedbackDecoder:
 
     def make_stack(self, config):
         feedback, count = config.feedback, config.layers
+        if config.stack not in ("feedback", "transformer") or not feedback:
+            raise ValueError("the config needs stack=feedback or transformer, and feedback, a dict")
         self.composition = feedback["composition"]
         if config.stack == "transformer":
             self.composition = "previous"

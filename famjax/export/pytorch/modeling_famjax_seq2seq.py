@@ -110,8 +110,8 @@ class FamjaxForConditionalGeneration(FamjaxForCausalLM):
     def read_source(self, encoded, attention_mask=None):
         """Return what the decoder's layers need of an encoded source [b s d]."""
         # linear attention to no tokens is 0; a softmax over none is undefined
-        sees_nothing = self.config.encoder["cross"] == "linear"
-        mask = source_mask(attention_mask, encoded, sees_nothing)
+        allow_empty = self.config.encoder["cross"] == "linear"
+        mask = source_mask(attention_mask, encoded, allow_empty)
         layers = tuple(layer.cross.read_source(encoded, mask) for layer in self.layers)
         return SourceState(layers, mask)
 
@@ -205,16 +205,16 @@ class FamjaxForConditionalGeneration(FamjaxForCausalLM):
         }
 
 
-def source_mask(attention_mask, x, sees_nothing=False):
+def source_mask(attention_mask, x, allow_empty=False):
     """Return the mask [b 1 s] of sources [b s d].
 
     Args:
-      sees_nothing: nothing is visible of sources that are all padding; else all of them is.
+      allow_empty: of sources that are all padding nothing is visible; otherwise everything is.
     """
     if attention_mask is None:
         return torch.ones(len(x), 1, x.shape[1], dtype=torch.bool, device=x.device)
     mask = attention_mask[:, None].to(x.device).bool()
-    return mask if sees_nothing else mask | ~mask.any(-1, keepdim=True)
+    return mask if allow_empty else mask | ~mask.any(-1, keepdim=True)
 
 
 def target_loss(logits, labels, count):
