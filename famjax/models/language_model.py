@@ -17,8 +17,13 @@ from famjax.layers.norm import Norm
 from famjax.ops.attention import soft_cap
 from famjax.ops.lookup import look_up
 from famjax.ops.losses import chunked_cross_entropy, smoothed_token_losses, token_losses
-from famjax.parallel.sharding import TOKENS, with_logical_constraint
+from famjax.parallel.sharding import TOKENS, target_device, with_logical_constraint
 from famjax.stacks import make_stack
+
+# bytes of a layer from which its weights are not sliced out of their stack at every token of a
+# loop, which would take twice as long as reading them; programs of unstacked layers take longer to
+# compile. And the largest copy of a stack's weights in bytes
+_LARGE_LAYER, _LARGEST_COPY = 8 << 20, 2 << 30
 
 
 class LanguageModel(nnx.Module):
@@ -74,13 +79,17 @@ class LanguageModel(nnx.Module):
 
         With stacked layers, each layer's state is sliced out and written back at every token; with
         unstacked layers, the weights are copied once, by `Stack.unstack_layers`. The layout is the
-        one that avoids copying the larger of the two.
+        one that avoids copying the larger of the two. On a CPU stacked weights are copied at every
+        token, too, so large layers are unstacked in any case.
 
         Args:
           copies: number of copies of the state that the loop steps.
         """
-        larger = copies * _tree_bytes(state) > _tree_bytes(nnx.state(self.stack))
-        return self.stack.unstack(state) if larger else state
+        weights = _tree_bytes(nnx.state(self.stack))
+        on_cpu = target_device().platform == "cpu"
+        is_large = weights / self.stack.repeats >= _LARGE_LAYER and weights <= _LARGEST_COPY
+        unstacked = copies * _tree_bytes(state) > weights or (on_cpu and is_large)
+        return self.stack.unstack(state) if unstacked else state
 
     def restack(self, state: State) -> State:
         """Undo `unstack`."""

@@ -24,6 +24,7 @@ class Stack(nnx.Module):
       block_len: a call takes a multiple of this many tokens.
       capacity: maximum number of tokens of a document; None means unbounded.
       receptive_field: number of tokens before a block that its outputs depend on; None means all.
+      repeats: number of layers that an array of parameters holds.
       call_len: number of tokens of a call beyond which padding costs more than it saves; None
         means no limit.
     """
@@ -31,6 +32,7 @@ class Stack(nnx.Module):
     block_len: int
     capacity: int | None
     receptive_field: int | None
+    repeats: int = 1
     call_len: int | None = None
 
     @abc.abstractmethod

@@ -314,13 +314,17 @@ def test_unstacked_layers_give_the_same(case: str) -> None:
     stream = Streamer(m, 2, chunk=LENGTH)
     stream.read(PROMPTS)
 
-    def search(logits: Any, state: Any, layout: Any) -> Hypotheses:
-        state = layout(state)
+    def search(params: Any, logits: Any, state: Any, layout: str) -> Hypotheses:
+        m = r.model(params)
+        state = getattr(m.stack, layout)(state)
+        m.stack.unstack_layers(state)
+        assert bool(m.stack.layer_params) == (layout == "unstack")
         return beam_search(m.step, logits, state, m.stack.row_axes(state), SETTINGS, STOPS)
 
+    program = jax.jit(search, static_argnums=3)
     stacked, unstacked = (
-        jax.device_get(jax.jit(search, static_argnums=2)(stream.logits, stream.state.memory, how))
-        for how in (m.stack.restack, m.stack.unstack)
+        jax.device_get(program(r.params, stream.logits, stream.state.memory, layout))
+        for layout in ("restack", "unstack")
     )
     for i in range(2):
         assert_same(row(stacked, i), row(unstacked, i), 1e-5)

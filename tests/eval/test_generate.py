@@ -20,6 +20,7 @@ from famjax.core.errors import UserError
 from famjax.eval.generate import Generator, _cut_at_stop
 from famjax.eval.sampling import Sampling, sample
 from famjax.eval.state_file import load_state, save_state
+from famjax.eval.stream_functions import jit_functions
 from famjax.tokenizers.load import load_tokenizer
 
 
@@ -140,6 +141,22 @@ def test_full_attention_generates_until_its_cache_is_full(monkeypatch: pytest.Mo
     with pytest.raises(UserError, match=r"prompt 2 of 2: its 17 tokens do not fit .* room for 16"):
         generator.search_all(["a", "a" * 16], max_tokens=1)
     assert generator.search_all([]) == []
+
+
+@pytest.mark.long
+def test_large_layers_have_arrays_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU, and as long as their copy is not too large; the text is the same."""
+    texts = []
+    for layer, most, unstacks in ((0, 2**30, True), (0, 1, False), (2**30, 2**30, False)):
+        monkeypatch.setattr("famjax.models.language_model._LARGE_LAYER", layer)
+        monkeypatch.setattr("famjax.models.language_model._LARGEST_COPY", most)
+        run = tiny.run_with("fam", mlp_width=512)  # weights are larger than the state
+        state = run.model.init_state(1)
+        unstacked = run.model.unstack(state)
+        assert (jax.tree.structure(unstacked) != jax.tree.structure(state)) == unstacks
+        jit_functions.cache_clear()
+        texts.append("".join(Generator(run).generate("import", 20)))
+    assert len(set(texts)) == 1
 
 
 @pytest.mark.parametrize(
