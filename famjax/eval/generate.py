@@ -250,10 +250,10 @@ class Generator:
         Raises:
           UserError: a prompt exceeds full attention's KV cache.
         """
-        sizes = [len(self._encode_prompt(prompt, state, chat)) for prompt in prompts]
         capacity = self._run.model.stack.capacity
         if capacity is None:
             return None
+        sizes = [len(self._encode_prompt(prompt, state, chat)) for prompt in prompts]
         left = capacity - (0 if state is None else state.tokens)
         longest = max(sizes)
         if longest > left:
