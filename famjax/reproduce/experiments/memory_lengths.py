@@ -5,7 +5,7 @@ from __future__ import annotations
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
 from famjax.reproduce.measures import PasskeyMeasure
 
-_OCTAVES, _UNIFORM = "octaves", "uniform"
+_OCTAVES, _UNIFORM, _LONGER = "octaves", "uniform", "octaves for 2200 steps"
 
 MEMORY_LENGTHS = Experiment(
     id="memory-lengths",
@@ -15,12 +15,12 @@ MEMORY_LENGTHS = Experiment(
     variants=(
         Variant(_UNIFORM, ("data.passkey.lengths=uniform",)),
         Variant(_OCTAVES),
-        Variant(f"{_OCTAVES}, 2,200 steps", ("train.steps=2200",)),
+        Variant(_LONGER, ("train.steps=2200",)),
     ),
     measure=PasskeyMeasure((128, 512, 2048, 8192, 32_768, 262_144), examples=100),
     orderings=(
         Ordering(_OCTAVES, _UNIFORM),
-        Ordering(f"{_OCTAVES}, 2,200 steps", _OCTAVES),
+        Ordering(_LONGER, _OCTAVES),
     ),
     # as memory_timescales
     overrides=(
