@@ -1,7 +1,7 @@
 # make demo       install into .venv and run the demonstration
 # make demo-full  FAM and the delta memory with five seeds, BSWA M0 to M12, ten million tokens; hours
 # make demo-finetune  give a pretrained model a memory and finetune it with LoRA; 7 to 12 minutes
-# make demo-finetune-full  the same with three seeds, and with FAM and the paper's update; an hour
+# make demo-finetune-full  the same with three seeds, with FAM, the paper's update, and the key anywhere; an hour and a half
 # make demo-finetune-large BOOKS=TRAINING:HELD_OUT  with a base pretrained for an hour; hours
 # make demo-text  memories and windows on the standard library's code, three seeds; hours
 # make test       the quick tests; with CI=1 the long ones too, which take seconds each

@@ -33,6 +33,14 @@ def test_a_larger_base_reads_code_and_books(asked, tmp_path, monkeypatch):
     assert sorted(model.seed for model in demo.models) == [0, 0, 0, 1, 2]
 
 
+def test_the_key_of_three_models_is_anywhere_in_a_row():
+    demo = demo_finetune.FULL_DEMO
+    within = f"data.passkey.needle_within={demo.row * demo.block}"
+    found = [model.name for model in demo.models if within in model.finetuning]
+    assert found == ["ANYWHERE", "ANYWHERE-1", "ANYWHERE-2"]
+    assert not any("needle_within" in s for m in demo_finetune.DEMO.models for s in m.finetuning)
+
+
 @pytest.mark.parametrize(
     ("command", "told"),
     [
