@@ -162,6 +162,8 @@ def _read_lines(path: str) -> list[str]:
     if is_jsonl(path):
         raise UserError(f"--prompts {path}: is JSON lines; give a text with a prompt on each line")
     file = str(expanded(path))
+    if not os.path.exists(file):
+        raise UserError(f"--prompts {path}: No such file; check the path")
     check_plain_lines(file)
     lines = [line.decode("utf-8") for line in read_lines(file)]
     if not lines:
