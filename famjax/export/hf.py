@@ -38,6 +38,8 @@ from famjax.tokenizers.tokenizer import Tokenizer
 # each needs those before it
 CODE = (
     "configuration_famjax",
+    "attention_famjax",
+    "linear_famjax",
     "modeling_famjax",
     "modeling_famjax_seq2seq",
     "modeling_famjax_feedback",

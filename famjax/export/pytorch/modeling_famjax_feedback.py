@@ -12,18 +12,10 @@ memories of a token, 1 or l.
 import torch
 from torch import nn
 
+from .attention_famjax import Attention, LayerState, Norm, align_right
 from .configuration_famjax import FamjaxFeedbackConfig
-from .modeling_famjax import (
-    Attention,
-    FamjaxForCausalLM,
-    FamjaxState,
-    FeedForward,
-    LayerState,
-    Norm,
-    Step,
-    align_right,
-    make_cross_attention,
-)
+from .linear_famjax import make_cross_attention
+from .modeling_famjax import FamjaxForCausalLM, FamjaxState, FeedForward, Step
 from .modeling_famjax_seq2seq import FamjaxForConditionalGeneration
 
 

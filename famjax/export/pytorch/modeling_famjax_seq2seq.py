@@ -17,14 +17,13 @@ from torch import nn
 from torch.nn import functional
 from transformers.modeling_outputs import BaseModelOutput
 
+from .attention_famjax import Attention, Norm
 from .configuration_famjax import FamjaxConfig
 from .modeling_famjax import (
     CACHE,
-    Attention,
     FamjaxForCausalLM,
     FamjaxState,
     FeedForward,
-    Norm,
     SourceState,
     add_positions,
     position_table,
