@@ -386,7 +386,7 @@ def generator() -> Generator:
 
 
 def test_one_beam_writes_what_is_generated(generator: Generator) -> None:
-    ((text, score),) = generator.search("the cat", 1, 12)
+    ((text, score, _),) = generator.search("the cat", 1, 12)
     assert text == "".join(generator.generate("the cat", 12))
     assert score < 0
 
