@@ -328,7 +328,7 @@ class Generator:
         double while a piece takes less than `PIECE_SECONDS`.
         """
         stops = self._stops()
-        tokens, size = stream.draw(sampling), 1
+        tokens, size, longest = stream.draw(sampling), 1, stream.tokens + count
         while True:
             for number in tokens.tolist():
                 if number in stops:
@@ -338,7 +338,7 @@ class Generator:
             if not count:
                 return
             began = time.perf_counter()
-            tokens = stream.write(tokens[-1], min(size, count), sampling, stops)
+            tokens = stream.write(tokens[-1], min(size, count), sampling, stops, longest)
             quick = time.perf_counter() - began < PIECE_SECONDS
             size = min(2 * size, PIECE) if quick else max(size // 2, 1)
 

@@ -31,10 +31,12 @@ class StreamFunctions(NamedTuple):
         state).
       step: (params, state, tokens [b 1], ctx) -> (logits [b v], state).
       draw: (logits [b v], sampling, position) -> tokens [b 1] at that position of the text.
-      write: (params, state, token [1 1], position, count, sampling, stops) ->
+      write: (params, state, longest, token [1 1], position, count, sampling, stops) ->
         (tokens [PIECE], number of tokens written, logits [1 v], state).
-      search: (params, state, logits [b v], longest, settings, stops, prompt) -> hypotheses, as
-        `famjax.eval.beam.beam_search`; texts have at most `longest` tokens, a static number.
+      search: (params, state, longest, logits [b v], settings, stops, prompt) -> hypotheses, as
+        `famjax.eval.beam.beam_search`.
+
+    `longest` (static) is the most tokens that a document has at the end of its text.
     """
 
     start: Callable[..., Any]
@@ -91,7 +93,9 @@ def jit_functions(graph: Any) -> StreamFunctions:
         logits, state = nnx.merge(graph, params).step(tokens, state, ctx)
         return logits[:, 0], state
 
-    def write(params: Params, state: State, token: Array, position: Array, *arguments: Any):
+    def write(
+        params: Params, state: State, longest: int, token: Array, position: Array, *arguments: Any
+    ):
         count, sampling, stops = arguments
         model = nnx.merge(graph, params)
 
@@ -108,17 +112,17 @@ def jit_functions(graph: Any) -> StreamFunctions:
 
         shape = jax.eval_shape(model.step, token, state)[0]
         tokens, logits = jnp.zeros(PIECE, jnp.int32), jnp.zeros(shape.shape[::2], shape.dtype)
-        state = model.unstack(state)
+        whole, state = state, model.unstack(model.stack.shorten(state, longest))
         model.stack.unstack_layers(state)
         carry = (token, jnp.int32(0), tokens, logits, state)
         _, written, tokens, logits, state = jax.lax.while_loop(keep_writing, write_token, carry)
-        return tokens, written, logits, model.restack(state)
+        return tokens, written, logits, model.stack.lengthen(model.restack(state), whole)
 
     def search(
         params: Params,
         state: State,
-        logits: Array,
         longest: int,
+        logits: Array,
         settings: BeamSettings,
         *arguments: Any,
     ) -> Hypotheses:
@@ -135,8 +139,8 @@ def jit_functions(graph: Any) -> StreamFunctions:
         jax.jit(losses, donate_argnums=1, static_argnames="steps"),
         jax.jit(step, donate_argnums=1),
         jax.jit(lambda logits, sampling, position: sampling.draw(logits, position)),
-        jax.jit(write, donate_argnums=1),
-        jax.jit(search, static_argnums=3),
+        jax.jit(write, donate_argnums=1, static_argnums=2),
+        jax.jit(search, static_argnums=2),
     )
 
 

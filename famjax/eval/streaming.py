@@ -218,7 +218,9 @@ class Streamer:
         """Sample the next token [1] without reading it. Only for streams of one lane."""
         return np.asarray(self._functions.draw(self.logits, sampling, self._position(0)))[0]
 
-    def write(self, token: int, count: int, sampling: Sampling, stops: np.ndarray) -> np.ndarray:
+    def write(
+        self, token: int, count: int, sampling: Sampling, stops: np.ndarray, longest: int
+    ) -> np.ndarray:
         """Alternately read a token and sample the next one, in one compiled program.
 
         Only for streams of one lane.
@@ -229,6 +231,8 @@ class Streamer:
             room for fewer, only those are sampled.
           sampling: the sampling parameters.
           stops: [...] int32, stop tokens; sampling ends after one.
+          longest: maximum number of tokens of the document, at the end of the text. Full attention
+            computes with a cache of that size.
 
         Returns:
           [1 to count], the sampled tokens. The last one, stop token or not, is not read.
@@ -243,6 +247,7 @@ class Streamer:
             count = min(count, self._capacity - self.tokens)
         # the token to read precedes the one to sample
         arguments = (
+            self._cache_size(longest),
             np.array([[token]], np.int32),
             self._position(1),
             np.int32(count),
@@ -284,13 +289,17 @@ class Streamer:
         # 8 bytes per token: the tokens of the finished hypotheses, and of the unfinished ones
         needed = hypotheses * (self._lane_bytes + 8 * longest)
         check_bytes_fit(what, needed, self._count_devices())
-        whole = 0  # without a cache it does not matter
-        if self._capacity is not None:
-            # few lengths mean few compiled programs
-            whole = min(1 << (read + longest - 1).bit_length(), self._capacity)
+        size = self._cache_size(read + longest)
         return self._functions.search(
-            self._params, self._memory, self.logits, whole, settings, stops, prompt
+            self._params, self._memory, size, self.logits, settings, stops, prompt
         )
+
+    def _cache_size(self, tokens: int) -> int:
+        """Return a size of the KV cache for documents of so many tokens; 0 without a cache.
+
+        Few sizes mean few compiled programs.
+        """
+        return 0 if self._capacity is None else min(1 << (tokens - 1).bit_length(), self._capacity)
 
     def _longest(self) -> int:
         """Return the largest number of tokens that a lane has read of its document."""

@@ -67,7 +67,26 @@ def shorten_caches(state: PyTree, entries: int) -> PyTree:
             return leaf
         return leaf._replace(k=leaf.k[..., :entries, :], v=leaf.v[..., :entries, :])
 
-    return jax.tree.map(shorten, state, is_leaf=lambda leaf: isinstance(leaf, CacheState))
+    return jax.tree.map(shorten, state, is_leaf=_is_cache)
+
+
+def lengthen_caches(state: PyTree, whole: PyTree) -> PyTree:
+    """Undo `shorten_caches`: the entries that it cut off are those of `whole`."""
+
+    def lengthen(leaf: Any, whole: Any) -> Any:
+        if not isinstance(leaf, CacheState):
+            return leaf
+        entries = leaf.k.shape[-2]
+        k, v = (
+            old.at[..., :entries, :].set(new) for old, new in ((whole.k, leaf.k), (whole.v, leaf.v))
+        )
+        return CacheState(k, v, leaf.length)
+
+    return jax.tree.map(lengthen, state, whole, is_leaf=_is_cache)
+
+
+def _is_cache(leaf: Any) -> bool:
+    return isinstance(leaf, CacheState)
 
 
 class FullAttention(Mixer):

@@ -30,7 +30,7 @@ from famjax.layers.mlp import FeedForward
 from famjax.layers.norm import Norm
 from famjax.layers.positions import Positions
 from famjax.mixers import MIXERS, make_mixer
-from famjax.mixers.full import shorten_caches
+from famjax.mixers.full import lengthen_caches, shorten_caches
 from famjax.mixers.mixer import BlockWeights, MemoryLosses, mean_of_valid
 from famjax.parallel.sharding import (
     TOKENS,
@@ -314,6 +314,9 @@ class ResidualStack(Stack):
 
     def shorten(self, state: State, tokens: int) -> State:
         return shorten_caches(state, tokens)
+
+    def lengthen(self, state: State, whole: State) -> State:
+        return lengthen_caches(state, whole)
 
     def unstack(self, state: State) -> State:
         """Return the state for a loop of `step` in one program.

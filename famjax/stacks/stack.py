@@ -107,6 +107,10 @@ class Stack(nnx.Module):
         """Return the state for `step`s of documents of at most `tokens`, of which it is a cache."""
         return state
 
+    def lengthen(self, state: State, whole: State) -> State:
+        """Undo `shorten`, for a state that continues the state `whole`."""
+        return state
+
     def unstack(self, state: State) -> State:
         """Return the state in the layout that is faster for a loop of `step` in one program."""
         return state

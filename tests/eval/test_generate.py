@@ -125,6 +125,34 @@ def test_generation_stops_at_the_first_stop_id(
     assert stream.tokens == 3 + drawn.index(stop)
 
 
+@pytest.mark.parametrize("capacity", [33, 64, 500])
+def test_a_part_of_the_cache_gives_the_same_text_and_state(capacity: int) -> None:
+    """Full attention writes with a cache of the text's size, and puts it back into the whole."""
+    generator = Generator(tiny.run_with("full", capacity=capacity))
+    prompt = np.arange(3, 12)[None]
+    streams = [generator._streamer.new_stream() for _ in range(2)]
+    for stream in streams:
+        stream.read(prompt)
+    how = Sampling(jax.random.key(4), 1.0, 0, 1.0, 258)
+    token, stops = streams[0].draw(how)[0], np.array([-1], np.int32)
+    expected = [token]
+    for _ in range(20):
+        streams[0].step(np.array([[expected[-1]]]))
+        expected.append(streams[0].draw(how)[0])
+    written = [token]
+    for count in (8, 12):
+        written += streams[1].write(written[-1], count, how, stops, longest=30).tolist()
+    assert written == expected
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
+        *(stream.state.memory for stream in streams),
+    )
+    # what follows is read with the whole cache
+    for stream in streams:
+        stream.read(prompt[:, :4])
+    np.testing.assert_allclose(streams[0].logits, streams[1].logits, rtol=1e-4, atol=1e-5)
+
+
 def test_full_attention_generates_until_its_cache_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = Generator(tiny.run_with("full", capacity=16))
     stream = generator._streamer.new_stream()
@@ -135,7 +163,7 @@ def test_full_attention_generates_until_its_cache_is_full(monkeypatch: pytest.Mo
     assert len(list(generator._sample_tokens(stream, 12, how))) == 12
     assert stream.tokens == 16
     with pytest.raises(UserError, match="do not fit its cache of 16"):
-        stream.write(0, 1, how, np.array([-1], np.int32))
+        stream.write(0, 1, how, np.array([-1], np.int32), longest=16)
     with pytest.raises(UserError, match="after the longest prompt; give at most 11"):
         generator.search_all(["abcde", "a"], max_tokens=12)
     with pytest.raises(UserError, match=r"prompt 2 of 2: its 17 tokens do not fit .* room for 16"):
