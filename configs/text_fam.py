@@ -30,6 +30,9 @@ def config() -> Config:
             block_len=64,
             memory_segments=1,
             fam_len=16,
+            # the paper's update, sum, forgets early blocks in long documents (docs/memory.md)
+            fam_update="gated",
+            smeared_keys=True,
             # four small layers run faster unrolled on a CPU, and still compile in seconds
             scan_layers=False,
         ),

@@ -340,7 +340,7 @@ def _plot_toy(toy: dict[str, Any]) -> Figure:
     axes.plot(lengths, [row["episode_accuracy"] for row in toy["rows"]], "o-", label="episodes")
     axes.plot(lengths, [row["accuracy"] for row in toy["rows"]], "o--", label="answers")
     guessed = [row["commonest_accuracy"] for row in toy["rows"]]
-    axes.plot(lengths, guessed, ":", color="grey", label="the commonest answer")
+    axes.plot(lengths, guessed, ":", color="grey", label="the most common answer")
     axes.set(xlabel=f"steps of an episode of {toy['task']}", ylabel="accuracy", ylim=(-0.03, 1.03))
     axes.legend()
     return figure

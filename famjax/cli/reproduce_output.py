@@ -216,7 +216,7 @@ def score_table(results: Results) -> Table:
 
 def _claim_columns(experiment: Experiment) -> list[str]:
     claim = "the paper claims" if _is_of_a_paper(experiment) else "claim"
-    return [claim, "by", "here it", "better by (95%)"]
+    return [claim, "metric", "result here", "better by (95% interval)"]
 
 
 def _claim(ordering: Ordering) -> str:
@@ -349,8 +349,8 @@ def make_page(results: Results, figure: str) -> str:
         "",
         experiment.note,
         "",
-        f"{len(each)} of {results.trainings} trainings, {format_time(seconds)} of one process's "
-        f"time, bases not counted, on {each[0]['device']}, code {', '.join(_versions(each))}. "
+        f"{len(each)} of {results.trainings} trainings, {format_time(seconds)} of process time "
+        f"(without that of their bases), on {each[0]['device']}, commit {', '.join(_versions(each))}. "
         "Means over seeds, ± half of the 95% interval (Student's).",
         "",
         _markdown(
@@ -362,8 +362,8 @@ def make_page(results: Results, figure: str) -> str:
     if experiment.orderings:
         verdicts = [_verdict(results, ordering) for ordering in experiment.orderings]
         lines += [_markdown(_claim_columns(experiment), verdicts), ""]
-    if experiment.second_look:
-        lines += ["## A second look", "", experiment.second_look, ""]
+    if experiment.follow_up:
+        lines += ["## Follow-up", "", experiment.follow_up, ""]
     lines += [f"![{experiment.title}]({figure})", ""]
     return "\n".join(lines)
 
@@ -381,7 +381,7 @@ def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def write_index(root: Path, pages: Path) -> None:
     """Write the page with links to the pages of the experiments."""
-    lines = ["# Reproduced", "", "What `famjax reproduce` made here, a page for each.", ""]
+    lines = ["# Reproduced", "", "Results of `famjax reproduce`, one page per experiment.", ""]
     for experiment in EXPERIMENTS.values():
         for suffix, size in (("", ""), (_PAPER, ", at the paper's size")):
             page = f"{experiment.id}{suffix}.md"

@@ -189,7 +189,7 @@ class Experiment:
         draws bars.
       note: differences from the paper.
       paper_note: differences from the paper at its size, apart from those of the config.
-      second_look: what was tried after a claim did not hold, and the result.
+      follow_up: what was tried after a claim did not hold, and the result.
       minutes: rough time that one variant with one seed takes on one core.
     """
 
@@ -215,7 +215,7 @@ class Experiment:
     axis: str = ""
     note: str = ""
     paper_note: str = ""
-    second_look: str = ""
+    follow_up: str = ""
     minutes: float = 2.0
 
     @property
@@ -252,7 +252,7 @@ class Experiment:
             orderings=tuple(o for o in claims if {o.better, o.worse, *o.wider_than} <= names),
             # both are about the size here
             note=f"At the paper's size: config `{self.paper_config}`. {self.paper_note}".strip(),
-            second_look="",
+            follow_up="",
         )
 
     def variants_at(self, size: Size) -> tuple[Variant, ...]:

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from scipy import stats
 
-Verdict = Literal["holds", "does not hold", "cannot be told"]
+Verdict = Literal["holds", "does not hold", "inconclusive"]
 
 
 class Judgement(NamedTuple):
@@ -48,7 +48,7 @@ def judge(
     claim "better" holds, or does not hold, if the 95% interval of the mean difference is above, or
     below, 0. With a margin the claim "as good" holds if the interval lies within the margin, and
     does not hold if it lies outside; with `may_be_better`, the margin only limits by how much the
-    first model may be worse. Otherwise the claim cannot be told. A single seed has no interval.
+    first model may be worse. Otherwise the result is inconclusive. A single seed has no interval.
 
     Args:
       better, worse: scores of the two models by seed, in the same order.
@@ -64,5 +64,5 @@ def judge(
         holds, fails = -margin < low and high < most, low > most or high < -margin
     else:
         holds, fails = low > 0, high < 0
-    verdict: Verdict = "holds" if holds else "does not hold" if fails else "cannot be told"
+    verdict: Verdict = "holds" if holds else "does not hold" if fails else "inconclusive"
     return Judgement(verdict, mean, low, high)

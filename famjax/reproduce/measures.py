@@ -202,7 +202,7 @@ class ToyMeasure(Measure):
             scores[f"episodes{of_length}"] = row["episode_accuracy"]
             for name, key in (
                 ("guessing", "chance"),
-                ("the commonest answer", "commonest_accuracy"),
+                ("the most common answer", "commonest_accuracy"),
                 ("the last answer", "last_accuracy"),
             ):
                 if row[key] is not None:

@@ -32,7 +32,7 @@ SMALL = [
     "model.scan_layers=true",
     *("data.batch=2", "data.length=32", "train.steps=2", "optimizer.warmup_steps=0"),
 ]
-GATED = "model.fam_update=gated"
+GATED, SUM = "model.fam_update=gated", "model.fam_update=sum"
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("gated")
     (folder / "train.txt").write_text(tiny.TEXT * 40)
     train(config(folder, "text_fam", GATED), folder / "gated", quiet=True)
-    train(config(folder, "text_fam"), folder / "sum", quiet=True)
+    train(config(folder, "text_fam", SUM), folder / "sum", quiet=True)
     return folder
 
 

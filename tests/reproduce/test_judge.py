@@ -26,12 +26,12 @@ def test_the_interval_is_students():
         ([0.5, 0.4, 0.46], [0.9, 0.8, 0.85], True, 0, "does not hold"),
         # bits per byte: lower is better
         ([0.5, 0.4, 0.46], [0.9, 0.8, 0.85], False, 0, "holds"),
-        ([0.9, 0.1, 0.5], [0.5, 0.4, 0.46], True, 0, "cannot be told"),
+        ([0.9, 0.1, 0.5], [0.5, 0.4, 0.46], True, 0, "inconclusive"),
         # one seed tells nothing, however large the difference
-        ([0.9], [0.1], True, 0, "cannot be told"),
+        ([0.9], [0.1], True, 0, "inconclusive"),
         ([0.5, 0.401, 0.46], [0.501, 0.4, 0.46], True, 0.01, "holds"),
         ([0.9, 0.8, 0.85], [0.5, 0.4, 0.46], True, 0.01, "does not hold"),
-        ([0.9, 0.1, 0.5], [0.5, 0.4, 0.46], True, 0.01, "cannot be told"),
+        ([0.9, 0.1, 0.5], [0.5, 0.4, 0.46], True, 0.01, "inconclusive"),
     ],
 )
 def test_verdicts(better, worse, higher, margin, verdict):

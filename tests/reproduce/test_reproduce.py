@@ -352,13 +352,13 @@ def test_what_was_continued_counts(tmp_path):
         collect(base, cells, mixed=False)
 
 
-def test_a_page_has_a_second_look():
-    experiment = replace(EXPERIMENTS[COPY], second_look="With 2,000 steps both copy all.")
+def test_a_page_has_a_follow_up():
+    experiment = replace(EXPERIMENTS[COPY], follow_up="With 2,000 steps both copy all.")
     result = {"scores": {score.name: 0.5 for score in experiment.scores}, "baselines": {}}
     result |= {"train_seconds": 1, "evaluation_seconds": 1, "parameters": 1, "tokens": 1}
     results = Results(experiment, {"Feedback": {0: {**result, "code": "1", "device": "cpu"}}}, 6)
     page = make_page(results, "figure.png")
-    assert "## A second look\n\nWith 2,000 steps both copy all.\n" in page
+    assert "## Follow-up\n\nWith 2,000 steps both copy all.\n" in page
 
 
 def test_pages_are_no_change_of_the_code(tmp_path, monkeypatch):

@@ -203,7 +203,7 @@ def _count_to_1000() -> Experiment:
 
 
 FT_TABLE_1 = (
-    replace(_COPY, second_look=_COPY_LONGER),
+    replace(_COPY, follow_up=_COPY_LONGER),
     _experiment(
         "reverse",
         "Reverse digits",

@@ -40,7 +40,7 @@ FT_TABLE_3 = Experiment(
     paper_note="The paper finetunes all models for 10,000 more steps at a tenth of the rate, which "
     "is not done here, and learns ends of lines only then, for about 1 perplexity; here they are "
     "in the text from the first step.",
-    second_look="With one seed the Transformer has perplexity 41.0 and Feedback 45.0 at twice the "
+    follow_up="With one seed the Transformer has perplexity 41.0 and Feedback 45.0 at twice the "
     "rate, and 29.3 and 33.4 after twice the steps.",
     minutes=_bytes.MINUTES,
 )

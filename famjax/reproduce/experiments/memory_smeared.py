@@ -5,7 +5,7 @@ from __future__ import annotations
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
 from famjax.reproduce.experiments import _text
 
-_SMEARED = ("model.smeared_keys=true",)
+_OWN, _SMEARED = ("model.smeared_keys=false",), ("model.smeared_keys=true",)
 
 
 def _segments(number: int) -> tuple[str, ...]:
@@ -18,9 +18,9 @@ MEMORY_SMEARED = Experiment(
     source="famjax",
     config="text_bswa",
     variants=(
-        Variant("M0", _segments(0)),
+        Variant("M0", (*_segments(0), *_OWN)),
         Variant("M0 with smeared keys", (*_segments(0), *_SMEARED)),
-        Variant("M1", _segments(1)),
+        Variant("M1", (*_segments(1), *_OWN)),
         Variant("M1 with smeared keys", (*_segments(1), *_SMEARED)),
     ),
     measure=_text.CODE,
