@@ -6,7 +6,7 @@ from famjax.reproduce.measures import CodeMeasure
 
 CODE = CodeMeasure()
 # two layers of width 128, rows of many documents (`make demo-text` explains why)
-PLAIN_SHAPE = (
+SIZE = (
     "model.layers=2",
     "model.mlp_width=512",
     "data.batch=8",
@@ -14,8 +14,9 @@ PLAIN_SHAPE = (
     "train.log_every=20",
     "train.checkpoint_every=250",
 )
+PLAIN_SHAPE = (*SIZE, "model.smeared_keys=false")
 # without smeared keys, models of this size do not even copy from their own window
-SHAPE = (*PLAIN_SHAPE, "model.smeared_keys=true")
+SHAPE = (*SIZE, "model.smeared_keys=true")
 # a memory is only of use to a model that has learned to predict from its own block
 BASE = (
     "model.mixer=bswa",

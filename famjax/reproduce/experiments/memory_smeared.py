@@ -30,7 +30,7 @@ MEMORY_SMEARED = Experiment(
         # a window that can copy has more of a segment
         Ordering("M1 with smeared keys", "M1", wider_than=("M0 with smeared keys", "M0")),
     ),
-    overrides=(*_text.PLAIN_SHAPE, "train.steps=1000"),
+    overrides=(*_text.SIZE, "train.steps=1000"),
     note="Python's standard library; two layers of 128 with blocks of 64 tokens, 1,000 steps of "
     "4,096 tokens from scratch. M0 sees its block, M1 also the one before.",
     minutes=5.0,
