@@ -234,7 +234,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m famjax.demo_finetune", description=__doc__)
     sizes = parser.add_mutually_exclusive_group()
     sizes.add_argument(
-        "--full", action="store_true", help="finetune delta and FAM with three seeds, and the sum"
+        "--full",
+        action="store_true",
+        help="finetune delta and FAM with three seeds, the paper's update, and delta with the key "
+        "anywhere",
     )
     sizes.add_argument(
         "--large", action="store_true", help="use a base of a million parameters and three seeds"

@@ -38,8 +38,8 @@ class Arguments:
     run: tyro.conf.Positional[str]
     """Folder of the run, or of a Hugging Face model."""
     memory: bool = False
-    """Measure instead the size, turn, rank and gates of the memory by block, the attention on it,
-    and the loss without it, along one document of --length tokens."""
+    """Measure instead the size, rotation, rank and gates of the memory by block, the attention on
+    it, and the loss without it, along one document of --length tokens."""
     attention: bool = False
     """Measure instead shares of attention on memory, memory segments, own block by layer and head,
     and how far back the last block's loss depends on tokens, along one document of --length tokens.

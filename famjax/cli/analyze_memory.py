@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _OPENED = 5
 # number of tokens that are shown before a token that opened the gates
 _CONTEXT = 7
-_MEASURES = ("rms", "turn", "rank", "similarity", "mass")
+_MEASURES = ("rms", "rotation", "rank", "similarity", "mass")
 
 
 def measure_memory(
@@ -93,17 +93,19 @@ def show_memory(report: dict[str, Any]) -> None:
     out = Output()
     out.print(f"{report['run']}, step {report['step']:,}")
     table = Table(
-        f"memory along {report['tokens']:,} tokens; means over layers; turn in degrees a block; "
-        "loss in nats, and its rise with the first memory instead",
+        f"memory along {report['tokens']:,} tokens; means over layers; rotation in degrees per "
+        "block; loss in nats, and its increase with the first memory instead",
         ("block", *_MEASURES, *["gates"] * bool(_size(report["gates"])), "loss", "without"),
     )
     for i in _shown(len(report["loss"])):
         cells = [f"{np.mean(report[name][i]):.3g}" for name in _MEASURES]
         if _size(report["gates"]):
             cells.append(f"{np.mean(report['gates'][i]):.2g}")
-        table.add_row(f"{i + 1:,}", *cells, f"{report['loss'][i]:.3f}", f"{report['fresh'][i]:.3f}")
+        table.add_row(
+            f"{i + 1:,}", *cells, f"{report['loss'][i]:.3f}", f"{report['without'][i]:.3f}"
+        )
     out.print(table)
-    slots = np.mean(report["without"], 0)
+    slots = np.mean(report["without_each"], 0)
     worst = ", ".join(f"{i} ({slots[i]:.3g})" for i in np.argsort(-slots)[:_OPENED])
     out.print(f"{report['part']}s whose removal costs most, nats: {worst}")
     for opened in report.get("opened", []):
@@ -126,10 +128,10 @@ def plot_memory(report: dict[str, Any], path: Path) -> None:
     """Plot the measures by block, the gates by part, and the reach of the gradient."""
     figure, axes = new_figure(2, 4, (16, 7))
     part = report["part"]
-    panels = dict(zip(("rms", "turn", "rank", "similarity", "mass"), axes.flat, strict=False))
+    panels = dict(zip(("rms", "rotation", "rank", "similarity", "mass"), axes.flat, strict=False))
     titles = {
         "rms": "size (RMS)",
-        "turn": "turn, degrees a block",
+        "rotation": "rotation, degrees per block",
         "rank": "rank",
         "similarity": f"similarity of {part}s (cosine)",
         "mass": "share of the memory in what is read",
@@ -140,14 +142,14 @@ def plot_memory(report: dict[str, Any], path: Path) -> None:
         for layer, of_layer in zip(report["layers"], values.T, strict=True):
             axis.plot(blocks, of_layer, label=f"layer {layer}", linewidth=1)
         axis.set(title=titles[name], xlabel="block", xscale="log")
-        if name in ("rms", "turn") and values.min() > 0:
+        if name in ("rms", "rotation") and values.min() > 0:
             axis.set_yscale("log")
     axes[0, 0].legend()
     _plot_gates(figure, axes[1, 1], np.array(report["gates"]), report["layers"], part)
     reach = np.array(report["reach"])
     axes[1, 2].plot(np.arange(1, len(reach) + 1), np.maximum(reach, 1e-12))
     axes[1, 2].set(title="gradient of the last block's loss", xlabel="blocks before", yscale="log")
-    axes[1, 3].bar(np.arange(len(report["without"][0])), np.mean(report["without"], 0))
+    axes[1, 3].bar(np.arange(len(report["without_each"][0])), np.mean(report["without_each"], 0))
     axes[1, 3].set(title=f"loss without a {part}, nats", xlabel=part)
     save_figure(figure, path)
 

@@ -89,7 +89,7 @@ class Arguments:
     """Tokens of a row (linear: of the longest row; beam: written). With several for feedback, such
     as 8,16,32,64, only its training step by length is measured, on equally many tokens.
     Default: 1024; feedback 128, mesh 512, linear and eval 16384, beam 64."""
-    turns: int | None = None
+    repetitions: int | None = None
     """Repetitions of each program, interleaved.
     Default: 7; feedback 3; linear, eval, beam and mesh 5."""
     layers: int | None = None
@@ -130,7 +130,9 @@ def run(argv: list[str]) -> int:
     if arguments.name == "delta":
         _bench_delta(model, arguments, console, note)
         return 0
-    sizes = BenchSizes(arguments.batch, arguments.length, arguments.turns, arguments.plot, lengths)
+    sizes = BenchSizes(
+        arguments.batch, arguments.length, arguments.repetitions, arguments.plot, lengths
+    )
     if arguments.name == "linear":
         from famjax.cli import bench_linear
 
@@ -181,11 +183,11 @@ def _fill_sizes(arguments: Arguments) -> tuple[Any, tuple[int, ...]]:
     The arguments have the longest length.
     """
     lengths = _parse_lengths(arguments)
-    sizes = (arguments.batch, max(lengths, default=None), arguments.turns)
+    sizes = (arguments.batch, max(lengths, default=None), arguments.repetitions)
     pairs = zip(sizes, _SIZES[arguments.name], strict=True)
-    batch, length, turns = (default if size is None else size for size, default in pairs)
+    batch, length, repetitions = (default if size is None else size for size, default in pairs)
     given: Any = arguments
-    filled = replace(given, batch=batch, length=length, turns=turns)
+    filled = replace(given, batch=batch, length=length, repetitions=repetitions)
     return filled, lengths if len(lengths) > 1 else ()
 
 
@@ -244,8 +246,8 @@ def _check_sizes(arguments: Any, model: ModelConfig) -> None:
                 f"--{flag} {value}: bench {arguments.name} does not read it, "
                 f"{' and '.join(benches)} {'do' if len(benches) > 1 else 'does'}; leave it out"
             )
-    if arguments.turns < 2:
-        raise UserError(f"--turns {arguments.turns}: a spread needs at least 2")
+    if arguments.repetitions < 2:
+        raise UserError(f"--repetitions {arguments.repetitions}: a spread needs at least 2")
     if arguments.rank < 1:
         raise UserError(f"--rank {arguments.rank}: must be at least 1")
     if arguments.batch < 1:
@@ -289,7 +291,7 @@ def _bench_costs(
         f"{arguments.batch} x {arguments.length}",
         ("block", "FAM", *_COST_COLUMNS),
     )
-    for cost in fam.measure_costs(model, arguments.batch, arguments.length, arguments.turns):
+    for cost in fam.measure_costs(model, arguments.batch, arguments.length, arguments.repetitions):
         note.print(f"measured block {cost.block_len}, FAM {cost.fam_len}")
         table.add_row(str(cost.block_len), str(cost.fam_len), *_cost_cells(cost))
         rows.append(_cost_to_dict(cost))
@@ -307,7 +309,9 @@ def _bench_delta(model: ModelConfig, arguments: Any, console: Output, note: Outp
         ("mixer", "block", *_COST_COLUMNS),
         words=(0,),
     )
-    for cost in delta.measure_costs(model, arguments.batch, arguments.length, arguments.turns):
+    for cost in delta.measure_costs(
+        model, arguments.batch, arguments.length, arguments.repetitions
+    ):
         note.print(f"measured {cost.mixer}, block {cost.block_len}")
         table.add_row(cost.mixer, str(cost.block_len), *_cost_cells(cost))
         rows.append(_cost_to_dict(cost))
@@ -340,7 +344,7 @@ def _bench_long_documents(fam, model: ModelConfig, console: Output, note: Output
 def _bench_evaluation(model: ModelConfig, arguments: Any, console: Output) -> None:
     from famjax.bench import evaluation
 
-    results = evaluation.compare(model, arguments.batch, arguments.length, arguments.turns)
+    results = evaluation.compare(model, arguments.batch, arguments.length, arguments.repetitions)
     if arguments.json:
         print(json.dumps([to_dict(row) for row in results]))
         return
@@ -362,7 +366,7 @@ def _bench_lora(model: ModelConfig, arguments: Any, console: Output) -> None:
     from famjax.bench import lora
 
     model = lora.llama_config(model)
-    sizes = (model, arguments.rank, arguments.batch, arguments.length, arguments.turns)
+    sizes = (model, arguments.rank, arguments.batch, arguments.length, arguments.repetitions)
     results = [lora.compare(*sizes)]
     if lora.has_peers():
         results.append(lora.compare_peft(*sizes))

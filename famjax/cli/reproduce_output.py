@@ -350,8 +350,8 @@ def make_page(results: Results, figure: str) -> str:
         experiment.note,
         "",
         f"{len(each)} of {results.trainings} trainings, {format_time(seconds)} of process time "
-        f"(without that of their bases), on {each[0]['device']}, commit {', '.join(_versions(each))}. "
-        "Means over seeds, ± half of the 95% interval (Student's).",
+        f"(without that of their bases), on {each[0]['device']}, commit "
+        f"{', '.join(_versions(each))}. Means over seeds, ± half of the 95% interval (Student's).",
         "",
         _markdown(
             ["model", "seeds", *_COSTS, *(score.name for score in scores), *_paper_column(results)],

@@ -4,7 +4,7 @@ They are measured in each layer for the memory F after block tau. F has f parts:
 tokens [d], those of a delta-rule memory are its key heads [k e].
 
     rms         sqrt(mean F^2); with the paper's sum as the update it grows with the document
-    turn        angle in degrees between a part of F_tau and the same part of F_{tau-1}, mean over
+    rotation    angle in degrees between a part of F_tau and the same part of F_{tau-1}, mean over
                 parts
     similarity  cosine between two parts of F, mean over pairs
     rank        exp(entropy of s / sum(s)), s the singular values of F [f d], from 1 to min(f, d);
@@ -47,24 +47,24 @@ class MemoryTrace(NamedTuple):
 
     Attributes:
       loss: [n], nats per token.
-      rms, turn, similarity, rank, mass: [n l], see the module.
+      rms, rotation, similarity, rank, mass: [n l], see the module.
       gates: [n l f]; [n 0 f] if the memory's update has no gates.
-      without: [n f], by how much the loss exceeds `loss` if one part is set back to its initial
-        value in all layers before the block.
-      fresh: [n], the same if all parts are set back.
+      without_each: [n f], by how much the loss exceeds `loss` if one part is set back to its
+        initial value in all layers before the block.
+      without: [n], the same if all parts are set back.
       rates: [n w], the mean rate of each token of a block; [n 0] for FAM, which has one gate for
         the whole block.
     """
 
     loss: np.ndarray
     rms: np.ndarray
-    turn: np.ndarray
+    rotation: np.ndarray
     similarity: np.ndarray
     rank: np.ndarray
     mass: np.ndarray
     gates: np.ndarray
+    without_each: np.ndarray
     without: np.ndarray
-    fresh: np.ndarray
     rates: np.ndarray
 
 
@@ -181,7 +181,7 @@ def _trace_blocks(
 
         without = jax.lax.map(loss_without, jnp.concatenate([jnp.eye(f), jnp.ones((1, f))]) > 0)
         measures = (
-            *(_rms(fams), _turn(before, fams), _similarity(fams), _rank(fams)),
+            *(_rms(fams), _rotation(before, fams), _similarity(fams), _rank(fams)),
             mass[:, np.array(stack.memory_layers(state))].reshape(-1),
             gates,
         )
@@ -288,7 +288,7 @@ def _rms(fams: Array) -> Array:
     return jnp.sqrt(jnp.square(fams.reshape(len(fams), -1)).mean(1))
 
 
-def _turn(before: Array, after: Array) -> Array:
+def _rotation(before: Array, after: Array) -> Array:
     """[l f ...], [l f ...] -> [l] in degrees; 0 for parts that were empty."""
     # from the chord, since the arccos of a cosine near 1 has no precision in float32
     chord = jnp.sqrt(jnp.square(_unit(after) - _unit(before)).sum(-1))

@@ -47,7 +47,7 @@ def short_fam(monkeypatch):
 @pytest.mark.slow
 def test_every_size_and_length_is_measured(short_fam, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
-    sizes = ["--batch", "2", "--length", "16", "--turns", "2"]
+    sizes = ["--batch", "2", "--length", "16", "--repetitions", "2"]
     assert main(["bench", "fam", *config_of(TINY, tmp_path), *sizes, "--json"]) == 0
     printed = capsys.readouterr()
     assert "GLIBC_TUNABLES is already set" in printed.err
@@ -66,7 +66,7 @@ def test_a_delta_memory_is_compared_with_windows(blocks, capsys, monkeypatch, tm
     """At each block length; the floor is the ratio of FLOPs."""
     monkeypatch.setattr(delta, "BLOCKS", blocks)
     monkeypatch.setattr(delta, "MIXERS", ("delta",))
-    sizes = ["--batch", "2", "--length", "16", "--turns", "2", "--json"]
+    sizes = ["--batch", "2", "--length", "16", "--repetitions", "2", "--json"]
     model = replace(TINY, layers=2)
     assert main(["bench", "delta", *config_of(model, tmp_path), *sizes]) == 0
     printed = capsys.readouterr()
@@ -87,7 +87,7 @@ def test_every_axis_is_compared_with_one_device(capsys, monkeypatch, tmp_path):
     """Sharding adds communication, and the ratio is that of the times."""
     monkeypatch.setattr(mesh, "bench_meshes", lambda _: [("", 1), ("fsdp", 2), ("sequence", 2)])
     drawn = tmp_path / "mesh.png"
-    sizes = [*config_of(TINY, tmp_path), "--batch", "2", "--length", "8", "--turns", "2"]
+    sizes = [*config_of(TINY, tmp_path), "--batch", "2", "--length", "8", "--repetitions", "2"]
     assert main(["bench", "mesh", *sizes, "--json", "--plot", str(drawn)]) == 0
     printed = capsys.readouterr()
     one, fsdp, sequence = json.loads(printed.out)
@@ -125,7 +125,7 @@ def test_feedback_is_compared_with_other_stacks(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(feedback, "TOKENS", 2)
     monkeypatch.setattr(feedback_peers, "is_installed", lambda: False)
     drawn = tmp_path / "bench.png"
-    sizes = ["--batch", "2", "--length", "6", "--turns", "2", "--width", "16"]
+    sizes = ["--batch", "2", "--length", "6", "--repetitions", "2", "--width", "16"]
     sizes += config_of(SMALL_FEEDBACK, tmp_path)
     assert main(["bench", "feedback", *sizes, "--json", "--plot", str(drawn)]) == 0
     printed = capsys.readouterr()
@@ -152,7 +152,7 @@ def test_feedback_is_compared_with_other_stacks(capsys, monkeypatch, tmp_path):
 def test_steps_are_measured_by_length(capsys, tmp_path):
     """On equally many tokens, with rows for each length (v1 Figure 9)."""
     drawn = tmp_path / "bench.png"
-    sizes = ["--batch", "1", "--length", "4,2", "--turns", "2"]
+    sizes = ["--batch", "1", "--length", "4,2", "--repetitions", "2"]
     sizes += config_of(SMALL_FEEDBACK, tmp_path)
     assert main(["bench", "feedback", *sizes, "--json", "--plot", str(drawn)]) == 0
     printed = capsys.readouterr()
@@ -210,7 +210,7 @@ def test_linear_is_compared_with_other_forms(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(linear, "MAX_SECONDS", 1e-9)
     monkeypatch.setattr(linear_peers, "is_installed", lambda: False)
     drawn = tmp_path / "bench.png"
-    sizes = [*config_of(SMALL_LINEAR, tmp_path), "--length", "60", "--turns", "2"]
+    sizes = [*config_of(SMALL_LINEAR, tmp_path), "--length", "60", "--repetitions", "2"]
     assert main(["bench", "linear", *sizes, "--json", "--plot", str(drawn)]) == 0
     printed = capsys.readouterr()
     report = json.loads(printed.out)
@@ -300,7 +300,7 @@ def test_paper_lengths_are_whole_chunks_plus_generated_tokens():
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (["--turns", "1"], "--turns 1: a spread needs at least 2"),
+        (["--repetitions", "1"], "--repetitions 1: a spread needs at least 2"),
         (["--batch", "0"], "--batch 0: must be at least 1"),
         (["--length", "1000"], "--length 1000: must be a multiple of the largest block, 512"),
         (["--length", "512,1024"], "--length 512,1024: bench fam takes one length"),
@@ -351,7 +351,7 @@ def test_linear_mistakes_are_one_line_errors(capsys):
 
 @pytest.mark.long
 def test_evaluation_is_compared_with_the_bare_pass(capsys, tmp_path):
-    sizes = [*config_of(TINY, tmp_path), "--batch", "2", "--length", "600", "--turns", "2"]
+    sizes = [*config_of(TINY, tmp_path), "--batch", "2", "--length", "600", "--repetitions", "2"]
     assert main(["bench", "eval", *sizes, "--json"]) == 0
     reading, text = json.loads(capsys.readouterr().out)
     assert reading["tokens"] >= 2 * 512
@@ -366,7 +366,7 @@ def test_evaluation_is_compared_with_the_bare_pass(capsys, tmp_path):
 def test_beam_search_is_compared_with_greedy_decoding(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(beam, "MIXERS", ("fam",))
     monkeypatch.setattr(beam, "has_peers", lambda: False)
-    sizes = [*config_of(TINY, tmp_path), "--batch", "2", "--length", "5", "--turns", "2"]
+    sizes = [*config_of(TINY, tmp_path), "--batch", "2", "--length", "5", "--repetitions", "2"]
     assert main(["bench", "beam", *sizes, "--json"]) == 0
     printed = capsys.readouterr()
     report = json.loads(printed.out)

@@ -108,7 +108,7 @@ def analyze_tables() -> Iterator[Table]:
 
 def bench_tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     out: Any = RecordedOutput()
-    asked = SimpleNamespace(batch=16, length=16384, turns=7, rank=64, json=False)
+    asked = SimpleNamespace(batch=16, length=16384, repetitions=7, rank=64, json=False)
     cost = fam.FamCost(512, 64, PAIR, PAIR, 1.125)
     long = fam.LongDocument(1_000_000, 123.4, 121.2, 1_234_567_890, 987_654_321, 1_234_567)
     measured = SimpleNamespace(

@@ -77,7 +77,7 @@ def test_norm_and_rotation() -> None:
         np.testing.assert_allclose(trace().rms[tau], np.sqrt((after**2).mean((1, 2))), rtol=1e-5)
         norms = np.linalg.norm(before, axis=-1) * np.linalg.norm(after, axis=-1)
         degrees = np.rad2deg(np.arccos((before * after).sum(-1) / norms))
-        np.testing.assert_allclose(trace().turn[tau], degrees.mean(-1), rtol=1e-3)
+        np.testing.assert_allclose(trace().rotation[tau], degrees.mean(-1), rtol=1e-3)
 
 
 def test_rank_and_similarity_of_memory_tokens() -> None:
@@ -110,7 +110,7 @@ def test_gates_interpolate_the_update() -> None:
         )
         found = trace_memory(replace(run(), model=nnx.merge(graph, changed)), TOKENS, quiet=True)
         np.testing.assert_allclose(found.gates[1:], opening, atol=1e-6)
-        assert (found.turn[1:] == 0).all() == (opening == 0)
+        assert (found.rotation[1:] == 0).all() == (opening == 0)
 
 
 @pytest.mark.long
@@ -120,8 +120,8 @@ def test_the_sum_update_has_no_gates() -> None:
 
 def test_loss_without_memory_tokens() -> None:
     """In the first block, all memory tokens still have their initial value."""
+    np.testing.assert_allclose(trace().without_each[0], 0, atol=1e-6)
     np.testing.assert_allclose(trace().without[0], 0, atol=1e-6)
-    np.testing.assert_allclose(trace().fresh[0], 0, atol=1e-6)
     model, state, initial = run().model, states()[3], states()[0]
 
     def loss(memory: Any) -> float:
@@ -129,8 +129,8 @@ def test_loss_without_memory_tokens() -> None:
 
     own = state[1].fam
     one = own.at[:, :, 2].set(initial[1].fam[:, :, 2])
-    assert trace().without[3, 2] == pytest.approx(loss(one) - loss(own), abs=1e-6)
-    assert trace().fresh[3] == pytest.approx(loss(initial[1].fam) - loss(own), abs=1e-6)
+    assert trace().without_each[3, 2] == pytest.approx(loss(one) - loss(own), abs=1e-6)
+    assert trace().without[3] == pytest.approx(loss(initial[1].fam) - loss(own), abs=1e-6)
 
 
 def test_a_replaced_memory_token_is_replaced_in_all_previous_fams() -> None:
@@ -264,16 +264,16 @@ def test_measures_of_a_delta_rule_memory() -> None:
     assert trace.gates.shape == (N, 2, 2)
     np.testing.assert_allclose(trace.rms[2], np.sqrt((s**2).mean((1, 2, 3))), rtol=1e-5)
     for layer in range(2):
-        turns, ranks = [], []
+        rotations, ranks = [], []
         for a, b in zip(before[layer], s[layer], strict=True):
             cosine = (a * b).sum() / np.linalg.norm(a) / np.linalg.norm(b)
-            turns.append(np.rad2deg(np.arccos(cosine)))
+            rotations.append(np.rad2deg(np.arccos(cosine)))
             share = np.linalg.svd(b)[1]
             share = share[share > 0] / share.sum()
             ranks.append(np.exp(-(share * np.log(share)).sum()))
-        assert trace.turn[2, layer] == pytest.approx(np.mean(turns), rel=1e-3)
+        assert trace.rotation[2, layer] == pytest.approx(np.mean(rotations), rel=1e-3)
         assert trace.rank[2, layer] == pytest.approx(np.mean(ranks), rel=1e-3)
-    assert (trace.turn[0] == 0).all()  # nothing was there to turn
+    assert (trace.rotation[0] == 0).all()  # nothing was there to rotate
 
 
 def test_rates_are_those_of_the_tokens() -> None:
@@ -288,8 +288,8 @@ def test_rates_are_those_of_the_tokens() -> None:
     run = replace(delta_run(), model=nnx.merge(graph, closed))
     found = trace_memory(run, TOKENS, quiet=True)
     # nothing was written, and nothing is missed
-    zeros = (found.rates, found.gates, found.rms, found.turn, found.similarity, found.mass)
-    for measure in (*zeros, found.fresh):
+    zeros = (found.rates, found.gates, found.rms, found.rotation, found.similarity, found.mass)
+    for measure in (*zeros, found.without):
         assert (measure == 0).all()
     assert (found.rank == 1).all()
 
@@ -336,9 +336,9 @@ def test_loss_without_a_head_of_the_memory() -> None:
 
     own = state[1].s
     assert trace.loss[3] == pytest.approx(loss(own), rel=1e-5)
-    assert trace.fresh[3] == pytest.approx(loss(0 * own) - loss(own), abs=1e-6)
+    assert trace.without[3] == pytest.approx(loss(0 * own) - loss(own), abs=1e-6)
     one = loss(own.at[:, :, 1].set(0)) - loss(own)
-    assert trace.without[3, 1] == pytest.approx(one, abs=1e-6)
+    assert trace.without_each[3, 1] == pytest.approx(one, abs=1e-6)
     assert abs(one) > 1e-5
 
 

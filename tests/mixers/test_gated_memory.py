@@ -91,6 +91,35 @@ def test_a_memory_of_the_other_update_is_rejected(
         assert "belongs to another model" in last_line(capsys)
 
 
+@pytest.mark.parametrize("other", ["sum", "static"])
+def test_a_gated_memory_is_rejected_by_other_updates(
+    other: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text, memory = str(folder / "train.txt"), str(tmp_path / "x.memory")
+    assert main(["generate", str(folder / "gated"), "--read", text, "--state-out", memory]) == 0
+    given = [str(folder / "sum"), str(tmp_path / "new"), "--to", "keep"]
+    assert main(["convert", *given, f"model.fam_update={other}"]) == 0
+    arguments = ["generate", str(tmp_path / "new"), "--state-in", memory, "--prompt", "a"]
+    assert main(arguments) == 2
+    assert "belongs to another model" in last_line(capsys)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("--to fam model.fam_max_timescale=100", "such a gate would never open"),
+        ("--to bswa model.fam_update=gated", "model.fam_update: has no effect with"),
+    ],
+)
+def test_conversions_reject_what_no_model_can_use(
+    given: str, said: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = tmp_path / "new"
+    assert main(["convert", str(folder / "gated"), str(made), *given.split()]) == 2
+    assert said in last_line(capsys)
+    assert not made.exists()
+
+
 def test_a_memory_of_another_threshold_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
