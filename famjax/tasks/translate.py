@@ -6,16 +6,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from famjax.config.schema import Config
+from famjax.config.derived import is_segmented
+from famjax.config.schema import Config, ModelConfig
 from famjax.core.errors import multiples
 from famjax.data.pair_rows import Lengths, PairSource
 from famjax.data.pairs import Pairs
 from famjax.data.sources import Source, Split
+from famjax.mixers import mixer_specs
 from famjax.tasks.task import EvaluationTask, Task
 from famjax.tokenizers.tokenizer import Tokenizer
 
 # options of `famjax eval` for the pairs and the search
 _SEARCH = ("examples", "beam", "length_penalty", "no_repeat_ngram", "tune", "max_tokens")
+
+
+def _target_block(model: ModelConfig) -> int:
+    """Return the number of tokens that the start of a target in a row is a multiple of.
+
+    Full and linear attention start a target anywhere.
+    """
+    blockwise = any(spec.is_blockwise for spec in mixer_specs(model)) or is_segmented(model)
+    return model.block_len if blockwise else 1
 
 
 class TranslateTask(Task):
@@ -50,7 +61,9 @@ class TranslateTask(Task):
         self, config: Config, tokenizer: Tokenizer, split: Split, checked: Path | None
     ) -> Source:
         data = config.data
-        lengths = Lengths(data.source_length or data.length, data.length, config.model.block_len)
+        lengths = Lengths(
+            data.source_length or data.length, data.length, _target_block(config.model)
+        )
         return PairSource(Pairs(data.source, data.target), tokenizer, lengths, config.seed)
 
     def eval_options(self, config: Config, source: Any, capacity: int | None) -> str | None:

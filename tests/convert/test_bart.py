@@ -13,14 +13,17 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from flax import nnx
 
 from famjax.convert.folder import convert
 from famjax.core.errors import UserError
 from famjax.data.pair_rows import Lengths, encode_pair, write_row
 from famjax.eval.sampling import Sampling
 from famjax.eval.translator import Translator
+from famjax.experiment.load import load_config
 from famjax.export.export import export
 from famjax.tokenizers.load import load_tokenizer
+from famjax.train.loop import train
 from famjax.train.run import open_run
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -150,6 +153,32 @@ def test_samples_begin_with_the_first_id(run: Path) -> None:
     Translator(opened, sampling=sampling, batch=len(TEXTS), max_tokens=6).translate(TEXTS)
     assert {ids[0] for ids in seen} == {BOS}
     assert len({tuple(ids) for ids in seen}) > 1
+
+
+@pytest.mark.long
+def test_merged_adapters_are_exported_as_a_bart(run: Path, tmp_path: Path) -> None:
+    """With adapters in the encoder and in both attentions; transformers then has our texts."""
+    for name, words in (("source", "a dog"), ("target", "Ça do")):
+        (tmp_path / name).write_text(f"{words}\n" * 8)
+    files = [f"data.{name}={tmp_path / name}" for name in ("source", "target")]
+    shape = ["data.task=translate", "data.layout=pairs", "data.length=48", "data.source_length=24"]
+    steps = ["data.batch=2", "train.steps=30", "optimizer.learning_rate=0.1"]
+    given = [f"init={run}", "model.lora.rank=2", *files, *shape, *steps]
+    tuned = train(load_config("text_fam", given), tmp_path / "tuned", quiet=True)
+    adapters = nnx.to_flat_state(nnx.state(tuned.model, nnx.PathContains("b")))
+    changed = {str(path) for path, b in adapters if np.abs(np.asarray(b[...])).max() > 0}
+    for part in ("encoder", "cross", "mixer"):
+        assert any(part in path for path in changed)
+
+    export(tmp_path / "tuned", tmp_path / "bart", "hf")
+    tokenizer = transformers.BartTokenizer.from_pretrained(tmp_path / "bart")
+    model = transformers.BartForConditionalGeneration.from_pretrained(tmp_path / "bart").eval()
+    ours = Translator(tuned, 1, max_tokens=20).translate(TEXTS[:3])
+    before = Translator(open_run(run), 1, max_tokens=20).translate(TEXTS[:3])
+    assert [each.text for each in ours] != [each.text for each in before]
+    for text, found in zip(TEXTS, ours, strict=False):
+        theirs = model.generate(**tokenizer(text, return_tensors="pt"), max_new_tokens=20)
+        assert found.text == tokenizer.decode(theirs[0], skip_special_tokens=True)
 
 
 @pytest.mark.long

@@ -33,7 +33,9 @@ from famjax.experiment.checks import validate
 from famjax.experiment.load import load_config, override
 from famjax.export.export import export
 from famjax.parallel.sharding import path_name
+from famjax.pipeline import make_source
 from famjax.tasks.task import Request
+from famjax.tokenizers.load import load_tokenizer
 from famjax.train.loop import train
 from famjax.train.metrics import read_metrics
 from famjax.train.partition import inference_config, partition_trainable
@@ -345,6 +347,18 @@ def test_adapters_of_an_encoder_decoder_merge_to_the_same_model(tmp_path: Path) 
     for ours, other in zip(before, after, strict=True):
         assert ours.text == other.text
         assert ours.score == pytest.approx(other.score, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("mixer", "block"), [("full", 1), ("linear", 1), ("bswa", 8), ("full,bswa", 8)]
+)
+def test_targets_are_aligned_only_for_layers_that_read_blocks(
+    mixer: str, block: int, tmp_path: Path
+) -> None:
+    keys = (f"model.mixer={mixer}", "model.layers=2", "model.block_len=8")
+    run = config(tmp_path, *keys)
+    tokenizer = load_tokenizer(run.data.tokenizer)
+    assert make_source(run, tokenizer).lengths.block == block
 
 
 def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
