@@ -6,7 +6,7 @@
 
 Shape, tokenizer and weights come from `init`. Each of the 8 rows reads one document from beginning
 to end, 2,048 tokens a step, and the memory is carried from step to step (docs/finetune.md). The
-cost of writing is for the delta rule; leave it out with a FAM.
+write penalty is for the delta rule; leave it out with a FAM.
 
 Chosen here: AdamW at 2e-4, a usual rate for LoRA and not measured with this one; the demos'
 models, of 0.15 and 1.1 million parameters, take 5e-3.

@@ -120,7 +120,7 @@ class TunedModel:
 # then to keep it. All attend to one previous block in each layer, and differ only in their memory.
 _WINDOW = ("model.memory_segments=1",)
 _BSWA = TunedModel("BSWA", "bswa", _WINDOW)
-# a memory that pays for writing leaves out filler, which could overwrite a key (docs/memory.md)
+# with a write penalty, a memory leaves out filler, which could overwrite a key (docs/memory.md)
 _DELTA = TunedModel("DELTA", "delta", _WINDOW, ("train.write_loss=0.1",))
 # the key anywhere in a row of 15 blocks; all other models find it at a document's beginning
 _ANYWHERE = replace(

@@ -144,7 +144,7 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry("gates", "initial timescales, and the paper's sum", "memory-timescales"),
         Entry("lengths", "short documents among long ones", "memory-lengths"),
         Entry("lanes", "rows, reach of the gradient, parts", "memory-lanes"),
-        Entry("writes", "a cost of writing, FAM and delta rule", "memory-writes"),
+        Entry("writes", "a write penalty, FAM and delta rule", "memory-writes"),
         Entry("keys", "one of four named keys", "memory-keys"),
         Entry("copying", "smeared keys", "memory-smeared"),
     ),

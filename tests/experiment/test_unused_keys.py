@@ -177,6 +177,6 @@ def test_documented_commands_have_no_unused_keys(command: str) -> None:
     # keys for `init` and its stage need a folder that does not exist here
     needs_init = ("init=", "train.only=", "train.match=")
     given = [w.strip("'\"") for w in words if re.match(r"[a-z0-9_.]+=", w) and "..." not in w]
-    # as converted: a cost of writing is for models with a memory
+    # as converted: a write penalty is for models with a memory
     converted = ["model.mixer=delta"] if "init=" in command and "write_loss" in command else []
     load_config(name, [*converted, *(w for w in given if not w.startswith(needs_init))])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
 from famjax.reproduce.measures import PasskeyMeasure
 
-# FAM has no use for a cost of writing: with it, its gates never open (docs/memory.md)
+# FAM has no use for a write penalty: with it, its gates never open (docs/memory.md)
 _FAM = ("model.mixer=fam", "train.write_loss=0.0")
 
 MEMORY_KEYS = Experiment(

@@ -1,4 +1,4 @@
-"""What FAM and a delta-rule memory keep with and without a cost of writing (`train.write_loss`)."""
+"""What FAM and a delta-rule memory keep with and without a write penalty (`train.write_loss`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _DELTA = ("model.mixer=delta",)
 
 MEMORY_WRITES = Experiment(
     id="memory-writes",
-    title="A cost of writing",
+    title="A write penalty",
     source="famjax",
     config="passkey",
     variants=(
