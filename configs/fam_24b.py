@@ -4,8 +4,8 @@
         model.block_len=1024 model.memory_segments=3
     famjax train fam_24b init=FOLDER data.files='flan/*.jsonl.gz'
 
-FOLDER holds pretrained weights, and determines shape and tokenizer; the settings of the first
-command are the paper's memory, where a conversion has the gated update by default. The paper's
+FOLDER holds pretrained weights, and determines shape and tokenizer. The settings in the first
+command give the paper's memory; by default a conversion uses the gated update. The paper's
 weights, vocabulary and instruction data are not public, so do not expect the numbers below. Without
 init, and with model.lora.rank=0 data.tokenizer=FILE, this shape trains from scratch.
 

@@ -5,7 +5,7 @@
 
 Shape, tokenizer and weights come from `init`, which may also be a run of your own. The data is text
 files, or .jsonl with {"messages": [...]}, {"prompt": ..., "response": ...} or {"text": ...} on each
-line; in conversations only the answers are learned.
+line; in conversations only the assistant's messages have a loss.
 
 From the paper: adapters of rank 64; Adafactor at a constant rate (3e-3 for 8B, 1e-4 for 1B);
 rows packed to 8.5k tokens, of which 256 are repeated at the end with weight 0.1; RSP 0.8, RPO.

@@ -6,10 +6,10 @@
 
 Shape, tokenizer and weights come from `init`. Each of the 8 rows reads one document from beginning
 to end, 2,048 tokens a step, and the memory is carried from step to step (docs/finetune.md). The
-write penalty is for the delta rule; leave it out with a FAM.
+write penalty, train.write_loss, is for the delta rule; leave it out with FAM.
 
-Chosen here: AdamW at 2e-4, a usual rate for LoRA and not measured with this one; the demos'
-models, of 0.15 and 1.1 million parameters, take 5e-3.
+Chosen here: AdamW at 2e-4, a usual learning rate for LoRA, not tuned for this config; the demos'
+models, of 0.15 and 1.1 million parameters, use 5e-3.
 
 Cost: depends on your model, not measured
 Expected: depends on your model and text; this config was not measured

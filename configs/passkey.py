@@ -45,7 +45,8 @@ def config() -> Config:
             fam_len=16,
             # the paper's update, a sum, forgets: see docs/memory.md
             fam_update="gated",
-            # lets a digit of the key be found by the digit before it, anywhere in a block
+            # blends each key with the previous token's, so that a query can find a digit of the
+            # passkey by the digit before it, at any position in a block
             smeared_keys=True,
             # two layers compile quickly even unrolled, and then run a fifth faster on a CPU
             scan_layers=False,
@@ -65,7 +66,8 @@ def config() -> Config:
                 multiple=1,
                 start_length=96,
                 max_length=4096,
-                # documents get longer when the model knows the short ones, of which a step has many
+                # curriculum: documents grow when the accuracy on the current lengths reaches this;
+                # a step has many of the short ones
                 threshold=0.95,
                 ask_every=64,
                 # equal to max_length: the key may be anywhere in a document

@@ -17,7 +17,7 @@ def config() -> Config:
         {
             "name": "passkey_named",
             "model.mixer": "delta",
-            # two have to learn for much longer to tell the keys apart
+            # with two layers, distinguishing the named keys takes far more steps
             "model.layers": 3,
             "data.passkey.keys": 4,
             "data.passkey.min_length": 97,

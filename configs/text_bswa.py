@@ -5,8 +5,9 @@
     famjax train text_bswa data.files=TRAIN data.tokenizer=sp2048.model data.holdout=0 \
         train.steps=2850 name=books_bswa_2850
 
-Reads bytes in lanes: each of the 4 rows follows one document from beginning to end, and its memory
-is carried from step to step. A block of 64 sees itself and the block before.
+Reads bytes in lanes: each of the 4 rows reads one document from beginning to end, and its memory
+is carried from step to step. A block of 64 tokens attends to itself and to the previous block (one
+memory segment).
 
 Cost: third command: 18 minutes on one core.
 Expected: third command: 1.706 bits per byte of three books, where TRAIN is 33 other books and

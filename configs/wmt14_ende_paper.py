@@ -15,9 +15,9 @@ Command:  famjax tokenizer train train.en train.de --vocab-size 32000 --out join
           famjax train wmt14_ende_paper model.stack=feedback model.feedback.span=512 \
               optimizer.learning_rate=1e-3 name=wmt14_ende_paper_feedback
 Cost:     needs accelerators; not run here
-Expected: tokenized BLEU (compounds split) 29.5 with the Feedback Transformer's decoder, 28.3 with
-          one layer of it; of a Transformer 29.3 (Ott et al., 2018), with one layer 27.3 (Table 2,
-          Figure 4)
+Expected: tokenized BLEU (compounds split) 29.5 with the Feedback Transformer's decoder, 28.3 if it
+          has one layer; 29.3 with a Transformer's (Ott et al., 2018), 27.3 if that has one layer
+          (Table 2, Figure 4)
 
 A step has 460,000 target tokens (T2R A.1.2). The Feedback Transformer's paper gives a learning rate
 of 1e-3 and no number of steps; the steps are those of T2R's Table 5. Its layers share keys and

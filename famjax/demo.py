@@ -315,7 +315,7 @@ def by_table(results: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]
 
 def table(demo: Demo, results: Sequence[dict[str, Any]]) -> Table:
     """Return the table of retrieved keys by model and length."""
-    columns = ("tokens", *(result["name"] for result in results), "texts")
+    columns = ("tokens", *(result["name"] for result in results), "documents")
     out = Table("Whole keys retrieved, by tokens", columns)
     for i, length in enumerate(demo.lengths):
         rows = [result["rows"][i] for result in results]

@@ -485,7 +485,7 @@ def table(demo: FinetuneDemo, results: Sequence[dict[str, Any]]) -> Table:
         out.add_row(format_count(length), *shares)
     out.add_rule()
     best = (max(row["key_accuracy"] for row in r["before"]["passkey"]) for r in results)
-    out.add_row("most before finetuning", *(f"{share:.0%}" for share in best))
+    out.add_row("best length, before finetuning", *(f"{share:.0%}" for share in best))
     for name, _ in demo.base.held_out:
         bits = (f"{r['pretrained'][name]:.3f}" for r in results)
         out.add_row(f"{name}, bits per byte pretrained", *bits)

@@ -328,7 +328,7 @@ def table(
     """Return the table of bits per byte."""
     numbers = [str(seed) for seed in range(demo.seeds)]
     columns = ("model", "steps", "s/step", *numbers, "mean", "gain")
-    columns = (*columns, "against BSWA, steps", "time")
+    columns = (*columns, "minus BSWA, equal steps", "minus BSWA, equal time")
     out = Table(
         f"Bits per byte of held-out {demo.texts.name}, by seed",
         columns,

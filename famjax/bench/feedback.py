@@ -347,7 +347,7 @@ def _models_with_span(model: ModelConfig, span: int) -> dict[str, ModelConfig]:
     return {
         "transformer": replace(model, stack="transformer", feedback=replace(c, shared_kv=False)),
         "feedback": feedback,
-        "feedback, memory kept": replace(feedback, feedback=replace(c, cache="memory")),
+        "feedback, memory cached": replace(feedback, feedback=replace(c, cache="memory")),
     }
 
 

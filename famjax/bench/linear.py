@@ -283,7 +283,7 @@ def bench_models(model: ModelConfig, length: int) -> dict[str, ModelConfig]:
     def linear(kind: Any) -> ModelConfig:
         return replace(model, mixer="linear", linear=replace(model.linear, map=kind, rope=False))
 
-    maps = {MERGED: linear("relu"), "T2R, map apart": linear("relu")}
+    maps = {MERGED: linear("relu"), "T2R, map not merged": linear("relu")}
     maps |= {"elu": linear("elu"), "rfa": linear("rfa")}
     return {"transformer": replace(model, mixer="full", capacity=length)} | maps
 

@@ -41,9 +41,9 @@ class Arguments:
     """Measure instead the size, rotation, rank and gates of the memory by block, the attention on
     it, and the loss without it, along one document of --length tokens."""
     attention: bool = False
-    """Measure instead shares of attention on memory, memory segments, own block by layer and head,
-    and how far back the last block's loss depends on tokens, along one document of --length tokens.
-    With --plot, draw the last block's maps."""
+    """Measure instead how the attention of each layer and head is divided among memory, memory
+    segments and the block itself, and how far back the last block's loss depends on tokens, along
+    one document of --length tokens. With --plot, draw the attention maps of the last block."""
     teacher: str = ""
     """Folder of the run it was converted from; adds the distance to its attention on this text."""
     tasks: str = "text:holdout"
@@ -56,7 +56,7 @@ class Arguments:
     length: int = 512
     """Number of tokens of an example, a contiguous part of one document."""
     examples: int | None = None
-    """Number of examples, taken from documents in turn, processed one at a time. Default: 16."""
+    """Number of examples, taken round robin from the documents, one at a time. Default: 16."""
     json: bool = False
     """Print one JSON object, with every head, instead of a table."""
     plot: str = ""

@@ -94,7 +94,7 @@ def show_memory(report: dict[str, Any]) -> None:
     out.print(f"{report['run']}, step {report['step']:,}")
     table = Table(
         f"memory along {report['tokens']:,} tokens; means over layers; rotation in degrees per "
-        "block; loss in nats, and its increase with the first memory instead",
+        "block; loss in nats, and its increase with the memory at its initial value",
         ("block", *_MEASURES, *["gates"] * bool(_size(report["gates"])), "loss", "without"),
     )
     for i in _shown(len(report["loss"])):

@@ -83,21 +83,21 @@ class Arguments:
     config: str = ""
     """Take the model's shape from this config instead of a small one."""
     batch: int | None = None
-    """Rows of the training step and of the streaming call.
+    """Batch size: rows per training step and per streaming call.
     Default: 16; feedback 32, linear 2, eval and mesh 8, beam 4."""
     length: str = ""
-    """Tokens of a row (linear: of the longest row; beam: written). With several for feedback, such
-    as 8,16,32,64, only its training step by length is measured, on equally many tokens.
+    """Tokens per row (linear: the maximum; beam: tokens generated). Several lengths for feedback,
+    such as 8,16,32,64, time only training steps of each length, with equal numbers of tokens.
     Default: 1024; feedback 128, mesh 512, linear and eval 16384, beam 64."""
     repetitions: int | None = None
     """Repetitions of each program, interleaved.
     Default: 7; feedback 3; linear, eval, beam and mesh 5."""
     layers: int | None = None
-    """Layers for feedback. Default: the shape's."""
+    """Number of layers, for feedback only. Default: that of the model."""
     width: int | None = None
-    """Width for feedback. Default: the shape's."""
+    """Model width, for feedback only. Default: that of the model."""
     span: int | None = None
-    """Attention span for feedback. Default: the shape's."""
+    """Attention span, for feedback only. Default: that of the model."""
     plot: str = ""
     """Plot to this .png, .svg or .pdf file, for feedback, linear and mesh."""
     rank: int = 64
@@ -243,8 +243,8 @@ def _check_sizes(arguments: Any, model: ModelConfig) -> None:
         is_given = (value := getattr(arguments, flag)) != getattr(Arguments, flag)
         if is_given and arguments.name not in benches:
             raise UserError(
-                f"--{flag} {value}: bench {arguments.name} does not read it, "
-                f"{' and '.join(benches)} {'do' if len(benches) > 1 else 'does'}; leave it out"
+                f"--{flag} {value}: is only for bench {', '.join(benches)}, not for "
+                f"{arguments.name}; leave it out"
             )
     if arguments.repetitions < 2:
         raise UserError(f"--repetitions {arguments.repetitions}: a spread needs at least 2")
@@ -349,9 +349,9 @@ def _bench_evaluation(model: ModelConfig, arguments: Any, console: Output) -> No
         print(json.dumps([to_dict(row) for row in results]))
         return
     table = Table(
-        f"Evaluation against the bare forward pass, {model.mixer} of {model.layers} layers, width "
-        f"{model.width}, {arguments.batch} documents of {arguments.length:,} tokens; floor 1",
-        ("", "bare, tokens/s", "evaluation", "share", "median"),
+        f"Evaluation against the forward pass alone, {model.mixer}, {model.layers} layers, width "
+        f"{model.width}, {arguments.batch} documents of {arguments.length:,} tokens; upper bound 1",
+        ("", "forward, tokens/s", "evaluation, tokens/s", "ratio", "median"),
         words=(0,),
     )
     for row in results:
@@ -380,16 +380,16 @@ def _bench_lora(model: ModelConfig, arguments: Any, console: Output) -> None:
         )
         return
     table = Table(
-        f"Adapters of rank {arguments.rank} against training everything, a Llama of {model.layers} "
+        f"Adapters of rank {arguments.rank} against training all weights, Llama, {model.layers} "
         f"layers, width {model.width}, {arguments.batch} x {arguments.length} tokens, AdamW; "
-        f"floor of the ratio {least:.3f}",
+        f"lower bound of the ratio by FLOPs {least:.3f}",
         ("", "trained", "optimizer", "temporary", "step s", "ratio", "median"),
         words=(0,),
     )
     for row in results:
         for way, footprint, seconds in (
             ("adapters", row.adapters, row.time.first),
-            ("everything", row.everything, row.time.second),
+            ("all weights", row.everything, row.time.second),
         ):
             ours = way == "adapters"
             table.add_row(

@@ -35,9 +35,9 @@ def run(
 
 def _costs_table(costs: list[bench.BeamCost], model: ModelConfig, sizes: BenchSizes) -> Table:
     table = Table(
-        f"Beam search of {bench.BEAMS} beams, {_shape(model, sizes)}: tokens/s of each hypothesis, "
-        "and its share of greedy decoding of as many rows, and of one hypothesis a row",
-        ("", "beam", "greedy", "share", "median", "greedy, one a row", "share", "median"),
+        f"Beam search with {bench.BEAMS} beams, {_shape(model, sizes)}: tokens/s per hypothesis, "
+        "and the ratio to greedy decoding with as many hypotheses, and with one hypothesis per row",
+        ("", "beam", "greedy", "ratio", "median", "greedy, one per row", "ratio", "median"),
         words=(0,),
     )
     for cost in costs:
@@ -60,9 +60,9 @@ def _costs_table(costs: list[bench.BeamCost], model: ModelConfig, sizes: BenchSi
 
 def _peer_table(peer: bench.BeamPeer, model: ModelConfig, sizes: BenchSizes) -> Table:
     table = Table(
-        f"Beam search of transformers against famjax, a Llama of {_shape(model, sizes)}, its "
-        "prompts included",
-        ("its tokens/s", "ours", "speedup", "median", "same hypotheses"),
+        f"Beam search of transformers against famjax, a Llama of {_shape(model, sizes)}, including "
+        "the prompts",
+        ("transformers, tokens/s", "famjax", "speedup", "median", "same hypotheses"),
     )
     written = sizes.batch * bench.BEAMS * sizes.length
     table.add_row(

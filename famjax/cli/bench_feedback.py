@@ -119,10 +119,11 @@ def _training_table(
     steps: list[bench.TrainingStep], rows: Pair, apart: float, model: ModelConfig, sizes: BenchSizes
 ) -> Table:
     table = Table(
-        f"Training step, {_shape(model)}, {sizes.batch} x {sizes.length} tokens. Products of "
-        f"{sizes.batch} rows, as in the loop, take {rows.ratio:.2f} times as long as over all "
-        f"tokens in parallel; gradients differ from plain autodiff's by {apart:.1e} of their range",
-        ("", "s", "/ transformer", "median", "/ swa", "FLOPs", "temporary", "last sweep"),
+        f"Training step, {_shape(model)}, {sizes.batch} x {sizes.length} tokens. Matrix products "
+        f"with {sizes.batch} rows, as in the scan over tokens, take {rows.ratio:.2f} times as long "
+        "as with all tokens at once; gradients differ from those of plain autodiff by at most "
+        f"{apart:.1e} of their range",
+        ("", "s", "/ transformer", "median", "/ swa", "FLOPs ratio", "temporary", "last sweep"),
         words=(0,),
     )
     for step in steps:
@@ -183,9 +184,9 @@ def _generation_table(rows: list[bench.Generation], model: ModelConfig) -> Table
 def _peers_table(rows: list[peers.FeedbackPeer], model: ModelConfig, sizes: BenchSizes) -> Table:
     table = Table(
         f"Forward and backward, {peers.NAME} against famjax, {model.layers} layers, "
-        f"{sizes.batch} x {sizes.length} tokens, aim {peers.AIM:.0f}; it differs in: "
-        f"{peers.DIFFERENCES}; without these, logits differ by the last column",
-        ("width", "its s", "ours s", "speedup", "median", "difference"),
+        f"{sizes.batch} x {sizes.length} tokens, aim {peers.AIM:.0f}; the package differs in: "
+        f"{peers.DIFFERENCES}; without these, the difference of the logits is in the last column",
+        ("width", "package s", "famjax s", "speedup", "median", "difference"),
     )
     for row in rows:
         table.add_row(

@@ -112,7 +112,7 @@ def _attention_aims(rows: list[Attention]) -> list[str]:
 def _peers_table(rows: list[peers.LinearPeer]) -> Table:
     table = Table(
         f"{peers.NAME} against the chunkwise form, forward and backward, equal features",
-        ("tokens", "its ms", "ours ms", "speedup", "median", "difference"),
+        ("tokens", "package ms", "famjax ms", "speedup", "median", "difference"),
     )
     for row in rows:
         table.add_row(

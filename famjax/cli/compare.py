@@ -36,10 +36,10 @@ class Arguments:
     runs: tyro.conf.Positional[tuple[str, ...]]
     """Folders of two or more evaluated runs, the reference first."""
     plot: str = ""
-    """Plot the loss on texts by position, and right answers by length, to this file."""
+    """Plot the loss on texts by position, and the accuracy by document length, to this file."""
     segments: str = ""
-    """Plot all scores, each divided by the best run's, by number of memory segments to this file
-    (TransformerFAM, Figure 4)."""
+    """Plot the scores against the number of memory segments to this file, each score divided by
+    that of the best run (TransformerFAM, Figure 4)."""
 
 
 def run(argv: list[str]) -> int:

@@ -21,10 +21,11 @@ from famjax.processes import runtime
 class Arguments:
     """Convert a pretrained Hugging Face folder, or a famjax run, to a model with another attention.
 
-    Every weight is kept. New parameters are the FAM's prompt, which is initialized with rows of the
-    embedding, and the feature maps of t2r, which are initialized at random. Give sizes of the new
-    attention as overrides after the flags: model.block_len=512, model.fam_len=64,
-    model.memory_segments=2, model.linear.map=elu.
+    All weights are kept. New parameters are those of a memory (for FAM its prompt, initialized with
+    rows of the embedding, and its gates; for the delta rule write rates, key smearing and gains)
+    and the feature maps of t2r, initialized at random. Give sizes of the new attention as overrides
+    after the flags: model.block_len=512, model.fam_len=64, model.memory_segments=2,
+    model.linear.map=elu.
     """
 
     source: tyro.conf.Positional[str]

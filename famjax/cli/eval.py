@@ -49,8 +49,8 @@ class Arguments:
     Default: 256,1024,4096,16384 (passkey), 1024,4096,16384 (RULER), data.toy.test_steps (toy)."""
     examples: int | None = None
     """Number of documents or episodes of each length. Default: 20, or 1000 for toy tasks.
-    For files with questions, documents in all, of a collection's sets in turn; for lm_eval,
-    questions per task. Default: all."""
+    For files with questions, the total number of documents, taken round robin from a collection's
+    data sets; for lm_eval, questions per task. Default: all."""
     questions: int | None = None
     """Number of questions about each document, which is read once.
     Default: 1, or all for questions in files."""
@@ -58,10 +58,11 @@ class Arguments:
     """File with the facts for babilong (a file of bAbI, such as
     qa1_single-supporting-fact_test.txt), qa_1 (a JSON file of SQuAD) or qa_2 (one of HotpotQA)."""
     ablate: str = ""
-    """Evaluate passkeys, documents with questions, and texts also without a part of the memory:
-    reset: reset the whole state at every block (texts: always);
+    """Ablations, separated by commas, with which passkeys, documents with questions, and texts are
+    evaluated once more:
+    reset: reset the whole state at every block (always done for texts);
     memory: keep FAM, or another memory, at its initial value;
-    segments: no memory segments. Several separated by commas."""
+    segments: no memory segments."""
     skip_broken: bool = False
     """Leave out lines that cannot be read in files with questions, and report how many."""
     shots: int | None = None
@@ -81,7 +82,8 @@ class Arguments:
     Default: twice the source's, rounded up to a multiple of 16, plus 16, but at most the
     longest target in training."""
     tokenized: bool = False
-    """Take the files of translate as already tokenized, as by Moses: BLEU keeps their tokens."""
+    """The files of translate are already tokenized, for example by Moses, so that BLEU does not
+    tokenize them again."""
     window: int | None = None
     """Evaluate texts in windows of this many tokens, each with an empty memory, instead of whole.
     In files with questions, read only this many tokens from the end, with question and answer."""
@@ -179,7 +181,7 @@ def evaluate(
         except KeyboardInterrupt:
             if folder and folder.exists():
                 kept = f"results of finished tasks are in {folder}"
-                print(f"{kept}; answers kept there are not asked again", file=sys.stderr)
+                print(f"{kept}; questions answered there are not asked again", file=sys.stderr)
             raise
         if task.group == "passkey":
             report["passkey"] = result

@@ -349,7 +349,7 @@ def toy_table(toy: dict[str, Any]) -> Table:
     columns = ("steps", "episodes", "whole episodes", "answers", f"always {first['commonest']}")
     table = Table(
         f"{toy['task']} (guessing gets {first['chance']:.1%} of answers)",
-        (*columns, "as last time", "tokens/s"),
+        (*columns, "repeat last answer", "tokens/s"),
     )
     for row in toy["rows"]:
         table.add_row(

@@ -24,7 +24,7 @@ def eval_folder(run: str) -> Path | None:
     """
     folder = expanded(run) / "eval"
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: is in the way of the results; remove it")
+        raise UserError(f"{folder}: is not a folder, and results are written there; remove it")
     if os.access(folder if folder.exists() else folder.parent, os.W_OK):
         return folder
     print(

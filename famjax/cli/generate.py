@@ -57,8 +57,8 @@ class Arguments:
     state_in: str | None = None
     """Start from the memory in this file, which --state-out saved."""
     small_cache: bool = False
-    """Cache memories instead of keys and values: less memory, more compute.
-    For the stacks feedback and transformer."""
+    """Cache the memory vector of each token instead of its keys and values: less memory, more
+    compute. For the stacks feedback and transformer."""
     max_tokens: int | None = None
     """Maximum number of tokens to write. Default: 256; for a model with an encoder
     twice the source's, rounded up to a multiple of 16, plus 16, but at most the longest

@@ -42,7 +42,7 @@ VERBS = {
     "export": "export a run for Hugging Face's transformers, Orbax or StableHLO",
     "tokenizer": "train a SentencePiece model, or make a word list, from text files",
     "plan": "estimate memory and time of a job on TPUs or GPUs without having them",
-    "reproduce": "run experiments of the papers, and print them beside the papers' figures",
+    "reproduce": "run experiments of the papers, and print the results next to the papers' numbers",
     "bench": "measure time and memory of layers, evaluation, beam search and meshes",
     "doctor": "show versions, devices, memory and missing packages",
 }

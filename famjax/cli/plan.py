@@ -19,9 +19,9 @@ from famjax.processes import runtime
 _FLAGS = ("--topology", "--search", "--compiles", "--shardings", "--json", "--help")
 _OPTIONS = {
     "--topology": "chips to plan for; TPUs need libtpu but no TPU: pip install -e '.[tpu]'",
-    "--search": "estimate every mesh, model.remat and train.accumulate with the batch, half and "
-    "twice of it; compile the config as it is and the best --compiles of them (default 4), and "
-    "print those that fit",
+    "--search": "estimate every mesh, model.remat and train.accumulate with the config's batch "
+    "size, half and twice that; compile the config as given and the best --compiles candidates "
+    "(default 4), and print those that fit",
     "--shardings": "print the sharding of each parameter, without compiling; for TPUs needs libtpu",
     "--json": "print JSON",
 }

@@ -149,16 +149,16 @@ def _notes(plan: Plan) -> list[str]:
 
 
 def _verdict(plan: Plan) -> str:
-    there = format_bytes(plan.report.get("limit", plan.topology.chip.memory))
+    available = format_bytes(plan.report.get("limit", plan.topology.chip.memory))
     if not plan.fits or plan.roofline is None or plan.utilisation is None:
         return (
-            f"does not fit: {format_bytes(plan.needed)} of {there} a chip; try --search, "
+            f"does not fit: {format_bytes(plan.needed)} of {available} a chip; try --search, "
             "model.remat=block, train.accumulate, or more chips"
         )
     seconds = format_seconds(plan.roofline.step)
     return (
-        f"fits: {format_bytes(plan.needed)} of {there} a chip; a step of {plan.tokens:,} tokens "
-        f"takes at least {seconds}, model FLOPs utilisation at most "
+        f"fits: {format_bytes(plan.needed)} of {available} a chip; a step of {plan.tokens:,} "
+        f"tokens takes at least {seconds}, model FLOPs utilisation at most "
         f"{format_percent(plan.utilisation)}, limited by {plan.roofline.limit}"
     )
 

@@ -177,7 +177,7 @@ def _examples(examples: list[dict[str, Any]], result: dict[str, Any]) -> Iterato
         fields = {
             "question": example["prompt"],
             "answer": example["output"],
-            "should have": ", ".join(example["references"]),
+            "references": ", ".join(example["references"]),
         }
         for name, ablated in example["ablated"].items():
             fields[f"answer with {ABLATED[name]}"] = ablated["output"]

@@ -23,33 +23,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Arguments:
-    """Run experiments of the papers: train and evaluate what is not done yet, print the scores
-    beside the paper's, and say whether each ordering that the paper claims holds.
+    """Run experiments of the papers: train and evaluate what is not done yet, print the scores next
+    to the paper's, and report whether each ordering that the paper claims holds.
 
     famjax reproduce list shows all tables and figures of the three papers."""
 
     experiments: tyro.conf.Positional[tuple[str, ...]]
     """Ids such as fam-table-3, or all, or list; and KEY=VALUE overrides of all configs."""
     size: str = "here"
-    """Size: here (for two cores) or paper (the paper's config; give its data by overrides)."""
+    """Scale: here (small enough for two cores) or paper (the paper's config; set its data with
+    overrides)."""
     seeds: int = 3
-    """Number of trainings of each model."""
+    """Number of training runs of each model, with different seeds."""
     only: str = ""
     """Run only these models, separated by commas."""
     jobs: int | None = None
-    """Number of processes, each on its part of the cores.
+    """Number of processes, among which the cores are divided.
     Default: one per core; 1 on an accelerator."""
     hours: float | None = None
-    """Start no training that would not end within this many hours, and report what is left.
-    Not with --size paper, whose times are not known."""
+    """Start no training run that would not finish within this many hours, and report what is left.
+    Not with --size paper, whose run times are unknown."""
     test: str = ""
-    """With --size paper, the files to test on where a paper has texts, as in data.files."""
+    """With --size paper, the test files of experiments on text, in the form of data.files."""
     mixed: bool = False
     """Allow results of different versions of the code in one table."""
     folder: str = "runs/reproduce"
-    """Folder of the trainings; a later call continues them."""
+    """Folder for the training runs; a later call continues them."""
     pages: str = "docs/reproduced"
-    """Folder of the pages to write, each with a figure."""
+    """Folder for the pages with the results, each with a figure."""
 
 
 def run(argv: list[str]) -> int:
@@ -117,9 +118,9 @@ def _train_and_show(
         show(experiment, root, cells, pages, arguments.mixed, out)
     if left:
         progress.print(
-            f"{len(left)} trainings are left, which take {runner.time_left(left)} and did not fit "
-            "into --hours; run the command again to continue, with more --hours if nothing was "
-            "started"
+            f"{len(left)} training runs are left, which take {runner.time_left(left)} and did not "
+            "fit in --hours; run the command again to continue, with a larger --hours if nothing "
+            "was started"
         )
 
 
@@ -129,9 +130,9 @@ def _tell_how_to_plan(experiments: Sequence[Experiment], progress: Output) -> No
     configs = sorted(filter(None, names))
     if configs:
         progress.print(
-            "how long trainings of the paper's size take is not known; famjax plan "
-            f"{configs[0]} --topology v5e:4x8 prints the memory and the least time of a step"
-            + (f", so for {', '.join(configs[1:])}" if configs[1:] else "")
+            "the time that training takes at the paper's size is unknown; famjax plan "
+            f"{configs[0]} --topology v5e:4x8 prints the memory and the minimum time of a step"
+            + (f", likewise for {', '.join(configs[1:])}" if configs[1:] else "")
         )
 
 
@@ -214,7 +215,8 @@ def _known(names: Sequence[str], known: Sequence[str]) -> list[str]:
     for word in ("list", "all"):
         if word in names and len(names) > 1:
             others = ", ".join(name for name in names if name != word)
-            raise UserError(f"{word}: stands alone; leave out {word}, or {others or 'the other'}")
+            other = others or f"the other {word}"
+            raise UserError(f"{word}: must be the only name; leave out {word}, or {other}")
     if list(names) == ["all"]:
         return list(known)
     for name in names:

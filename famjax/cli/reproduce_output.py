@@ -90,10 +90,10 @@ def check_versions(experiment: Experiment, cells: Sequence[Cell]) -> None:
     versions = sorted({*done, *left})
     if done and len(versions) > 1:
         raise UserError(
-            f"{experiment.id}: its results {'are' if len(done) > 1 else 'would be'} of "
-            f"{', '.join(versions)} of the code; --mixed shows them together. To make them again "
-            "with this version, which keeps its own finished trainings, remove "
-            f"{own[0].folder(experiment).parents[1]}"
+            f"{experiment.id}: its results {'are' if len(done) > 1 else 'would be'} from "
+            f"different versions of the code ({', '.join(versions)}); --mixed shows them together. "
+            "To reproduce all of them with this version, which reuses its own finished training "
+            f"runs, remove {own[0].folder(experiment).parents[1]}"
         )
 
 

@@ -19,7 +19,7 @@ def mixer_pattern(model: ModelConfig) -> tuple[str, ...]:
 
 
 def pattern_length(model: ModelConfig) -> int:
-    """Return after how many layers the layers repeat: the length of `mixer_pattern`, else 1."""
+    """Return the number of layers in the repeated pattern; 1 for stacks without mixers."""
     return len(mixer_pattern(model)) or 1
 
 

@@ -82,7 +82,7 @@ def type_error_message(key: str, value: Any, kind: Any) -> str:
     if get_origin(kind) is Literal:
         choices = get_args(kind)
         return f"{key}={value}: must be one of {', '.join(choices)}{nearest(value, choices)}"
-    kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+    kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
     return f"{key}={value}: must be {kinds[kind]}"
 
 

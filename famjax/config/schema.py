@@ -13,14 +13,14 @@ from typing import Literal
 class ArchConfig:
     """Architecture details in which pretrained families differ; the defaults are famjax's."""
 
-    # epsilon of the norms, added to the mean square
+    # epsilon of the norms, added to the mean square (RMSNorm) or to the variance (LayerNorm)
     norm_eps: float = 1e-6
     # RMSNorm multiplies by 1 + scale instead of by scale (Gemma)
     norm_plus_one: bool = False
-    # normalises the outputs of attention and feed-forward before they are added to the residual
+    # normalizes the outputs of attention and feed-forward before they are added to the residual
     # stream (Gemma 2, 3)
     post_norm: bool = False
-    # normalises each head's queries and keys before RoPE (Qwen 3, Gemma 3)
+    # normalizes each head's queries and keys before RoPE (Qwen 3, Gemma 3)
     qk_norm: bool = False
     # attention scores are divided by the square root of this number; 0 = head_dim
     query_scale: float = 0.0
@@ -34,15 +34,15 @@ class ArchConfig:
     # attention and feed-forward both take the layer's input, instead of one following the other
     # (GPT-NeoX)
     parallel: bool = False
-    # position embedding that is added to each token's embedding, in the encoder as well; only there
-    # if the decoder is a feedback stack, whose positions are relative. learned: a table of
-    # `model.capacity` positions; later positions of a document wrap around (GPT-2). sinusoidal:
-    # alternating sines and cosines (Vaswani et al., 2017, 3.5). sinusoidal_halves: the same
-    # numbers, first all sines, then all cosines (Marian)
+    # absolute position embedding, added to the token embeddings of the decoder and of the encoder;
+    # if the decoder is a feedback stack, whose positions are relative, only to those of the
+    # encoder. learned: a table of `model.capacity` positions; later positions of a document wrap
+    # around (GPT-2). sinusoidal: alternating sines and cosines (Vaswani et al., 2017, 3.5).
+    # sinusoidal_halves: the same values, first all sines, then all cosines (Marian)
     positions: Literal["none", "learned", "sinusoidal", "sinusoidal_halves"] = "none"
-    # positions=learned: rows of the table before that of the first position (BART has 2)
+    # positions=learned: number of table rows before the row of position 0 (BART: 2)
     position_offset: int = 0
-    # normalises the sum of token and position embedding (BART)
+    # normalizes the sum of token and position embedding (BART)
     embed_norm: bool = False
     # token embeddings are multiplied by this number; 0 = the square root of width
     embed_scale: float = 0.0
@@ -77,8 +77,9 @@ class ArchConfig:
 class LoraConfig:
     """Low-rank adapters of frozen weights.
 
-    Trained along with the adapters: the FAM prompt, gates, key blends, delta-rule memories and
-    feature maps; the tokens and the norm of the memories of rmt and autocompressor.
+    Trained along with the adapters: the FAM prompt, memory gates, the weights of smeared keys, the
+    parameters of delta-rule memories, and feature maps; in rmt and autocompressor, the memory
+    tokens and the norm of the memory.
     """
 
     # r, rank of the adapters; 0 = no adapters, everything is trained
@@ -144,7 +145,8 @@ class LinearConfig:
     map: Literal["relu", "learned_elu", "cos", "tanh", "elu", "rfa", "performer"] = "relu"
     # k, number of elements of phi(x), even for rfa; elu ignores it and has head_dim elements
     features: int = 32
-    # applies RoPE to queries and keys before phi, as far as model.arch.rotary_fraction says
+    # applies RoPE to queries and keys before phi, to the fraction model.arch.rotary_fraction of
+    # each head's elements
     rope: bool = True
     # tokens in a chunk. Attention within a chunk is computed for all pairs of tokens, and a state
     # is carried between chunks. Changes results only by rounding
@@ -160,7 +162,7 @@ class EncoderConfig:
 
     # number of encoder layers; 0 = no encoder: a decoder-only language model
     layers: int = 0
-    # the decoder's attention to the encoder's output. linear: normalised linear attention with the
+    # the decoder's attention to the encoder's output. linear: normalized linear attention with the
     # feature map model.linear.map (T2R 3.2.2)
     cross: Literal["softmax", "linear"] = "softmax"
     # cross=linear: k, number of features of a query or a key
@@ -171,7 +173,10 @@ class EncoderConfig:
 
 @dataclass(frozen=True)
 class DropoutConfig:
-    """Dropout rates in training (FT3 7.6, 4.2.1); lstm, rmt and autocompressor have no dropout."""
+    """Dropout rates in training (Feedback Transformer, arXiv 2002.09402v3, 7.6 and 4.2.1).
+
+    The stacks lstm, rmt and autocompressor have no dropout.
+    """
 
     # dropout rate of attention weights; layers of linear attention have no such dropout
     attention: float = 0.0
@@ -206,7 +211,8 @@ class AdaptiveConfig:
 class ModelConfig:
     """Shape of a language model, or of a decoder with its encoder.
 
-    The letters for dimensions are defined in `famjax.core.types`.
+    The letters for dimensions are defined in `famjax.core.types`. Section numbers in parentheses
+    are those of TransformerFAM (arXiv 2404.09173), unless another paper is named.
     """
 
     # number of tokens in the vocabulary, at least the tokenizer's; 0 = the tokenizer's
@@ -236,8 +242,9 @@ class ModelConfig:
     # the output projection shares the embedding table
     tied: bool = True
     rope_base: float = 10_000.0
-    # the mixer of every layer, or a comma-separated pattern of mixers that the layers repeat
-    # ("bswa,bswa,fam")
+    # stack=residual: the mixer of every layer, or a comma-separated pattern of mixers that the
+    # layers repeat ("bswa,bswa,fam"). Mixers: full, swa, bswa, bswa_sg, fam, fm, delta,
+    # block_recurrent, linear
     mixer: str = "fam"
     # w, tokens in a block (2.1), or in a segment of rmt and autocompressor
     block_len: int = 128
@@ -311,7 +318,7 @@ class PasskeyConfig:
     # keys may need more
     min_length: int = 96
     # how lengths are drawn from min_length to the curriculum's current longest. octaves: with
-    # density 1 / L^2, so that each octave has as many tokens; uniform: as in the paper
+    # density 1 / L^2, so that all octaves have equally many tokens; uniform: as in the paper
     lengths: Literal["octaves", "uniform"] = "octaves"
     # document lengths are rounded up to a multiple of this number. With model.block_len every
     # document ends at a block boundary, so that no question crosses one
@@ -323,8 +330,8 @@ class PasskeyConfig:
     max_length: int = 4096
     # token accuracy of answers at which the longest length doubles
     threshold: float = 0.97
-    # asks a question every so many tokens. After an answer the document continues from the memory
-    # before the answer's block. 0 = only one question, at the end
+    # number of tokens from one question to the next. After an answer the document continues from
+    # the memory before the answer's block. 0 = only one question, at the end
     ask_every: int = 0
     # maximum number of filler tokens before the needle, drawn uniformly; 0 = the needle comes
     # first, as in the paper
@@ -344,7 +351,7 @@ class LongConfig:
     # qa1_single-supporting-fact_train.txt; qa_1: a JSON file of SQuAD; qa_2: one of HotpotQA
     facts: str = ""
     # minimum tokens in a document, bos, question and answer included. Lengths from min_length to
-    # max_length are drawn so that each octave has as many tokens
+    # max_length are drawn so that all octaves have equally many tokens
     min_length: int = 512
     # maximum tokens in a document
     max_length: int = 4096
@@ -405,7 +412,7 @@ class DataConfig:
     # translate: where targets come from, in the form of data.source; empty: from data.source,
     # .jsonl files of inputs and targets
     target: str = ""
-    # translate: tokens of a row's sources; 0 = data.length, the tokens of its targets
+    # translate: number of source tokens in a row; 0 = data.length, the number of target tokens
     source_length: int = 0
     # feature of the seqio or TFDS examples that holds the text; for seqio's tokens, "targets"
     feature: str = "text"
@@ -421,8 +428,8 @@ class DataConfig:
     batch: int = 8
     # t, tokens of a row in one step; a multiple of model.block_len
     length: int = 1024
-    # lanes: a document that fits in a row starts in the next row rather than cross the end of a
-    # step
+    # lanes: a document of at most `length` tokens is not split between two steps; if it does not
+    # fit in the rest of a step, it starts in the next one
     keep_whole: bool = False
     # passkey: number of rows of a batch that read text (files, seqio, tfds) instead of the task, so
     # that a finetuned model keeps its language
@@ -459,8 +466,12 @@ class OptimizerConfig:
     decay_fraction: float = 0.2
     # cosine: final learning rate, as a fraction of learning_rate
     final_fraction: float = 0.1
+    # momentum (nag), or decay rate of the mean of gradients or updates (adamw, adafactor)
     beta1: float = 0.9
+    # decay rate of the mean of squared gradients (adamw), or its limit (adafactor); nag has none
     beta2: float = 0.95
+    # weight decay of all trained parameters, norm scales, biases and embeddings included, except
+    # the biases of memory gates
     weight_decay: float = 0.0
     # clips gradients to this global norm; 0 = no clipping
     clip_norm: float = 1.0
@@ -505,10 +516,10 @@ class TrainConfig:
     # that the block leaves (C.5), a mean over layers; it costs a second pass over the memory. 0 =
     # off
     reconstruction_loss: float = 0.0
-    # weight of a loss on how much a memory writes, a mean over layers: the mean rate of the delta
-    # rule, or the mean gate of model.fam_update=gated. A delta memory then leaves out filler; gates
-    # of FAM closed altogether at 0.1 (docs/memory.md), and cost a second pass over the memory.
-    # 0 = off
+    # weight of a loss on how much is written to a memory, a mean over layers: the mean write rate
+    # of the delta rule, or the mean gate of model.fam_update=gated. A delta memory then skips
+    # filler. With FAM, gates closed completely at a weight of 0.1 (docs/memory.md), and the loss
+    # costs a second pass over the memory. 0 = off
     write_loss: float = 0.0
     # random position offset (B.2.2): in every step each row's positions start at a random number,
     # which is 0 with probability 1/2, else uniform up to the longest wavelength. Relative positions
@@ -547,12 +558,12 @@ class EvalConfig:
     """Evaluation while a run trains, in metrics.jsonl; it does not change the run."""
 
     # number of steps between evaluations, a multiple of train.log_every; 0 = never. An evaluation
-    # measures bits per byte of held-out documents and of documents trained on, with the memory and
-    # without, and `tasks`
+    # measures bits per byte on held-out documents and on training documents, with and without the
+    # memory, and runs `tasks`
     every: int = 0
-    # number of batches, of data.batch * data.length tokens, that are read of held-out documents and
-    # of documents trained on, each document from its start. When train.bptt_start changes the rows,
-    # the figures are of other tokens
+    # number of batches, of data.batch * data.length tokens, to evaluate from held-out documents and
+    # from training documents, each document from its start. When train.bptt_start changes the rows,
+    # the losses are measured on different tokens
     batches: int = 4
     # tasks to evaluate, written as for famjax eval --tasks, each on documents of `lengths`
     tasks: str = ""

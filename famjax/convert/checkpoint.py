@@ -96,7 +96,7 @@ def _files(folder: Path) -> list[Path]:
             _check_file_name(index, name)
         named = [folder / name for name in names]
         if missing := sorted(path for path in named if not path.exists()):
-            raise UserError(f"{missing[0]} is missing, which {index.name} names; copy it too")
+            raise UserError(f"{missing[0]} is missing, but {index.name} lists it; copy it too")
         return sorted(named)
     if (folder / _SINGLE_FILE).exists():
         return [folder / _SINGLE_FILE]

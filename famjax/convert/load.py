@@ -160,14 +160,15 @@ def load_weights(
     if config.stack != native.stack:
         further = " model.feedback.positions=rotary model.block_len=1"
         raise UserError(
-            f"model.stack={config.stack}: a folder is loaded with its own layers; remove it here, "
-            f"then famjax train CONFIG init=FOLDER model.stack={config.stack}"
+            f"model.stack={config.stack}: the folder's model has model.stack={native.stack}; "
+            "remove the setting here, then run famjax train CONFIG init=FOLDER "
+            f"model.stack={config.stack}"
             f"{further if native.stack == 'residual' else ''}"
         )
     if config.feedback != native.feedback and layer_shapes(config) != layer_shapes(native):
         raise UserError(
-            "model.feedback: these settings give the model other parameters than the folder has; "
-            "remove them here, then famjax train CONFIG init=FOLDER with them"
+            "model.feedback: these settings need parameters that the folder does not have; remove "
+            "them here, then run famjax train CONFIG init=FOLDER with them"
         )
     check_model_fits(config, mesh.size if mesh else 1)
     graph, shapes = abstract_inference_model(config)
@@ -296,8 +297,8 @@ class ParameterLoader:
         for i, name in enumerate(names):
             if (shape_there := self.checkpoint.shape(name)) != tensor.checkpoint_shape(layer_shape):
                 raise UserError(
-                    f"{name} has shape {shape_there} where config.json says "
-                    f"{tensor.checkpoint_shape(layer_shape)}; take both from one model"
+                    f"{name} has shape {shape_there}, but config.json implies "
+                    f"{tensor.checkpoint_shape(layer_shape)}; use both from the same model"
                 )
             row, column = 0, 0
             for _, piece in self.checkpoint.pieces(name, tensor.row_multiple()):

@@ -50,8 +50,8 @@ def open_language_model(folder: str | Path) -> Run:
     run = open_model(folder)
     if layers := run.config.model.encoder.layers:
         raise UserError(
-            f"{folder}: has an encoder, model.encoder.layers={layers}, and this reads text without "
-            "sources; give a run without one"
+            f"{folder}: has an encoder (model.encoder.layers={layers}), but this needs a "
+            "decoder-only model; give a run without an encoder"
         )
     return run
 

@@ -52,8 +52,8 @@ def replace_attention(
         return model
     if model.stack != "residual":
         raise UserError(
-            f"--to {to}: model.stack={model.stack} has no layers with an attention of their own; "
-            "give a model with model.stack=residual"
+            f"--to {to}: model.stack={model.stack} has no mixers that could be replaced; give a "
+            "model with model.stack=residual"
         )
     names = list(layer_mixers(model))
     chosen = parse_layers(layers, model.layers)
@@ -108,12 +108,14 @@ def _drop_kept(chosen: list[int], every: int, count: int) -> list[int]:
     """Return the layers to change if the top one and every n-th below it keep their mixer."""
     if not 2 <= every <= count:
         raise UserError(
-            f"--keep-every {every}: must be from 2 to the model's {count} layers; select others "
-            "with --layers"
+            f"--keep-every {every}: must be from 2 to the model's {count} layers; for another "
+            "selection use --layers"
         )
     changed = [i for i in chosen if (count - 1 - i) % every]
     if not changed:
-        raise UserError(f"--keep-every {every}: keeps all layers of --to; give --layers")
+        raise UserError(
+            f"--keep-every {every}: keeps all layers that --to would change; use --layers instead"
+        )
     return changed
 
 

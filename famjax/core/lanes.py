@@ -1,7 +1,7 @@
-"""Arrays and states that differ by lane: some lanes from one, the other lanes from another.
+"""Selection by lane between two arrays or two states, as with `jnp.where`.
 
-The lanes are the first axis of a mixer's state, and the second one of a stack's, after the repeats
-of its layers.
+Lanes are the first axis in the state of a mixer. In the state of a stack they are the second axis,
+after the repeats of the layers.
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ _SCAN_BYTES = 1 << 20
 # maximum bytes of a line: it is read as a whole, unlike other texts, which are read in pieces
 _MAX_LINE_BYTES = MAX_BYTES
 _EXPECTED_FORMS = (
-    'no "text", and no "inputs" with "targets", "prompt" with "response", or "messages", with a '
-    "string in it"
+    'no "text", and neither "inputs" and "targets", "prompt" and "response", nor "messages"; the '
+    "values must be strings, or a list of messages"
 )
 # JSON's names of values
 _KINDS = {

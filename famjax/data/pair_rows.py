@@ -228,18 +228,18 @@ class PairSource(Source):
         )
         n = len(rows)
         padding = 1 - (sources + targets) / (n * (c.source + c.target))
-        told = f"rows are {padding:.1%} padding"
+        note = f"rows are {padding:.1%} padding"
         if padding <= _MUCH_PADDING:
-            return told
+            return note
         shares = f"{1 - sources / (n * c.source):.0%} of sources"
-        told += f" ({shares}, {1 - targets / (n * c.target):.0%} of targets)"
+        note += f" ({shares}, {1 - targets / (n * c.target):.0%} of targets)"
         if blocks - targets > (1 - padding) * _MUCH_PADDING * n * c.target:
-            return f"{told}; targets begin on blocks of model.block_len={c.block}"
+            return f"{note}; targets begin on blocks of model.block_len={c.block}"
         # with both lengths in this ratio, a row is full of sources and of targets at once
         wanted = round(c.target * sources / blocks)
         if abs(wanted - c.source) <= _MUCH_PADDING * c.source:
-            return told  # there are few pairs
-        return f"{told}; data.source_length={wanted} would suit data.length={c.target}"
+            return note  # the padding is due to the small number of pairs
+        return f"{note}; data.source_length={wanted} would suit data.length={c.target}"
 
     def _name_files(self) -> str:
         """Return which files are paired, if there are several: globs are paired in sorted order."""

@@ -57,24 +57,28 @@ def train_sentencepiece(files: str, vocab_size: int, out: str | Path) -> Tokeniz
 def share_texts(
     files: Iterator[tuple[str, Iterator[str]]], count: int, limit: int, read: Counter[str]
 ) -> Iterator[str]:
-    """Yield texts of files, a piece of each file in turn, until about `limit` bytes are read.
+    """Yield texts of files piece by piece, round robin, until about `limit` bytes are read.
+
+    `_OPEN_FILES` files are read at a time; what is left of `limit` is divided evenly over the
+    remaining groups of files.
 
     Args:
       files: the path and the texts of each file.
       count: number of files.
+      limit: approximate maximum number of bytes in total.
       read: counter to which the bytes read of each path are added.
     """
     groups = -(-count // _OPEN_FILES)
     for left in range(groups, 0, -1):
         end = read.total() + (limit - read.total()) / left
-        turns = deque(islice(files, _OPEN_FILES))
-        while turns and read.total() < end:
-            path, texts = turns.popleft()
+        queue = deque(islice(files, _OPEN_FILES))
+        while queue and read.total() < end:
+            path, texts = queue.popleft()
             piece = _take_piece(texts)
             yield from piece
             read[path] += sum(len(text.encode()) for text in piece)
             if piece:  # otherwise the file has ended
-                turns.append((path, texts))
+                queue.append((path, texts))
 
 
 def _take_piece(texts: Iterator[str]) -> list[str]:
@@ -90,10 +94,10 @@ def _take_piece(texts: Iterator[str]) -> list[str]:
 
 def describe_read(read: Counter[str], limit: int) -> str:
     """Return a line on how much of each file was read."""
-    most = ", the most that is read, as much of each file" if read.total() >= limit else ""
+    most = " (the limit; about as much of each file)" if read.total() >= limit else ""
     named = [f"{byte_size(size)} of {path}" for path, size in read.most_common(_NAMED_FILES)]
     if others := len(read) - len(named):
-        named.append(f"at most as much of each of {others:,} more")
+        named.append(f"at most that much of each of {others:,} more files")
     return f"read {byte_size(read.total())} of text{most}: {', '.join(named)}"
 
 

@@ -81,18 +81,18 @@ def restore_lanes(
     initial: Sequence[jax.Array],
     lanes: jax.Array,
     axes: Sequence[int],
-    taken: Sequence[bool],
+    ablated: Sequence[bool],
 ) -> list[jax.Array]:
-    """Return the arrays of a state, with some of them set to their initial values in some lanes.
+    """Return the arrays of a state, with some of them reset to their initial values in some lanes.
 
     Args:
-      leaves: arrays of the state.
+      leaves: arrays of the state, each with b lanes on its axis in `axes`.
       initial: initial values of the same arrays.
-      lanes: [b] bool, the lanes to restore.
+      lanes: [b] bool, the lanes to reset.
       axes: for each array, the axis of the lanes.
-      taken: for each array, whether to restore it.
+      ablated: for each array, whether to reset it.
     """
     return [
-        select_rows(lanes, first, leaf, axis) if take else leaf
-        for leaf, first, axis, take in zip(leaves, initial, axes, taken, strict=True)
+        select_rows(lanes, first, leaf, axis) if reset else leaf
+        for leaf, first, axis, reset in zip(leaves, initial, axes, ablated, strict=True)
     ]

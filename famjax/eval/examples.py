@@ -286,7 +286,7 @@ def _describe_others(file: Path, settings: dict[str, Any]) -> str:
             continue
         changed = [name for name in settings if before.get(name) != settings[name]]
         return (
-            f"{settings['task']}: begins anew ({', '.join(changed)} changed); what was answered "
-            f"before is kept in {other}"
+            f"{settings['task']}: starts from the beginning ({', '.join(changed)} changed); "
+            f"earlier answers are kept in {other}"
         )
     return ""

@@ -149,11 +149,11 @@ def _select(documents: list[AskedDocument], request: Request) -> list[AskedDocum
 
 
 def _alternate(documents: Sequence[AskedDocument]) -> list[AskedDocument]:
-    """Return the documents with those of different data sets in turn."""
+    """Return the documents interleaved, round robin over their data sets."""
     sets: dict[str, list[AskedDocument]] = {}
     for document in documents:
         sets.setdefault(document.questions[0].subset, []).append(document)
-    return [each for turn in zip_longest(*sets.values()) for each in turn if each is not None]
+    return [each for group in zip_longest(*sets.values()) for each in group if each is not None]
 
 
 def _metrics(task: QuestionSet, documents: Sequence[AskedDocument]) -> list[str]:

@@ -145,8 +145,8 @@ def _check_adaptive(config: Config) -> Iterator[str]:
         yield f"{named}: each must be more than the one before it, and the first at least 1"
     if m.vocab_size and cuts[-1] >= m.vocab_size:
         yield (
-            f"{named}: {cuts[-1]} leaves its cluster no words in a vocabulary of {m.vocab_size}; "
-            "take smaller ones, or fewer"
+            f"{named}: the cluster from {cuts[-1]} on is empty in a vocabulary of {m.vocab_size}; "
+            "take smaller cutoffs, or fewer"
         )
     narrow = m.adaptive.factor ** len(cuts)
     if m.width % narrow:
@@ -207,7 +207,7 @@ def _check_only(config: Config) -> Iterator[str]:
         yield f"{named}: model.linear.map={m.linear.map} has no weights; take a learned map, {off}"
     if config.train.only == "maps" and m.lora.rank:
         yield (
-            f"{named}: adapters are not trained then, model.lora.rank={m.lora.rank}; set "
+            f"{named} does not train adapters, model.lora.rank={m.lora.rank}; set "
             f"model.lora.rank=0, {off}"
         )
 
@@ -231,7 +231,7 @@ def _check_match(config: Config) -> Iterator[str]:
         yield f"{named} starts each row with an empty memory, train.rsp={t.rsp}; set 0, {off}"
     for name in ("diversity_loss", "reconstruction_loss", "write_loss"):
         if value := getattr(t, name):
-            yield f"{named} trains nothing of a memory, train.{name}={value:g}; set 0, {off}"
+            yield f"{named} does not train a memory, train.{name}={value:g}; set 0, {off}"
     if t.label_smoothing:
         yield f"{named} has no targets, train.label_smoothing={t.label_smoothing:g}; set 0, {off}"
     if t.bptt_segments > 1:
@@ -347,8 +347,8 @@ def _check_feedback(config: Config) -> Iterator[str]:
         )
     if m.stack == "transformer" and c.composition not in ("all", "previous"):
         yield (
-            f"model.feedback.composition={c.composition}: a Transformer's layers remember their "
-            "inputs; set model.stack=feedback"
+            f"model.feedback.composition={c.composition}: in model.stack=transformer each layer "
+            "attends to its own inputs; set model.stack=feedback"
         )
     if m.stack == "transformer" and c.sweeps:
         yield f"model.feedback.sweeps={c.sweeps}: a Transformer needs none; set 0"
@@ -360,8 +360,8 @@ def _check_feedback(config: Config) -> Iterator[str]:
     if d.layout != "lanes" and c.span > d.length > 1:
         lanes = ", or data.layout=lanes" if d.layout == "packed" else ""
         yield (
-            f"model.feedback.span={c.span} is longer than data.length={d.length}, all that a token "
-            f"of a row can see with data.layout={d.layout}; take at most {d.length}{lanes}"
+            f"model.feedback.span={c.span} is longer than data.length={d.length}, and "
+            f"data.layout={d.layout} limits attention to a row; take at most {d.length}{lanes}"
         )
 
 
@@ -411,7 +411,7 @@ def _check_data(config: Config) -> Iterator[str]:
         if value not in known:
             yield f"{key}={value}: must be one of {', '.join(known)}{nearest(value, known)}"
     if d.tokenizer == "task" and not TASKS[d.task].has_own_words:
-        yield f"data.tokenizer=task: data.task={d.task} has no words of its own; give 'bytes'"
+        yield f"data.tokenizer=task: data.task={d.task} has no vocabulary of its own; give 'bytes'"
     if d.text_rows:
         yield from _check_text_rows(config)
     yield from TASKS[d.task].check(config)
@@ -424,7 +424,7 @@ def _check_text_rows(config: Config) -> Iterator[str]:
         yield f"{named}: all rows of data.task=text are text; set data.text_rows=0"
     if TASKS[d.task].has_own_words:
         yield (
-            f"{named}: data.task={d.task} has words of its own, not those of texts; "
+            f"{named}: data.task={d.task} has its own vocabulary, which cannot encode text; "
             "set data.text_rows=0"
         )
     if t.rsp:
@@ -439,8 +439,8 @@ def _check_text_rows(config: Config) -> Iterator[str]:
         )
     if d.text_weight >= 1:
         yield (
-            f"data.text_weight={d.text_weight}: must be less than 1, the weight of an answer, "
-            "whose accuracy is measured; take 0.02"
+            f"data.text_weight={d.text_weight}: must be less than 1, since tokens of weight 1 "
+            "count as answers of the task in its accuracy; take 0.02"
         )
     if t.bptt_double_every:
         yield (

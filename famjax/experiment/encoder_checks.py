@@ -26,8 +26,8 @@ def check_encoder(config: Config) -> Iterator[str]:
     for spec in mixer_specs(m):
         if spec.applies_mlp:
             yield (
-                f"{named}: {spec.title} applies the feed-forward itself, so that nothing can come "
-                "between; take another mixer"
+                f"{named}: {spec.title} applies the feed-forward itself, which leaves no place for "
+                "attention to the encoder; take another mixer"
             )
     if m.arch.parallel:
         yield (
@@ -52,7 +52,7 @@ def check_encoder(config: Config) -> Iterator[str]:
             f"each random vector, take {multiples(m.encoder.features, 2)}"
         )
     if config.train.match:
-        yield f"train.match=true: with {named} there is no such first stage; set false"
+        yield f"train.match=true: attention matching does not support {named}; set false"
     if config.mesh.sequence > 1:
         yield (
             f"mesh.sequence={config.mesh.sequence}: with {named} every token attends to the whole "

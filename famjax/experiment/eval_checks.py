@@ -50,7 +50,7 @@ def _check_eval_tasks(config: Config) -> Iterator[str]:
                     "it; write text:FILES"
                 )
             if TASKS[name].has_own_words and name != config.data.task:
-                yield f"eval.tasks={e.tasks}: {name} has words of its own; train on it"
+                yield f"eval.tasks={e.tasks}: {name} has its own vocabulary; train on it"
     except UserError as error:
         yield str(error)
         return
@@ -58,7 +58,7 @@ def _check_eval_tasks(config: Config) -> Iterator[str]:
         yield f"eval.tasks={e.tasks}: names a task twice; leave one out"
     known = [*(["heldout_bits_per_byte"] if holds_out_text(config) else []), *names]
     if e.best == "lm_eval":
-        yield "eval.best=lm_eval: its metrics may be better lower; name another task"
+        yield "eval.best=lm_eval: for some of its metrics lower is better; name another task"
     if e.best and e.best not in known:
         yield f"eval.best={e.best}: is not measured; take one of {', '.join(known) or 'eval.tasks'}"
 

@@ -161,7 +161,7 @@ def check_ranges(config: Config) -> Iterator[str]:
             note = _memory_note(config, key)
             yield f"{key}={shorten(value)}: must be at most {MAX_INT32:,}{note}"
         if isinstance(value, str) and not _is_text(value):
-            yield f"{key}={shorten(repr(value))}: holds a zero byte or half a character"
+            yield f"{key}={shorten(repr(value))}: contains a NUL byte or an unpaired surrogate"
     for key in _POSITIVE:
         if current[key] <= 0:
             yield f"{key}={current[key]}: must be greater than 0"

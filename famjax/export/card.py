@@ -102,8 +102,8 @@ def model_card(source: ExportSource, family: Family, pretrained: bool) -> str:
     ]
     if has_encoder:
         *before, eos = tokenizer.encode_source("").tolist()
-        said = _LOAD_PAIRS.format(before="".join(f"{token}, " for token in before), eos=eos)
-        return "\n".join([*lines, said])
+        example = _LOAD_PAIRS.format(before="".join(f"{token}, " for token in before), eos=eos)
+        return "\n".join([*lines, example])
     text = "\n".join([*lines, _LOAD.format(trust=trust, bos=tokenizer.bos_id)])
     remembers = own and not any(spec.is_bounded for spec in mixer_specs(config.model))
     return text + (_STREAM if remembers else "") + (_BATCHES if own else "")

@@ -94,10 +94,10 @@ def compare_logits(by: str, exported: np.ndarray, run: np.ndarray) -> str:
     _check_finite(run)
     apart = np.abs(exported - run).max()
     share = apart / max(run.max() - run.min(), np.finfo(np.float32).tiny)
-    said = f"logits differ by {apart:.1e} at most, {share:.1e} of their range"
+    summary = f"logits differ by {apart:.1e} at most, {share:.1e} of their range"
     if not share <= _LIMIT:
-        raise UserError(f"{by}: {said}, over {_LIMIT:.0e}; export removed; please report it")
-    return f"compared with {by}: {said}"
+        raise UserError(f"{by}: {summary}, over {_LIMIT:.0e}; export removed; please report it")
+    return f"compared with {by}: {summary}"
 
 
 @contextmanager

@@ -76,7 +76,7 @@ def write(source: ExportSource, folder: Path) -> list[str]:
         # targets begin as they did, with BART weights and another tokenizer
         config[_START] = before[_START]
     _write_json(folder / "config.json", config)
-    said = write_tokenizer(source.run.tokenizer, folder)
+    notes = write_tokenizer(source.run.tokenizer, folder)
     if (folder / _GENERATION).exists():
         _set_start(folder / _GENERATION, config)
     else:
@@ -87,7 +87,7 @@ def write(source: ExportSource, folder: Path) -> list[str]:
         for name in CODE[: CODE.index(module) + 1]:
             shutil.copyfile(Path(pytorch.__file__).with_name(f"{name}.py"), folder / f"{name}.py")
     (folder / "README.md").write_text(model_card(source, family, bool(before)), encoding="utf-8")
-    return _compare(reference, source, family, folder) + said
+    return _compare(reference, source, family, folder) + notes
 
 
 def _source_config(run: Path, init: str) -> HF:
@@ -107,7 +107,9 @@ def _source_config(run: Path, init: str) -> HF:
 def _target_config(
     family: Family, model: ModelConfig, before: HF, tokenizer: Tokenizer, dtype: str
 ) -> HF:
-    said = serialize_famjax(model) if family is FAMJAX else family.serialize(normalize_model(model))
+    shape = (
+        serialize_famjax(model) if family is FAMJAX else family.serialize(normalize_model(model))
+    )
     stops = sorted(tokenizer.stop_ids)
     ends = dict(zip(_ENDS, (tokenizer.bos_id, stops if len(stops) > 1 else stops[0]), strict=True))
     carried = {name: value for name, value in before.items() if name not in _STALE}
@@ -125,7 +127,7 @@ def _target_config(
             loaded["forced_bos_token_id"] = tokenizer.first_id
         # the default of another library may be no id of this vocabulary
         carried = {"pad_token_id": tokenizer.bos_id} | carried
-    return ends | carried | loaded | said
+    return ends | carried | loaded | shape
 
 
 def _set_start(path: Path, config: HF) -> None:
@@ -152,15 +154,15 @@ def _compare(
         # about unknown keys of the source's config.json, reported at its conversion
         warnings.simplefilter("ignore", UserWarning)
         _, again = load_pretrained(folder, capacity=check.sample_capacity(source.model))
-    said = [
+    notes = [
         check.compare_logits(
             "famjax reading it back", check.compute_logits(again, tokens, last), run
         )
     ]
     if missing := missing_modules(("torch", "transformers")):
-        return [*said, f"not compared with transformers: {missing_message(missing)}"]
+        return [*notes, f"not compared with transformers: {missing_message(missing)}"]
     kind = _transformers_class(family, source.model)
-    return [*said, check.compare_logits(*_transformers_logits(kind, folder, tokens, last), run)]
+    return [*notes, check.compare_logits(*_transformers_logits(kind, folder, tokens, last), run)]
 
 
 def _transformers_class(family: Family, model: ModelConfig) -> Any:

@@ -79,10 +79,10 @@ def write(source: ExportSource, folder: Path) -> list[str]:
     name, step = source.run.config.name, source.run.step
     readme = _README.format(name=name, rank=model.lora.rank, step=step, base=_describe_base(source))
     (folder / "README.md").write_text(readme, encoding="utf-8")
-    said = [_check_read_back(source, tensors, folder)]
+    notes = [_check_read_back(source, tensors, folder)]
     if missing := missing_modules(_NEEDED):
-        return [*said, f"not compared with peft: {missing_message(missing)}"]
-    return [*said, _compare(source, family, tensors, folder)]
+        return [*notes, f"not compared with peft: {missing_message(missing)}"]
+    return [*notes, _compare(source, family, tensors, folder)]
 
 
 def _check_read_back(source: ExportSource, tensors: Tensors, folder: Path) -> str:
@@ -127,7 +127,7 @@ def adapter_files(
     lora = resolve_model(source.model).lora
     weights: dict[str, np.ndarray] = {}
     ranks: dict[str, int] = {}
-    turned = True
+    transposed = True
     for module, pairs in _modules(source, tensors).items():
         count = pairs[0].tensor.part.total if pairs[0].tensor.part else 1
         a, b = _join_adapters(pairs, count, lora.rank)
@@ -135,7 +135,7 @@ def adapter_files(
         weights[f"base_model.model.{module}.lora_B.weight"] = b
         # without the layer number: "self_attn.q_proj"
         ranks[".".join(module.split(".")[-2:])] = count
-        turned = pairs[0].tensor.transposed
+        transposed = pairs[0].tensor.transposed
     alpha = lora.alpha
     fused = {name: count for name, count in ranks.items() if count > 1}
     return weights, {
@@ -152,7 +152,7 @@ def adapter_files(
         "alpha_pattern": {
             name: alpha * (count**0.5 if lora.rs else count) for name, count in fused.items()
         },
-        "fan_in_fan_out": not turned,
+        "fan_in_fan_out": not transposed,
         "bias": "none",
         "inference_mode": True,
     }

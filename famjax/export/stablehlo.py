@@ -93,7 +93,7 @@ def write(source: ExportSource, folder: Path) -> list[str]:
     save_file(state, folder / "state.safetensors")
     write_programs(_programs(model, chunk), folder)
     (folder / CONFIG).write_text(to_json(source.run.config), encoding="utf-8")
-    said = write_tokenizer(source.run.tokenizer, folder)
+    notes = write_tokenizer(source.run.tokenizer, folder)
     readme = _README.format(
         name=source.run.config.name,
         loading=LOADING,
@@ -103,7 +103,7 @@ def write(source: ExportSource, folder: Path) -> list[str]:
         bos=source.run.tokenizer.bos_id,
     )
     (folder / "README.md").write_text(readme, encoding="utf-8")
-    return [*compare_folded(source), *_compare(source, model, folder, chunk), *said]
+    return [*compare_folded(source), *_compare(source, model, folder, chunk), *notes]
 
 
 def write_programs(programs: dict[str, tuple[Any, ...]], folder: Path) -> None:

@@ -38,7 +38,7 @@ encode, step = program("encode"), program("step")
 params = load_file(f"{{FOLDER}}/params.safetensors")
 state = load_file(f"{{FOLDER}}/state.safetensors")  # initial state of one target
 
-ids = [{around}]  # a source: the ids of its text within
+ids = [{around}]  # one source: replace 1, 2 by the ids of its text
 batch = 2
 state = {{name: np.repeat(a, batch, axis=1) for name, a in state.items()}}
 tokens = np.zeros((batch, {length}), np.int32)
@@ -66,7 +66,7 @@ def write(source: ExportSource, folder: Path) -> list[str]:
         save_file(arrays, folder / f"{file}.safetensors")
     stablehlo.write_programs(_programs(model, length), folder)
     (folder / CONFIG).write_text(to_json(source.run.config), encoding="utf-8")
-    said = write_tokenizer(source.run.tokenizer, folder)
+    notes = write_tokenizer(source.run.tokenizer, folder)
     tokenizer = source.run.tokenizer
     *before, eos = tokenizer.encode_source("").tolist()
     start = [tokenizer.start_id, tokenizer.first_id]
@@ -79,7 +79,7 @@ def write(source: ExportSource, folder: Path) -> list[str]:
         start=[token for token in start if token is not None],
     )
     (folder / "README.md").write_text(readme, encoding="utf-8")
-    return [*stablehlo.compare_folded(source), _compare(source, model, folder, length), *said]
+    return [*stablehlo.compare_folded(source), _compare(source, model, folder, length), *notes]
 
 
 def _programs(model: Seq2Seq, length: int) -> dict[str, tuple[Any, ...]]:

@@ -63,7 +63,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> list[str]:
         _name_class(folder / _CONFIG)
         return _compare(tokenizer, folder, "take famjax's")
     _add_padding(folder / _CONFIG)
-    why = "famjax leaves out what it does to a text before, such as a space in front"
+    why = "famjax does not apply its normalization, such as a space added before the text"
     return _compare(tokenizer, folder, why)
 
 
@@ -103,7 +103,7 @@ def _compare(tokenizer: Tokenizer, folder: Path, otherwise: str) -> list[str]:
         (AutoTokenizer, {"trust_remote_code": False}),
         (PreTrainedTokenizerFast, {}),
     )
-    said = "gives other ids for some texts"
+    problem = "gives other ids for some texts"
     for kind, options in readers:
         try:
             with silence_transformers():
@@ -111,13 +111,13 @@ def _compare(tokenizer: Tokenizer, folder: Path, otherwise: str) -> list[str]:
         except Exception:
             # of many kinds; an export without transformers' tokenizer is still of use
             if kind is AutoTokenizer:
-                said = "cannot read the tokenizer"
+                problem = "cannot read the tokenizer"
             continue
         if theirs.encode(_SAMPLE, add_special_tokens=False) == ids:
             # AutoTokenizer substitutes another class for some families, such as Qwen 2
             same = f"compared with transformers' {kind.__name__}: the same {len(ids)} ids of a text"
-            return [same if kind is AutoTokenizer else f"{same}; AutoTokenizer {said}"]
-    return [f"transformers' AutoTokenizer {said}: {otherwise}"]
+            return [same if kind is AutoTokenizer else f"{same}; AutoTokenizer {problem}"]
+    return [f"transformers' AutoTokenizer {problem}: {otherwise}"]
 
 
 def _write(folder: Path, made: Json, bos: str, eos: str) -> None:

@@ -114,10 +114,9 @@ class AdaptiveSoftmax(nnx.Module):
         tails = len(self.starts) - 1
         dtype = compute_dtype(config.dtype)
         self.entries = Linear("...d,dn->...n", (d, tails), d, dtype=dtype, rngs=rngs)
-        target_log_prob = (
+        self.clusters = (
             None if config.tied else _make_clusters(config, first_projected=False, rngs=rngs)
         )
-        self.clusters = target_log_prob
 
     def logits(self, x: Array, embedding: AdaptiveEmbedding) -> tuple[Array, list[Array]]:
         """Return the logits of the head [... s+n], for n tails, and of each tail [... s].

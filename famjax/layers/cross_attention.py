@@ -1,4 +1,4 @@
-"""A decoder layer's attention to the encoder's output: softmax, or normalised linear (T2R 3.2.2).
+"""A decoder layer's attention to the encoder's output: softmax, or normalized linear (T2R 3.2.2).
 
 Queries and keys are not rotated: the encoder's output itself holds the positions. Keys and values
 are projected once for a source (`CrossAttention.project`), however much is decoded from it.
@@ -87,8 +87,8 @@ class CrossAttention(nnx.Module):
         """
         if source is None:
             raise UserError(
-                "a model with an encoder reads targets of a source: give Context.source, which "
-                "Seq2Seq.read_source returns"
+                "a model with an encoder needs the source of the targets: set Context.source to "
+                "the result of Seq2Seq.read_source"
             )
         if x.ndim == 2:
             return self(x[:, None], source, key)[:, 0]

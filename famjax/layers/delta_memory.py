@@ -173,7 +173,7 @@ def count_params(config: ModelConfig) -> int:
 def flops(config: ModelConfig) -> float:
     """Return the model FLOPs of one token: its update of S, and the read."""
     _, h, g, e, _ = sizes(config)
-    # of the same chunks everywhere: model FLOPs depend on no device
+    # counted for the CPU's chunk length on all devices: model FLOPs must not depend on the device
     k, c = 2 * config.delta_order * e, chunk_len(config.block_len, CPU_CHUNK)
     update = 2 * g * (c * k + c * e + 2 * k * e)
     return update + 2 * h * k * e

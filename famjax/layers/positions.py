@@ -69,8 +69,8 @@ class Positions(nnx.Module):
         """Raise a `UserError` if a source of so many tokens is longer than the table."""
         if self.table is not None and tokens > self.size:
             raise UserError(
-                f"a source of {tokens:,} tokens: the encoder has model.capacity={self.size:,} "
-                "learned positions; give shorter sources"
+                f"a source has {tokens:,} tokens, but the encoder only {self.size:,} learned "
+                "positions (model.capacity); shorten the source"
             )
 
     def add(self, x: Array, position: Array) -> Array:

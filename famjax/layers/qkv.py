@@ -149,16 +149,23 @@ class QKV(nnx.Module):
         return attend_dropping(q, k, v, mask, self.cap, None, drop)
 
     def attend_blocks(
-        self, q: Array, k: Array, v: Array, mask: Array, keys: Array | None = None
+        self, q: Array, k: Array, v: Array, mask: Array, dropout_keys: Array | None = None
     ) -> Array:
-        """Return `attend` of blocks [b n w h|g e], with masks [b n w s]: [b n w h e].
+        """Apply `attend` to each of n blocks.
 
         Args:
-          keys: [n], a key of each block for dropout; None for no dropout.
+          q: [b n w h e].
+          k, v: [b n s g e].
+          mask: [b n w s].
+          dropout_keys: [n], a PRNG key for each block; None for no dropout.
+
+        Returns:
+          [b n w h e].
         """
-        if keys is None:
+        if dropout_keys is None:
             return attend_blocks(q, k, v, mask, self.cap)
-        return jax.vmap(self.attend, in_axes=(1, 1, 1, 1, 0), out_axes=1)(q, k, v, mask, keys)
+        attend_each = jax.vmap(self.attend, in_axes=(1, 1, 1, 1, 0), out_axes=1)
+        return attend_each(q, k, v, mask, dropout_keys)
 
     def shift(self, x: Array, offset: Array | None) -> Array:
         """Shift the positions of each row of [b ... h e] by an offset [b]; None changes nothing."""

@@ -174,7 +174,8 @@ class DeltaAttention(Mixer):
         # saved for the backward pass: S before each block, or without remat before each chunk
         write_block = jax.checkpoint(write) if self.remat else write
 
-        # it uses no parameters: on a mesh of CPUs their gradients would be summed in every block
+        # read_and_write uses no parameters (the gain is applied after the scan): on a mesh of CPUs,
+        # their gradients would be all-reduced in every iteration
         @jax.checkpoint
         def read_and_write(s: Array, writes: Writes, q: Array) -> tuple[Array, Array]:
             return write(s, memory.updates(writes)), memory.recall(q, s)
@@ -252,8 +253,8 @@ class DeltaSpec(SmearedSpec):
         # positive parts of x_i and -x_i
         if not 1 <= order < e:
             yield (
-                f"model.delta_order={order}: the features of a key are products of its elements up "
-                f"to so many places apart; with {e} elements it must be from 1 to {e - 1}"
+                f"model.delta_order={order}: must be from 1 to {e - 1}, since a key's features are "
+                f"products of two of its {e} elements that are at most delta_order apart"
             )
 
     def flops(self, model: ModelConfig, computed: bool = False) -> float:

@@ -58,7 +58,7 @@ def scan_call(
     Returns:
       the blocks' inputs; their FAMs; the keys and values of the FAMs that they attend to.
     """
-    # a document starts with this memory
+    # at a reset the FAM is set to its initial value, so there must be one
     assert ctx.reset is None or mixer.first_memory(ctx.prompt) is not None
     inputs = mixer.window.project_blocks(x, state.window, ctx)
     fams = scan_memory(mixer, inputs, state, ctx, mlp, keep)

@@ -190,8 +190,8 @@ class FmSpec(BlockwiseSpec):
         yield from super().check(config)
         if config.model.memory_segments < 1:
             yield (
-                f"model.memory_segments={config.model.memory_segments}: the memory of "
-                "model.mixer=fm is its segments; set it to at least 1, or model.mixer=bswa"
+                f"model.memory_segments={config.model.memory_segments}: model.mixer=fm needs at "
+                "least one memory segment; set it to 1 or more, or use model.mixer=bswa"
             )
 
     def flops(self, model: ModelConfig, computed: bool = False) -> float:

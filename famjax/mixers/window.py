@@ -437,7 +437,7 @@ class WindowAttention(Mixer):
 
 
 class BlockwiseSpec(MixerSpec):
-    """What mixers share whose blocks attend to `model.memory_segments` blocks and to themselves."""
+    """Base spec of mixers whose blocks attend to `model.memory_segments` earlier blocks."""
 
     keys: ClassVar[tuple[str, ...]] = ("model.memory_segments",)
 
@@ -461,7 +461,7 @@ class BlockwiseSpec(MixerSpec):
 
 
 class SmearedSpec(BlockwiseSpec):
-    """What those of them share whose keys `model.smeared_keys` blends."""
+    """Base spec of blockwise mixers that support `model.smeared_keys`."""
 
     switches: ClassVar[tuple[str, ...]] = ("model.smeared_keys",)
 

@@ -20,9 +20,10 @@ from famjax.ops.losses import chunked_cross_entropy, smoothed_token_losses, toke
 from famjax.parallel.sharding import TOKENS, target_device, with_logical_constraint
 from famjax.stacks import make_stack
 
-# bytes of a layer from which its weights are not sliced out of their stack at every token of a
-# loop, which would take twice as long as reading them; programs of unstacked layers take longer to
-# compile. And the largest copy of a stack's weights in bytes
+# On CPU, layers of at least `_LARGE_LAYER` bytes are unstacked before a loop of `step`, if all
+# weights together have at most `_LARGEST_COPY` bytes, since unstacking copies them. In the loop,
+# slicing a layer out of the stack at every token takes twice as long as reading its weights.
+# Smaller layers stay stacked, because programs with unstacked layers take longer to compile.
 _LARGE_LAYER, _LARGEST_COPY = 8 << 20, 2 << 30
 
 
@@ -169,12 +170,12 @@ class LanguageModel(nnx.Module):
     def __call__(
         self, tokens: Array, state: State, ctx: Context | None = None
     ) -> tuple[Array, State]:
-        """Read whole blocks: tokens [b n*w] -> logits of the next tokens [b n*w v]."""
+        """Process whole blocks: tokens [b n*w] -> next-token logits [b n*w v], and the state."""
         x, state = self.stack(self.embed(tokens), state, ctx or Context())
         return self.logits(x), state
 
     def step(self, tokens: Array, state: State, ctx: Context | None = None) -> tuple[Array, State]:
-        """Read one token a lane: tokens [b 1] -> logits [b 1 v]."""
+        """Process one token per lane: tokens [b 1] -> next-token logits [b 1 v], and the state."""
         x, state = self.stack.step(self.embed(tokens), state, ctx or Context())
         return self.logits(x), state
 

@@ -232,20 +232,22 @@ def check_compatible(old: ModelConfig, new: ModelConfig) -> None:
         if field not in _MAY_DIFFER and getattr(old, field) != getattr(new, field):
             raise UserError(
                 f"model.{field}={getattr(new, field)}: the given weights have "
-                f"{getattr(old, field)}; keep it"
+                f"{getattr(old, field)}; keep that value"
             )
     if old.smeared_keys and not new.smeared_keys:
-        raise UserError("model.smeared_keys=false: the given weights have smeared keys; keep them")
+        raise UserError(
+            "model.smeared_keys=false: the given weights have smeared keys; set it to true"
+        )
     for name in ("layers", "shared"):
         there, given = (getattr(model.encoder, name) for model in (old, new))
         if there != given:
             raise UserError(
-                f"model.encoder.{name}={given}: the given weights have {there}; keep it"
+                f"model.encoder.{name}={given}: the given weights have {there}; keep that value"
             )
     if new.arch.positions == "learned" and new.capacity != old.capacity:
         raise UserError(
             f"model.capacity={new.capacity}: the given weights have {old.capacity} "
-            "learned positions; keep it, and use documents of at most so many tokens"
+            "learned positions; keep that value, and use documents of at most that many tokens"
         )
     _check_rotation(old, new)
     _check_cross_maps(old, new)
@@ -256,7 +258,7 @@ def check_compatible(old: ModelConfig, new: ModelConfig) -> None:
         if not is_free and getattr(old.arch, field) != getattr(new.arch, field):
             raise UserError(
                 f"model.arch.{field}={getattr(new.arch, field)}: the given weights have "
-                f"{getattr(old.arch, field)}; keep it"
+                f"{getattr(old.arch, field)}; keep that value"
             )
 
 
@@ -286,8 +288,8 @@ def _check_gates(old: ModelConfig, new: ModelConfig) -> None:
         given, there = getattr(new, field), getattr(old, field)
         if given != there:
             raise UserError(
-                f"model.{field}={given:g}: the given gates are trained, from {there:g}, and not "
-                "initialized again; keep it"
+                f"model.{field}={given:g}: the given gates are trained, starting from {there:g}, "
+                "and are not reinitialized; keep that value"
             )
 
 
@@ -304,7 +306,8 @@ def _check_cross_maps(old: ModelConfig, new: ModelConfig) -> None:
         given, there = (getattr(getattr(model, section), field) for model in (new, old))
         if given != there:
             raise UserError(
-                f"model.{section}.{field}={given}: the given feature maps have {there}; keep it"
+                f"model.{section}.{field}={given}: the given feature maps have {there}; keep that "
+                "value"
             )
 
 
@@ -316,5 +319,5 @@ def _check_feature_maps(old: ModelConfig, new: ModelConfig) -> None:
         if getattr(old.linear, field) != getattr(new.linear, field):
             raise UserError(
                 f"model.linear.{field}={getattr(new.linear, field)}: the given feature "
-                f"maps have {getattr(old.linear, field)}; keep it"
+                f"maps have {getattr(old.linear, field)}; keep that value"
             )

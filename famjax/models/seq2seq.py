@@ -42,7 +42,7 @@ class Seq2Seq(LanguageModel):
         self.source_embedding = None if own is None else nnx.Param(own)
         self.encoder = Encoder(resolved, rngs=rngs)
         # linear attention to no tokens is 0; a softmax over none is undefined
-        self.sees_nothing = config.encoder.cross == "linear"
+        self.allow_empty = config.encoder.cross == "linear"
 
     def encode(self, tokens: Array, segment: Array) -> Array:
         """Encode sources: [b s] int32, [b s] int32 -> [b s d]; see `Encoder`."""
@@ -74,16 +74,16 @@ class Seq2Seq(LanguageModel):
         keys = self.stack.project_source(self.encode(tokens, source_segment))
         if segment is None:
             mask = (source_segment > 0)[:, None]
-            return self.stack.summarize_source(Source(keys, self._see_something(mask)))
+            return self.stack.summarize_source(Source(keys, self._fill_empty_rows(mask)))
         mask = segment[:, :, None] == source_segment[:, None, :]
-        return Source(keys, self._see_something(mask))
+        return Source(keys, self._fill_empty_rows(mask))
 
-    def _see_something(self, mask: Array) -> Array:
-        return mask if self.sees_nothing else see_something(mask)
+    def _fill_empty_rows(self, mask: Array) -> Array:
+        return mask if self.allow_empty else fill_empty_rows(mask)
 
 
-def see_something(mask: Array) -> Array:
-    """Return a mask [b t s] in which rows without a True are all True, so no softmax is empty."""
+def fill_empty_rows(mask: Array) -> Array:
+    """Return a mask [b t s] with all-False rows set to True, so that no softmax is empty."""
     return mask | ~mask.any(-1, keepdims=True)
 
 

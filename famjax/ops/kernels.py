@@ -15,9 +15,9 @@ _allowed = contextvars.ContextVar("kernels_allowed", default=True)
 
 @contextlib.contextmanager
 def without_kernels() -> Iterator[None]:
-    """Trace XLA's form only, forward and backward, to compare the kernels with it.
+    """Trace programs without Pallas kernels, forward and backward, for comparison with the kernels.
 
-    A function that JAX has traced before keeps its form, so give it a new one.
+    Functions that JAX has already traced keep their cached programs: pass new function objects.
     """
     token = _allowed.set(False)
     try:
@@ -33,10 +33,13 @@ def kernel_platform() -> str:
 
 
 def kernel_precision() -> jax.lax.Precision:
-    """Return JAX's matmul precision: kernels have only the default and full float32."""
+    """Return the precision of products in kernels, from JAX's configured matmul precision.
+
+    Kernels support only DEFAULT and HIGHEST (full float32).
+    """
     configured = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    current = configured in (None, "default", "fastest", "bfloat16")
-    return jax.lax.Precision.DEFAULT if current else jax.lax.Precision.HIGHEST
+    is_default = configured in (None, "default", "fastest", "bfloat16")
+    return jax.lax.Precision.DEFAULT if is_default else jax.lax.Precision.HIGHEST
 
 
 def _has_kernels(device: jax.Device) -> bool:

@@ -180,8 +180,8 @@ def _num_den(q: Array, k: Array, v: Array, sums: Sums, start: Array) -> tuple[Ar
     The custom VJP scans the chunks twice: forward with S for the gradient of q, and backward with
     the gradient of S for those of k and v. It needs no k x e residuals for tokens or chunks.
     """
-    num, den, *carried_tokens = _run(_FORWARD, q, k, v, *sums, start)
-    return tag_product(num), tag_product(den), Sums(*carried_tokens)
+    num, den, *final_sums = _run(_FORWARD, q, k, v, *sums, start)
+    return tag_product(num), tag_product(den), Sums(*final_sums)
 
 
 def _forward(

@@ -200,7 +200,7 @@ def _check_shapes(block: int, history: History, xs: Xs, non_diff: NonDiff) -> in
     if not t:
         raise ValueError("token_scan: xs has no tokens; give it at least one block")
     if t % block:
-        raise ValueError(f"token_scan: {t} tokens are no multiple of the block, {block}; pad them")
+        raise ValueError(f"token_scan: {t} tokens are not a multiple of block={block}; pad them")
     for path, array in jax.tree_util.tree_leaves_with_path(history):
         if array.ndim < -ENTRY_AXIS:
             name = jax.tree_util.keystr(path)

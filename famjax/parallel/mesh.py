@@ -60,8 +60,8 @@ def choose_mesh(config: MeshConfig, devices: int, demand: MeshDemand) -> MeshCon
     if not candidates:
         sizes = " x ".join(f"{name}={getattr(config, name)}" for name in AXES)
         raise UserError(
-            f"mesh: {sizes} does not fit {devices} devices; let the sizes divide that number and "
-            "set an axis to -1 for the remaining devices"
+            f"mesh: {sizes} does not fit {devices} devices; choose sizes whose product divides "
+            "that number, and set one axis to -1 for the remaining devices"
         )
 
     def cost(mesh: MeshConfig) -> tuple[float, ...]:

@@ -426,7 +426,7 @@ def local_rows(rows: int) -> int:
 
 
 def shards_tokens() -> bool:
-    """Return whether the mesh shards tokens, and the traced function sees all of them."""
+    """Return whether the mesh shards tokens, outside of a `shard_map` over `sequence`."""
     mesh = _MESH.get()
     manual = jax.sharding.get_abstract_mesh().manual_axes
     return mesh is not None and mesh.shape["sequence"] > 1 and "sequence" not in manual

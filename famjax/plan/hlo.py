@@ -280,13 +280,13 @@ def _parse_comparison(
         else:
             return None
     first, second = sides
-    said = direction[1]
+    comparison = direction[1]
     if not isinstance(first, tuple):
         first, second = second, first
-        said = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}.get(said, said)
+        comparison = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}.get(comparison, comparison)
     if not isinstance(first, tuple) or second is None:
         return None
-    return -first[0], second, said
+    return -first[0], second, comparison
 
 
 def _trace_copies(

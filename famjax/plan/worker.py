@@ -162,9 +162,9 @@ def compile_step(
     try:
         done = lowered.compile(compiler_options=None if topology.is_tpu else _HOST_OPTIONS)
     except jax.errors.JaxRuntimeError as error:
-        said = str(error)
+        message = str(error)
         exceeded = re.search(
-            r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT])", said
+            r"\(([\d.]+)([KMGT]?)\) exceeds available HBM \(([\d.]+)([KMGT])", message
         )
         if not exceeded:
             raise

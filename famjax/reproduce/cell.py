@@ -35,8 +35,8 @@ def code_version() -> str:
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(home), *arguments]
-        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
-        return said.stdout.strip()
+        result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+        return result.stdout.strip()
 
     try:
         # only code counts: experiments write pages of docs/

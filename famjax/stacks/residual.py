@@ -262,8 +262,8 @@ class ResidualStack(Stack):
         """
         if x.shape[1] % self.block_len:
             raise UserError(
-                f"a call of {x.shape[1]} tokens does not fill blocks of {self.block_len}; pad it "
-                "and set Context.valid, or process the rest with step"
+                f"a call of {x.shape[1]} tokens: not a multiple of block_len={self.block_len}; pad "
+                "it and set Context.valid, or process the remaining tokens with step"
             )
         self.check_capacity(state, x.shape[1], ctx)
         return self._run(x, state, self._with_dropout_key(ctx), lambda layer: layer)

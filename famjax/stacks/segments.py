@@ -136,8 +136,8 @@ class SegmentStack(Stack):
         w = self.block_len
         if t % w:
             raise UserError(
-                f"a call of {t} tokens does not fill segments of {w}; pad it and set "
-                "Context.valid, or process the rest with step"
+                f"a call of {t} tokens: not a multiple of block_len={w}; pad it and set "
+                "Context.valid, or process the remaining tokens with step"
             )
         self.check_capacity(state, t, ctx)
         fresh = None if ctx.reset is None else self.init_state(b)
@@ -223,8 +223,8 @@ class SegmentStack(Stack):
         read = state.read // self.memory_len * self.block_len + state.tokens
         if (longest := int(read.max()) + tokens) > self.capacity:
             raise UserError(
-                f"token {longest} of a document is beyond model.capacity={self.capacity}, whose "
-                "segments' memories are kept; raise it, or take model.stack=rmt"
+                f"token {longest} of a document is beyond model.capacity={self.capacity}, the "
+                "number of tokens whose summaries are kept; raise it, or use model.stack=rmt"
             )
 
     def _without_excess(self, y: Array, state: SegmentState, valid: Array) -> Array:

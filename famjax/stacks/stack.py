@@ -59,7 +59,9 @@ class Stack(nnx.Module):
 
     def project_source(self, source: Array) -> PyTree:
         """Return each layer's keys and values [repeats b s ..] of an encoder's output [b s d]."""
-        raise UserError("model.encoder.layers: this stack has no cross attention; set 0")
+        raise UserError(
+            "model.encoder.layers: this stack has no cross attention; set model.encoder.layers=0"
+        )
 
     def summarize_source(self, source: Source) -> Source:
         """Return the source with its keys reduced to the sums that linear attention needs.

@@ -410,14 +410,14 @@ def _check_ask_every(config: Config) -> Iterator[str]:
     if p.ask_every % m.block_len:
         yield (
             f"{setting} is not a multiple of model.block_len={m.block_len}, so the memory would "
-            f"see the answers; take {multiples(p.ask_every, m.block_len)} {off}"
+            f"contain the answers; take {multiples(p.ask_every, m.block_len)} {off}"
         )
     if d.layout == "packed":
         yield f"{setting} needs memory that packed rows do not carry; set data.layout=lanes {off}"
     if not is_segmented(m) and not any(spec.passes_memory for spec in mixer_specs(m)):
         where = f"model.mixer={m.mixer}" if m.stack == "residual" else f"model.stack={m.stack}"
         yield (
-            f"{setting} needs a memory beside the window, and {where} has none; set "
+            f"{setting} needs a memory in addition to the window, and {where} has none; set "
             f"model.stack=residual with model.mixer=fam or model.mixer=delta, {off}"
         )
     if m.fam_previous > 1 and any(spec.has_memory for spec in mixer_specs(m)):

@@ -1,6 +1,6 @@
 """Marian's tokenizer: a SentencePiece model for each language, and one table of ids for both.
 
-Its models normalise white space, so that it is not lossless.
+Its models normalize white space, so that it is not lossless.
 """
 
 from __future__ import annotations

@@ -83,5 +83,5 @@ def read_words(name: str, path: Path) -> WordTokenizer:
             raise UserError(f"data.tokenizer={name}: line {number} is not one word: {word!r}")
     if len(set(words)) < len(words):
         twice = Counter(words).most_common(1)[0][0]
-        raise UserError(f"data.tokenizer={name}: {twice!r} is in it twice; remove one of them")
+        raise UserError(f"data.tokenizer={name}: lists the word {twice!r} twice; remove one")
     return WordTokenizer(name, words[len(SPECIALS) :])

@@ -88,7 +88,8 @@ class AttentionSpans(Hook):
         needed, now = stack.attention_span(growth * stack.spec.span), stack.spec.spans
         # a slightly shorter span is not worth compiling another program
         if any(a > b for a, b in zip(needed, now, strict=True)) or sum(needed) <= 0.75 * sum(now):
-            session.progress.note(f"step {session.step:,}: layers look at {max(needed):,} tokens")
+            entries = f"up to {max(needed):,} tokens"
+            session.progress.note(f"step {session.step:,}: layers attend to {entries}")
             session.set_attention_span(needed)
 
     def state_dict(self, session: Session) -> dict[str, Any]:

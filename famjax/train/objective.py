@@ -50,11 +50,11 @@ class Objective(Protocol):
         ctx: Context,
         share: Array,
     ) -> tuple[State, MetricSums]:
-        """Process a segment [b t]; return the memory after it, and its metric sums.
+        """Run the forward pass on a segment [b t]; return the memory after it, and metric sums.
 
         Args:
-          share: an equal share, for each segment of each part of the batch, of the weights of the
-            whole batch. Losses that are no sums over tokens are multiplied by it.
+          share: scalar, the sum of the whole batch's token weights divided by its number of
+            (microbatch, segment) pairs. Losses that are not sums over tokens are multiplied by it.
         """
         ...
 

@@ -132,10 +132,10 @@ def _with_rows(session: Session, state: TrainState, data: dict[str, Any]) -> Tra
             f"divided; resume with data.batch={before}"
         )
     session.batches.set_state(resize_rows(data, rows, session.source))
-    change = f"{before - rows} end" if rows < before else f"{rows - before} begin anew"
+    change = f"{before - rows} end" if rows < before else f"{rows - before} start new documents"
     session.progress.note(
-        f"data.batch: {before} -> {rows}; {min(rows, before)} rows continue, {change}, and the "
-        "documents that were not started are reassigned to all"
+        f"data.batch: {before} -> {rows}; {min(rows, before)} rows continue, {change}, and all "
+        "documents that were not started are reassigned to these rows"
     )
     if session.config.data.layout != "lanes":
         return state

@@ -63,10 +63,10 @@ def describe_precision(config: Config) -> str:
     """Return a description of the dtypes of the computation and of the parameters."""
     model = config.model
     if model.lora.rank and model.lora.base != "float32":
-        return f"computed in {model.dtype}, frozen ones kept in {model.lora.base}"
-    return (
-        model.dtype if model.dtype == "float32" else f"computed in {model.dtype}, kept in float32"
-    )
+        return f"computation in {model.dtype}, frozen parameters in {model.lora.base}"
+    if model.dtype == "float32":
+        return model.dtype
+    return f"computation in {model.dtype}, parameters in float32"
 
 
 def describe_devices() -> str:

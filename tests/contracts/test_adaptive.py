@@ -209,7 +209,7 @@ def test_sharded_equals_unsharded(case, monkeypatch):
         ({"cutoffs": "12,"}, "cutoffs=12,: give whole numbers"),
         ({"cutoffs": "28,12"}, "cutoffs=28,12: each must be more than the one before"),
         ({"cutoffs": "0,12"}, "cutoffs=0,12: each must be more"),
-        ({"cutoffs": "12,44"}, "12,44: 44 leaves its cluster no words in a vocabulary of 44"),
+        ({"cutoffs": "12,44"}, "12,44: the cluster from 44 on is empty in a vocabulary of 44"),
         ({"factor": 4}, "model.width=8 is not a multiple of model.adaptive.factor^2=16"),
         ({"factor": 0}, "model.adaptive.factor=0: must be at least 1"),
     ],

@@ -154,7 +154,7 @@ def test_a_missing_file_is_an_error(folder):
         json.dumps({"weight_map": {"a": "model-0.safetensors", "b": "model-2.safetensors"}})
     )
     assert error_of(folder).startswith(
-        f"{folder / 'model-2.safetensors'} is missing, which {index.name}"
+        f"{folder / 'model-2.safetensors'} is missing, but {index.name}"
     )
     index.write_text("{}")
     assert error_of(folder).startswith(f"{index}: damaged (")

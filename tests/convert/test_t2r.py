@@ -288,7 +288,7 @@ def test_maps_are_trained_together_with_adapters(hybrid_folder, lora):
     [
         (["model.mixer=full"], "train.only=maps: model.mixer=full has no feature maps; give"),
         (["model.linear.map=elu"], "train.only=maps: model.linear.map=elu has no weights; take"),
-        (["model.lora.rank=2"], "train.only=maps: adapters are not trained then, model.lora.ra"),
+        (["model.lora.rank=2"], "train.only=maps does not train adapters, model.lora.rank="),
     ],
 )
 def test_invalid_freezing_is_rejected(more, said):
@@ -488,7 +488,7 @@ def test_a_cap_of_scores_is_dropped_with_its_layers():
 
 
 def test_other_stacks_are_rejected():
-    with pytest.raises(UserError, match=r"--to t2r: model\.stack=lstm has no layers with"):
+    with pytest.raises(UserError, match=r"--to t2r: model\.stack=lstm has no mixers"):
         replace_attention(ModelConfig(stack="lstm", block_len=1), "t2r")
 
 

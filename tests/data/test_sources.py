@@ -191,7 +191,7 @@ def test_inputs_keep_their_weight_where_a_document_is_cut(tmp_path, small_pieces
         ("[1]", "line 1002: a list instead of an object"),
         ('"text"', "line 1002: a string instead of an object"),
         ("null", "line 1002: null instead of an object"),
-        ('{"inputs": "x"}', 'line 1002: no "text", and no "inputs" with "targets"'),
+        ('{"inputs": "x"}', 'line 1002: no "text", and neither "inputs" and "targets"'),
         ('{"targets": "x"}', 'line 1002: no "text"'),
         ('{"inputs": 5, "targets": "x"}', 'line 1002: "inputs" is a number, not a string'),
         ('{"text": "\\ud800"}', "line 1002: not JSON with valid text"),

@@ -128,5 +128,5 @@ def test_a_run_resumes_with_as_many_rows_and_is_evaluated_on_its_holdout(
 
 def test_toy_tasks_have_words_of_their_own(files: Path) -> None:
     given = [f"data.files={files}", "data.text_rows=1", "data.task=copy", "data.tokenizer=task"]
-    with pytest.raises(UserError, match=r"data\.task=copy has words of its own"):
+    with pytest.raises(UserError, match=r"data\.task=copy has its own vocabulary"):
         load_config("text_fam", given)

@@ -159,7 +159,7 @@ def test_a_stopped_evaluation_continues(
     assert len(calls) == 6
     (told,) = capsys.readouterr().err.splitlines()
     assert told == (
-        f"vt: begins anew (examples changed); what was answered before is kept in {file}"
+        f"vt: starts from the beginning (examples changed); earlier answers are kept in {file}"
     )
     evaluate_long(*arguments, quiet=True, folder=folder)
     assert len(calls) == 6
@@ -179,7 +179,7 @@ def test_other_texts_of_equal_size_are_others(
         evaluate_long(
             run, "niah_multikey_1", [900], 1, 1, files=str(book), quiet=True, folder=tmp_path / "e"
         )
-    assert "begins anew (texts changed)" in capsys.readouterr().err
+    assert "starts from the beginning (texts changed)" in capsys.readouterr().err
 
 
 def test_the_version_of_a_folder_has_its_tokenizer(tmp_path: Path) -> None:

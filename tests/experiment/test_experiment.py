@@ -498,8 +498,8 @@ def test_sizes_must_be_positive(key: str) -> None:
         ),
         (
             ["model.mixer=fm", "model.memory_segments=0"],
-            "model.memory_segments=0: the memory of model.mixer=fm is its segments; set it to at "
-            "least 1, or model.mixer=bswa",
+            "model.memory_segments=0: model.mixer=fm needs at least one memory segment; set it to "
+            "1 or more, or use model.mixer=bswa",
         ),
         (
             ["model.width=250"],
@@ -599,7 +599,7 @@ def test_sizes_must_be_positive(key: str) -> None:
             ["data.task=copy"],
             "data.tokenizer=bytes: data.task=copy has its own words; set data.tok",
         ),
-        (["data.tokenizer=task"], "data.tokenizer=task: data.task=text has no words of its own"),
+        (["data.tokenizer=task"], "data.tokenizer=task: data.task=text has no vocabulary of its own"),
         (["data.task=cpy"], "data.task=cpy: must be one of text, passkey, random_walk"),
         (
             ["data.task=random_walk", "data.tokenizer=task", "data.toy.size=65"],

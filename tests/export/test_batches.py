@@ -54,7 +54,7 @@ def model(name):
 def test_configs_without_what_their_stack_needs_are_errors():
     with pytest.raises(ValueError, match="mixer=linear: the config needs linear"):
         FamjaxForCausalLM(FamjaxConfig(mixer="linear"))
-    with pytest.raises(ValueError, match="take the classes of modeling_famjax_feedback"):
+    with pytest.raises(ValueError, match="use the classes of modeling_famjax_feedback"):
         FamjaxForCausalLM(FamjaxConfig(**MODELS["feedback"]))
     with pytest.raises(ValueError, match="needs stack=feedback or transformer, and feedback"):
         FamjaxFeedbackForCausalLM(FamjaxFeedbackConfig(stack="feedback"))

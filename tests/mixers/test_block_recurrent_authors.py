@@ -4,7 +4,7 @@ Skipped unless a checkout of https://github.com/google-research/meliad is in PYT
 it imports: gin-config, clu, tensorboard, and the `seqio` extra.
 
 Their layer is set to a window of one block, no positions and plain keys: with a longer window
-states also read its previous block, and by default their keys and queries are normalised. Their
+states also read its previous block, and by default their keys and queries are normalized. Their
 gate "bias" is our fixed one. Two differences have no option and are removed: their tokens do not
 attend to themselves, and their gate "lstm" has a tanh only in the configuration "single".
 """

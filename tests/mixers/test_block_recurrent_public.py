@@ -146,7 +146,7 @@ def rename(weights: public.Weights) -> public.Weights:
 def test_the_package_has_equal_logits_states_and_gradients() -> None:
     model = their_model()
     weights = public_torch.draw_weights(model)
-    # but those of normalised queries and keys
+    # but those of normalized queries and keys
     weights = {name: a for name, a in weights.items() if not name.endswith(("q_scale", "k_scale"))}
     tokens = torch.tensor(TOKENS)
     y, window, states = model(tokens[:, :WHOLE])

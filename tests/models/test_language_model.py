@@ -85,5 +85,5 @@ def test_program_size_is_independent_of_depth_with_scanned_layers(scan):
 def test_a_call_that_ends_within_a_block_is_rejected():
     config = ModelConfig(vocab_size=20, layers=1, width=16, heads=2, mixer="fam", block_len=8)
     model = LanguageModel(config, rngs=nnx.Rngs(0))
-    with pytest.raises(UserError, match="a call of 12 tokens does not fill blocks of 8"):
+    with pytest.raises(UserError, match="a call of 12 tokens: not a multiple of block_len=8"):
         model(jnp.zeros((1, 12), jnp.int32), model.init_state(1))

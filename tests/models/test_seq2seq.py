@@ -512,7 +512,7 @@ def test_flops_are_those_of_the_products_with_weights(name):
 @pytest.mark.parametrize("name", ["full", "feedback"])
 def test_a_source_is_asked_for(name):
     m = model(name)
-    with pytest.raises(UserError, match=r"give Context\.source"):
+    with pytest.raises(UserError, match=r"set Context\.source"):
         m.step(np.array([[3]]), m.init_state(1))
 
 

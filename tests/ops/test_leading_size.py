@@ -60,7 +60,7 @@ def test_scans_without_arrays() -> None:
 
 
 def test_blocks_of_a_token_scan_divide_its_tokens() -> None:
-    with pytest.raises(ValueError, match="token_scan: 3 tokens are no multiple of the block, 2"):
+    with pytest.raises(ValueError, match="token_scan: 3 tokens are not a multiple of block=2"):
         SCANS["token_scan"](jnp.zeros((3, 2)), None)
 
 

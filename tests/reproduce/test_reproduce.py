@@ -150,13 +150,13 @@ def test_versions_are_not_mixed_and_this_is_told_before_anything_trains(fake, tm
     capsys.readouterr()
     assert reproduce(tmp_path, COPY, "--seeds", "2") == 2
     error = " ".join(capsys.readouterr().err.split())
-    assert re.search(rf"{COPY}: its results would be of .*older of the code; --mixed shows", error)
+    assert re.search(rf"{COPY}: its results would be from different versions of the code .*older.*; --mixed shows", error)
     assert set((tmp_path / "runs").rglob(RESULT)) == before
     # all that is asked for is there, of one version
     assert reproduce(tmp_path, COPY, "--seeds", "1") == 0
     assert reproduce(tmp_path, COPY, "--seeds", "2", "--mixed") == 0
     assert reproduce(tmp_path, COPY, "--seeds", "2") == 2
-    assert f"{COPY}: its results are of" in capsys.readouterr().err
+    assert f"{COPY}: its results are from" in capsys.readouterr().err
 
 
 def test_an_experiment_of_several_versions_stops_no_other(fake, tmp_path, capsys):
@@ -166,14 +166,14 @@ def test_an_experiment_of_several_versions_stops_no_other(fake, tmp_path, capsys
     capsys.readouterr()
     assert reproduce(tmp_path, COPY, reverse, "--seeds", "2", "--only", "Feedback") == 2
     out, err = capsys.readouterr()
-    assert f"{COPY} is left out: its results would be of" in " ".join(err.split())
+    assert f"{COPY} is left out: its results would be from" in " ".join(err.split())
     assert "2/2" in err
     assert "Reverse digits" in out
     assert "Copy digits" not in out
     assert (tmp_path / "pages" / f"{reverse}.md").exists()
     # what does not fit into the time is said, too
     assert reproduce(tmp_path, COPY, reverse, "--seeds", "2", "--hours", "0.01") == 2
-    assert "2 trainings are left" in capsys.readouterr().err
+    assert "2 training runs are left" in capsys.readouterr().err
 
 
 def test_of_several_experiments_one_without_its_data_is_left_out(fake, tmp_path, capsys):
@@ -219,7 +219,7 @@ def test_what_does_not_fit_into_the_time_is_said(fake, tmp_path, capsys):
     assert reproduce(tmp_path, COPY, "--hours", "0.01") == 0
     out, err = capsys.readouterr()
     assert "nothing is done yet" in out
-    assert "6 trainings are left" in err
+    assert "6 training runs are left" in err
 
 
 @pytest.mark.long
@@ -348,7 +348,7 @@ def test_what_was_continued_counts(tmp_path):
     # of a base by other code
     file = cells[1].folder(base) / RESULT
     file.write_text(json.dumps({**result, "base_code": "older"}))
-    with pytest.raises(UserError, match=r"its results are of .*older of the code"):
+    with pytest.raises(UserError, match=r"its results are from .*older\)"):
         collect(base, cells, mixed=False)
 
 
@@ -396,8 +396,8 @@ def test_cores_are_split():
     [
         (["fam-table3"], "experiment; did you mean 'fam-table-3'? famjax reproduce list shows all"),
         (["unlike-any"], "unlike-any: no such experiment; famjax reproduce list shows all"),
-        (["list", COPY], f"list: stands alone; leave out list, or {COPY}"),
-        ([COPY, "all"], f"all: stands alone; leave out all, or {COPY}"),
+        (["list", COPY], f"list: must be the only name; leave out list, or {COPY}"),
+        ([COPY, "all"], f"all: must be the only name; leave out all, or {COPY}"),
         ([], "name experiments, list or all"),
         ([COPY, "--size", "big"], "--size big: here or paper"),
         ([COPY, "--only", "LSTM"], "--only LSTM: ft-table-1-copy has Transformer, Feedback"),

@@ -45,7 +45,7 @@ def test_a_segment_knows_the_last_ones_by_their_memory_alone(case):
 
 
 def test_the_memory_of_rmt_does_not_grow():
-    """It is normalised, so that its size is the norm's scale, after any number of segments."""
+    """It is normalized, so that its size is the norm's scale, after any number of segments."""
     r = Runner(replace(CASES["rmt"], norm="rmsnorm"), x64=False)
     scale = np.asarray(nnx.to_pure_dict(r.params)["stack"]["memory_norm"]["scale"])
     state = r.fresh
@@ -77,7 +77,7 @@ def test_a_document_beyond_the_segments_of_an_autocompressor():
         for read, count in ((stack, W), (stack.step, 1)):
             with pytest.raises(UserError, match=rf"token {2 * W + count} of a document is beyond"):
                 read(r.x[:, :count], full, Context())
-    with pytest.raises(UserError, match=r"a call of 3 tokens does not fill segments of 4"):
+    with pytest.raises(UserError, match=r"a call of 3 tokens: not a multiple of block_len=4"):
         stack(r.x[:, :3], r.fresh, Context())
 
 

@@ -187,7 +187,7 @@ def test_the_words_that_are_asked_for_are_the_most_frequent_ones_at_any_length()
         words = ["....", *document.content.questions[0].references]
         assert [word for word, _ in frequent[:4]] == words
         assert len({count for _, count in frequent}) == 5
-    with pytest.raises(UserError, match="52 words fit, of which the most frequent ones are equal"):
+    with pytest.raises(UserError, match="only 52 words fit, of which the most frequent ones would be equal"):
         read(LONG["fwe"], 720, 1, "")
 
 
@@ -418,7 +418,7 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
     words = load_tokenizer(str(tmp_path / "words.txt"))
     with pytest.raises(UserError, match=r"cannot express '[A-Z]{5}'"):
         LONG["vt"].evaluated_document(words, 2000, 0, 5)
-    with pytest.raises(UserError, match=r"cwe: 34 words fit, in which none is often"):
+    with pytest.raises(UserError, match=r"cwe: only 34 words fit, too few for any to be common"):
         read(LONG["cwe"], 1000, 0, "")
     with pytest.raises(UserError, match=r"min_length=900 is more than data\.long\.max_length=800"):
         load_config("text_fam", ["data.task=vt", *lengths(900, 800)])

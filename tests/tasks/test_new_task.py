@@ -58,5 +58,5 @@ def test_mistakes_are_one_line_errors() -> None:
         load_config("text_fam", [*SMALL, "data.holdout=9"])
     with pytest.raises(UserError, match="did you mean 'last_letter'"):
         load_config("text_fam", ["data.task=last_leter"])
-    with pytest.raises(UserError, match="has no words of its own"):
+    with pytest.raises(UserError, match="has no vocabulary of its own"):
         load_config("text_fam", [*SMALL, "data.tokenizer=task"])

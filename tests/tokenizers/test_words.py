@@ -73,7 +73,7 @@ def test_a_list_is_built_saved_and_loaded(tmp_path, capsys):
         ("the\ncat\n", "does not begin with the lines <s>, <unk>, <eos>"),
         ("<s>\n<unk>\n<eos>\na b\n", "line 4 is not one word: 'a b'"),
         ("<s>\n<unk>\n<eos>\n\na\n", "line 4 is not one word: ''"),
-        ("<s>\n<unk>\n<eos>\na\na\n", "'a' is in it twice"),
+        ("<s>\n<unk>\n<eos>\na\na\n", "lists the word 'a' twice; remove one"),
     ],
 )
 def test_files_that_are_not_word_lists_are_rejected(text, said, tmp_path):

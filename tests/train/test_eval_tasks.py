@@ -121,7 +121,7 @@ def test_a_missing_text_is_reported_before_anything_is_compiled(
         (["eval.lengths=a"], "eval.lengths a: write whole numbers"),
         (["eval.tasks=passkey,passkey"], "names a task twice"),
         (["eval.tasks=text:holdout"], "write text:FILES"),
-        (["eval.tasks=copy"], "copy has words of its own; train on it"),
+        (["eval.tasks=copy"], "copy has its own vocabulary; train on it"),
         (["eval.best=vt"], "eval.best=vt: is not measured; take one of"),
         (["eval.every=0"], "eval.tasks: has no effect with eval.every=0"),
         (["eval.tasks="], "data.task=passkey has none; name eval.tasks, or set eval.every=0"),

@@ -70,7 +70,7 @@ def flat(tree: Any) -> dict[str, np.ndarray]:
 def test_learned_spans_are_trimmed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train(config(*SPANS, "model.feedback.span=128", "train.steps=1"), tmp_path / "run")
     # spans start at 0: tokens attend only to the ramp and the possible growth
-    assert "step 0: layers look at 64 tokens" in capsys.readouterr().err
+    assert "step 0: layers attend to up to 64 tokens" in capsys.readouterr().err
     assert run.model.stack.spec.spans == (64,)
 
 

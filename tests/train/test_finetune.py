@@ -63,7 +63,9 @@ def test_finetuning_starts_from_the_newest_checkpoint(
     assert first["loss"] < rows(run)[0]["loss"] - 0.1
     assert [row["learning_rate"] for row in rows(tuned)] == pytest.approx([rate] * 2)
     # a model of other sizes is refused before anything is loaded
-    with pytest.raises(UserError, match=r"model\.layers=2: the given weights have 1; keep it"):
+    with pytest.raises(
+        UserError, match=r"model\.layers=2: the given weights have 1; keep that value"
+    ):
         loop.train(override(tuning, ["model.layers=2"]), tmp_path / "other")
     assert capsys.readouterr().err == ""
     assert not (tmp_path / "other").exists()

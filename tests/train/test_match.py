@@ -215,7 +215,7 @@ def test_bfloat16_gradients_agree() -> None:
             ["train.label_smoothing=0.1"],
             "train.match=true has no targets, train.label_smoothing=0.",
         ),
-        (["model.lora.rank=2"], "train.only=maps: adapters are not trained then, model.lora.rank="),
+        (["model.lora.rank=2"], "train.only=maps does not train adapters, model.lora.rank="),
         (["model.mixer=bswa"], "train.only=maps: model.mixer=bswa has no feature maps; give layer"),
         (["model.linear.map=elu"], "train.only=maps: model.linear.map=elu has no weights; take a "),
         (["init="], "train.match=true: random weights have no attention to match; give init="),

@@ -1,4 +1,4 @@
-"""BART: Marian's layers, with learned positions and normalised embeddings."""
+"""BART: Marian's layers, with learned positions and normalized embeddings."""
 
 from __future__ import annotations
 

@@ -126,14 +126,14 @@ def parse3(hf: HF) -> ModelConfig:
 
 def _ropes(hf: HF) -> tuple[HF, HF]:
     """Return the rope_parameters of global layers, and of local ones."""
-    said = hf.get("rope_parameters") or {}
-    for name in said.keys() - {"full_attention", "sliding_attention"}:
+    rope = hf.get("rope_parameters") or {}
+    for name in rope.keys() - {"full_attention", "sliding_attention"}:
         raise UserError(
             f"config.json: rope_parameters.{name} is not a layer type; put it under "
             "full_attention or sliding_attention"
         )
-    whole = said.get("full_attention") or {"rope_type": "default"}
-    local = said.get("sliding_attention") or {}
+    whole = rope.get("full_attention") or {"rope_type": "default"}
+    local = rope.get("sliding_attention") or {}
     theta, frequency = hf.get("rope_theta"), hf.get("rope_local_base_freq")
     older = [{} if base is None else {"rope_theta": base} for base in (theta, frequency)]
     return older[0] | whole | (hf.get("rope_scaling") or {}), older[1] | local

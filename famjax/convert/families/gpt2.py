@@ -9,7 +9,7 @@ from famjax.convert.families.keys import HF, NO_WINDOW, REQUIRED, Keys, Unsuppor
 from famjax.convert.tensors import Part, Tensor, Tensors
 
 _GATES = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "gelu": "gelu_exact"}
-_SCORES = "scores are divided by the root of a head's size, and by nothing else"
+_SCORES = "attention scores are divided by the square root of the head size, and by nothing else"
 _KEYS = Keys(
     {
         **dict.fromkeys(("vocab_size", "n_positions", "n_embd", "n_layer", "n_head"), REQUIRED),

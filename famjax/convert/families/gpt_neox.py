@@ -51,9 +51,9 @@ _KEYS = Keys(
 def parse(hf: HF) -> ModelConfig:
     heads, width = hf["num_attention_heads"], hf["hidden_size"]
     older = {"rope_theta": hf.get("rotary_emb_base"), "partial_rotary_factor": hf.get("rotary_pct")}
-    said = {name: value for name, value in older.items() if value is not None} | rope_parameters(hf)
-    share = float(said.get("partial_rotary_factor", 0.25))
-    base = float(said.get("rope_theta", 10_000.0))
+    rope = {name: value for name, value in older.items() if value is not None} | rope_parameters(hf)
+    share = float(rope.get("partial_rotary_factor", 0.25))
+    base = float(rope.get("rope_theta", 10_000.0))
     bias = hf.get("attention_bias", True)
     return ModelConfig(
         vocab_size=hf["vocab_size"],
@@ -77,7 +77,7 @@ def parse(hf: HF) -> ModelConfig:
             mlp_bias=True,
             parallel=hf.get("use_parallel_residual", True),
             rotary_fraction=share,
-            **parse_rope_scaling(said, hf["max_position_embeddings"], partial=True),
+            **parse_rope_scaling(rope, hf["max_position_embeddings"], partial=True),
         ),
     )
 

@@ -84,7 +84,7 @@ UNSUPPORTED = {
     "attention_chunk_size": UnsupportedKey((None,), "chunked attention is not supported"),
     "partial_rotary_factor": UnsupportedKey((None, 1), "this family rotates whole heads"),
     "rope_interleaved": UnsupportedKey(_OFF, "rotated pairs are halves of a head, not neighbours"),
-    "use_mrope": UnsupportedKey(_OFF, "positions have one axis here"),
+    "use_mrope": UnsupportedKey(_OFF, "multi-axis rotary positions (M-RoPE) are not supported"),
 }
 # unsupported keys of families with full attention in all layers
 NO_WINDOW = {

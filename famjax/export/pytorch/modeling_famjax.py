@@ -288,7 +288,7 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
         """Set the modules between the embedding and the last norm."""
         names = config.mixer.split(",")
         if config.stack != "residual":
-            raise ValueError(f"stack={config.stack}: take the classes of modeling_famjax_feedback")
+            raise ValueError(f"stack={config.stack}: use the classes of modeling_famjax_feedback")
         if "linear" in names and not config.linear:
             raise ValueError("mixer=linear: the config needs linear, a dict")
         d, arch = config.width, config.arch
@@ -473,7 +473,7 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
         then the last token, after the current state of this `generate`.
         """
         if attention_mask is not None and not attention_mask[:, -1].all():
-            raise ValueError("generate continues the last column: pad with padding_side='left'")
+            raise ValueError("generate appends to the last column: pad with padding_side='left'")
         current = kwargs.get(CACHE)
         started = isinstance(current, FamjaxState)
         forwarded = ("use_cache", "output_hidden_states", "output_attentions")

@@ -99,7 +99,7 @@ class SharedKeys(nn.Module):
 
 
 class FeedbackDecoder:
-    """What a model with feedback memories does otherwise than `FamjaxForCausalLM`."""
+    """Mixin for models with feedback memories: overrides methods of `FamjaxForCausalLM`."""
 
     supports_gradient_checkpointing = False
     _no_split_modules = ["FeedbackLayer", "EncoderLayer"]  # noqa: RUF012

@@ -173,7 +173,7 @@ class FamjaxForConditionalGeneration(FamjaxForCausalLM):
     def generate(self, inputs=None, generation_config=None, **kwargs):
         """Write the targets of sources [b s], or of the `encoder_outputs` of `encode`."""
         if kwargs.get("state") is not None:
-            raise ValueError("generate begins a target: give the source, and no state")
+            raise ValueError("generate starts a new target: pass the source, and no state")
         ids = kwargs.pop("input_ids", inputs)
         if kwargs.get("encoder_outputs") is None:
             if ids is None:
@@ -208,7 +208,8 @@ def source_mask(attention_mask, x, allow_empty=False):
     """Return the mask [b 1 s] of sources [b s d].
 
     Args:
-      allow_empty: of sources that are all padding nothing is visible; otherwise everything is.
+      allow_empty: whether a source that is all padding is masked entirely; if False, all of it is
+        visible, so that no softmax is empty.
     """
     if attention_mask is None:
         return torch.ones(len(x), 1, x.shape[1], dtype=torch.bool, device=x.device)

@@ -109,12 +109,12 @@ class Kernels(NamedTuple):
         queries, d_den = _query_index(q, start, m), _to_rows(d_den, q, m)
         like_q, *like_k_v = (jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (q, k, v))
         sums, d_sums = (s, z[:, :, None]), (d_s, d_z[:, :, None])
-        backward_q, *_ = self.loop(chunk.backward_q, queries, (k, v, d_num, d_den), sums, (like_q,))
+        d_q, *_ = self.loop(chunk.backward_q, queries, (k, v, d_num, d_den), sums, (like_q,))
         ins = (q, k, v, d_num, d_den)
         d_k, d_v, d_s, d_z = self.loop(
             chunk.backward_k_v, queries, ins, d_sums, like_k_v, reverse=True
         )
-        return backward_q[:n], d_k[:n], d_v[:n], d_s, d_z[:, :, 0]
+        return d_q[:n], d_k[:n], d_v[:n], d_s, d_z[:, :, 0]
 
 
 # layouts ------------------------------------------------------------------------------------------

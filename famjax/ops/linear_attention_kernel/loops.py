@@ -119,8 +119,8 @@ def scan_gpu(
                 ref[chunk_slice(ref)] = value.astype(ref.dtype).reshape(shape)
             return values[-2:]
 
-        carried_tokens = jax.lax.fori_loop(0, chunks, step, tuple(ref[...] for ref in init_refs))
-        for ref, value in zip(carry_refs, carried_tokens, strict=True):
+        final_carry = jax.lax.fori_loop(0, chunks, step, tuple(ref[...] for ref in init_refs))
+        for ref, value in zip(carry_refs, final_carry, strict=True):
             ref[...] = value
 
     def row_spec(a: Any) -> pl.BlockSpec:

@@ -7,9 +7,10 @@ from famjax.reproduce.experiments import _text
 from famjax.reproduce.measures import PasskeyMeasure
 
 BLOCK = 32
-# the key comes first (3.2), each document has one question, which ends its block, and keys are not
-# smeared, since rival models lack that: all models train on the same documents. Documents get
-# longer when a model knows the short ones, so that windows stay at lengths that they can see
+# The key comes first (3.2), each document has one question, which ends its block, and keys are not
+# smeared, since the models compared with FAM lack that: all models train on the same documents. The
+# curriculum lengthens documents when a model solves the short ones, so models with windows stay at
+# lengths within their receptive field.
 DOCUMENTS = (
     "data.passkey.needle_within=0",
     "data.passkey.ask_every=0",

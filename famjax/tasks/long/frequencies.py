@@ -64,8 +64,9 @@ class CommonWords(LongTask):
         total = room.count([f"{middle + i}. {other(i)}" for i in range(200)])
         if total < self.fewest:
             raise UserError(
-                f"{self.name}: {total} words fit, in which none is often, and it takes "
-                f"{self.fewest}; ask for documents {self.fewest / max(total, 1):.1f} times as long"
+                f"{self.name}: only {total} words fit, too few for any to be common; at least "
+                f"{self.fewest} are needed, in documents "
+                f"{self.fewest / max(total, 1):.1f} times as long"
             )
         # in a short list, common words are at most half of it
         often = min(self.often, total // (2 * self.common))
@@ -116,8 +117,8 @@ class FrequentWords(LongTask):
         total = room.count(["...."] * 61 + [_coded(rng) for _ in range(39)])
         if total < self.fewest:
             raise UserError(
-                f"{self.name}: {total} words fit, of which the most frequent ones are equally "
-                f"frequent, and it takes {self.fewest}; ask for documents "
+                f"{self.name}: only {total} words fit, of which the most frequent ones would be "
+                f"equally frequent; at least {self.fewest} are needed, in documents "
                 f"{self.fewest / max(total, 1):.1f} times as long"
             )
         zeta = np.pi**2 / 6

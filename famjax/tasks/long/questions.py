@@ -83,8 +83,8 @@ class DocumentQuestions(LongTask):
         try:
             contents = self._parse(parse_json("".join(read_text_pieces(facts))))
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            said = f"no field {error}" if isinstance(error, KeyError) else str(error)
-            raise UserError(f"{facts}: {said}; give {self._file}") from None
+            reason = f"no field {error}" if isinstance(error, KeyError) else str(error)
+            raise UserError(f"{facts}: {reason}; give {self._file}") from None
         if not contents:
             raise UserError(f"{facts}: has no question with an answer; give {self._file}")
         return tuple(contents)

@@ -188,13 +188,13 @@ def _check(document: AskedDocument) -> None:
     if not questions:
         raise UserError("has no question")
     for asked in questions:
-        said = repr(asked.prompt.strip()[-60:])
+        question = repr(asked.prompt.strip()[-60:])
         if not asked.references or not all(reference.strip() for reference in asked.references):
-            raise UserError(f"a reference that answers {said} is empty, or there is none")
+            raise UserError(f"a reference that answers {question} is empty, or there is none")
         if asked.options and not set(asked.references) & set(asked.options):
             raise UserError(f"the answer {asked.references[0][:40]!r} is none of the options")
         if not all(option.strip() for option in asked.options):
-            raise UserError(f"an option of {said} is empty")
+            raise UserError(f"an option of {question} is empty")
         if not asked.prompt:
             raise UserError("nothing follows the document, so that nothing is asked")
 
