@@ -297,7 +297,7 @@ def test_gradients_of_recomputed_layers_are_equal() -> None:
 def test_missing_inputs_are_errors() -> None:
     _, model = famjax_and_pytorch("full")
     state = model(**source(), decoder_input_ids=torch.tensor(TARGET)).state
-    with pytest.raises(ValueError, match="give the source, and no state"):
+    with pytest.raises(ValueError, match="pass the source, and no state"):
         model.generate(**source(), state=state)
     with pytest.raises(ValueError, match="give input_ids of the sources, or encoder_outputs"):
         model.generate(decoder_input_ids=torch.tensor(TARGET))
