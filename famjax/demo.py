@@ -295,13 +295,13 @@ def ask(demo: Demo, console: Console) -> dict[str, Any]:
     for _ in answer:
         written.append(int(np.asarray(streamer.logits).argmax()))
         streamer.step(np.array([[written[-1]]], np.int32))
-    key, said = run.tokenizer.decode(answer), run.tokenizer.decode(written)
+    key, written_text = run.tokenizer.decode(answer), run.tokenizer.decode(written)
     console.print(
         f"\nFAM, loaded from its checkpoint, read a key and {len(prompt):,} tokens; its whole "
-        f"memory is {streamer.state_bytes():,} bytes.\n> ...{QUESTION}[bold]{said}[/bold]"
+        f"memory is {streamer.state_bytes():,} bytes.\n> ...{QUESTION}[bold]{written_text}[/bold]"
         f"   (correct: {key})\n"
     )
-    return {"tokens": len(prompt), "key": key, "answer": said}
+    return {"tokens": len(prompt), "key": key, "answer": written_text}
 
 
 def by_table(results: Sequence[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:

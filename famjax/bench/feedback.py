@@ -276,8 +276,8 @@ def compare_gradients(model: ModelConfig, batch: int, length: int) -> float:
     ours = jax.jit(jax.grad(loss))(params)
     with plain_autodiff():
         plain = jax.jit(jax.grad(lambda params: loss(params)))(params)
-    apart = jax.tree.map(lambda a, b: jnp.abs(a - b).max() / jnp.ptp(b), ours, plain)
-    return float(jnp.stack(jax.tree.leaves(apart)).max())
+    differences = jax.tree.map(lambda a, b: jnp.abs(a - b).max() / jnp.ptp(b), ours, plain)
+    return float(jnp.stack(jax.tree.leaves(differences)).max())
 
 
 def measure_rows_floor(model: ModelConfig, batch: int, length: int, repetitions: int) -> Pair:
@@ -290,35 +290,35 @@ def measure_rows_floor(model: ModelConfig, batch: int, length: int, repetitions:
     kernel = jnp.ones((model.width, hidden), model.dtype)
     count = -(-length // BLOCK)
 
-    def three(kernel: jax.Array, x: jax.Array, made: jax.Array) -> Any:
-        to_x, to_kernel = made @ kernel.T, x.T @ made
+    def three(kernel: jax.Array, x: jax.Array, dy: jax.Array) -> Any:
+        to_x, to_kernel = dy @ kernel.T, x.T @ dy
         return x @ kernel, to_x, to_kernel
 
     @jax.jit
-    def parallel(kernel: jax.Array, x: jax.Array, made: jax.Array) -> Any:
-        return three(kernel, x, made)
+    def parallel(kernel: jax.Array, x: jax.Array, dy: jax.Array) -> Any:
+        return three(kernel, x, dy)
 
     @jax.jit
-    def in_loop(kernel: jax.Array, x: jax.Array, made: jax.Array) -> Any:
+    def in_loop(kernel: jax.Array, x: jax.Array, dy: jax.Array) -> Any:
         def block(total: jax.Array, xs: Any) -> Any:
-            x, made = xs
+            x, dy = xs
 
             def token(_: None, xs: Any) -> Any:
-                x, made = xs
-                return None, (x @ kernel, made @ kernel.T)
+                x, dy = xs
+                return None, (x @ kernel, dy @ kernel.T)
 
-            _, out = jax.lax.scan(token, None, (x, made))
-            rows = (a.reshape(-1, a.shape[-1]) for a in (x, made))
+            _, out = jax.lax.scan(token, None, (x, dy))
+            rows = (a.reshape(-1, a.shape[-1]) for a in (x, dy))
             return total + next(rows).T @ next(rows), out
 
-        cut = (a.reshape(count, BLOCK, batch, -1) for a in (x, made))
+        cut = (a.reshape(count, BLOCK, batch, -1) for a in (x, dy))
         return jax.lax.scan(block, jnp.zeros_like(kernel), tuple(cut))
 
     x = jnp.ones((count * BLOCK * batch, model.width), model.dtype)
-    made = jnp.ones((len(x), hidden), model.dtype)
+    dy = jnp.ones((len(x), hidden), model.dtype)
     runs = {
-        "loop": lambda: in_loop(kernel, x, made),
-        "parallel": lambda: parallel(kernel, x, made),
+        "loop": lambda: in_loop(kernel, x, dy),
+        "parallel": lambda: parallel(kernel, x, dy),
     }
     times = time_interleaved(runs, repetitions)
     return compare_times(times["loop"], times["parallel"])

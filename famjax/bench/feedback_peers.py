@@ -43,12 +43,12 @@ class FeedbackPeer(NamedTuple):
     Attributes:
       width: width of the models.
       time: times of the package, and of famjax; the ratio is the speedup of famjax.
-      apart: largest difference of logits with the same weights, relative to their range.
+      max_difference: largest difference of logits with the same weights, relative to their range.
     """
 
     width: int
     time: Pair
-    apart: float
+    max_difference: float
 
 
 def is_installed() -> bool:
@@ -67,8 +67,8 @@ def measure_peers(
             {"theirs": _peer_step(peer, tokens), "ours": _famjax_step(peer, tokens)},
             repetitions,
         )
-        apart = check_peer(peer, 2, min(length, 2 * peer.feedback.span, 40))
-        yield FeedbackPeer(width, compare_times(times["theirs"], times["ours"]), apart)
+        max_difference = check_peer(peer, 2, min(length, 2 * peer.feedback.span, 40))
+        yield FeedbackPeer(width, compare_times(times["theirs"], times["ours"]), max_difference)
 
 
 def match_peer(model: ModelConfig) -> ModelConfig:

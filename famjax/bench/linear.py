@@ -71,15 +71,15 @@ class Attention(NamedTuple):
       time: times of the form, and of the chunkwise form; the ratio is the slowdown. None if the
         form was skipped.
       floor: for the chunkwise form, its times and its floor; None for the others.
-      apart: largest difference of the result from the chunkwise form's, relative to its range; None
-        for softmax, which is another function.
+      max_difference: largest difference of the result from the chunkwise form's, relative to its
+        range; None for softmax, which is another function.
     """
 
     name: str
     length: int
     time: Pair | None
     floor: Pair | None
-    apart: float | None
+    max_difference: float | None
 
 
 def scan(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -141,7 +141,7 @@ def measure_attention(
             f"attention: {length:,} tokens"
             f"{_remaining_note(spent, before, lengths[i:], repetitions)}"
         )
-        runs, apart = _runs(model, batch, length, spent, before)
+        runs, max_difference = _runs(model, batch, length, spent, before)
         repetition_seconds = sum(_expected_seconds(spent, before, length).values())
         times = time_interleaved(
             runs | {"product": _reference_product()}, _repetitions(repetition_seconds, repetitions)
@@ -158,7 +158,7 @@ def measure_attention(
             spent[name] = min(times[name])
             to_floor = compare_times(ours, floor) if name == "chunkwise" else None
             yield Attention(
-                name, length, compare_times(times[name], ours), to_floor, apart.get(name)
+                name, length, compare_times(times[name], ours), to_floor, max_difference.get(name)
             )
         before = length
 
@@ -201,7 +201,7 @@ def random_inputs(model: ModelConfig, batch: int, length: int, width: int) -> In
 def _runs(
     model: ModelConfig, batch: int, length: int, spent: dict[str, float], before: int
 ) -> tuple[dict[str, Callable[[], Any]], dict[str, float]]:
-    """Return a function for each form that is not skipped, and `Attention.apart`."""
+    """Return a function for each form that is not skipped, and `Attention.max_difference`."""
     runs: dict[str, Callable[[], Any]] = {}
     results = {}
     expected = _expected_seconds(spent, before, length)
@@ -220,8 +220,10 @@ def _runs(
         if name != "softmax":
             results[name] = np.asarray(runs[name]()[0])
     ours = results["chunkwise"]
-    apart = {name: float(np.abs(y - ours).max() / np.ptp(ours)) for name, y in results.items()}
-    return runs, apart
+    max_difference = {
+        name: float(np.abs(y - ours).max() / np.ptp(ours)) for name, y in results.items()
+    }
+    return runs, max_difference
 
 
 def forward_backward(form: Form) -> Callable[..., Any]:

@@ -32,12 +32,12 @@ class LinearPeer(NamedTuple):
     Attributes:
       length: number of tokens.
       time: times of the package, and of famjax; the ratio is the speedup of famjax.
-      apart: largest difference of the result or a gradient, relative to its range.
+      max_difference: largest difference of the result or a gradient, relative to its range.
     """
 
     length: int
     time: Pair
-    apart: float
+    max_difference: float
 
 
 def is_installed() -> bool:
@@ -53,12 +53,12 @@ def measure_peers(
         arrays = random_inputs(model, batch, length, model.linear.features)
         runs = {"theirs": _peer_runner(arrays), "ours": _famjax_runner(model, arrays)}
         times = time_interleaved(runs, repetitions)
-        apart = check_peer(model, batch, length)
-        yield LinearPeer(length, compare_times(times["theirs"], times["ours"]), apart)
+        max_difference = check_peer(model, batch, length)
+        yield LinearPeer(length, compare_times(times["theirs"], times["ours"]), max_difference)
 
 
 def check_peer(model: ModelConfig, batch: int, length: int) -> float:
-    """Return `LinearPeer.apart`."""
+    """Return `LinearPeer.max_difference`."""
     arrays = random_inputs(model, batch, length, model.linear.features)
     theirs, ours = _peer_runner(arrays)(), jax.tree.leaves(_famjax_runner(model, arrays)())
     pairs = zip(theirs, (np.asarray(a) for a in ours), strict=True)

@@ -26,8 +26,8 @@ def run(
     note.print("training steps")
     steps = list(bench.measure_training(*setting))
     rows = bench.measure_rows_floor(*setting)
-    apart = bench.compare_gradients(model, 2, min(sizes.length, 24))
-    console.print(_training_table(steps, rows, apart, model, sizes))
+    max_difference = bench.compare_gradients(model, 2, min(sizes.length, 24))
+    console.print(_training_table(steps, rows, max_difference, model, sizes))
     for line in _training_aims(steps):
         console.print(line)
     generated = list(bench.measure_generation(model, sizes.repetitions, note.print))
@@ -47,7 +47,7 @@ def run(
         report = {
             "steps": [to_dict(step) for step in steps],
             "rows_floor": rows._asdict(),
-            "plain_autodiff_apart": apart,
+            "max_difference_to_plain_autodiff": max_difference,
             "generation": [to_dict(row) for row in generated],
             "translation": [to_dict(row) for row in translated],
             "peers": [to_dict(row) for row in peer_rows],
@@ -116,13 +116,17 @@ def _translation_table(
 
 
 def _training_table(
-    steps: list[bench.TrainingStep], rows: Pair, apart: float, model: ModelConfig, sizes: BenchSizes
+    steps: list[bench.TrainingStep],
+    rows: Pair,
+    max_difference: float,
+    model: ModelConfig,
+    sizes: BenchSizes,
 ) -> Table:
     table = Table(
         f"Training step, {_shape(model)}, {sizes.batch} x {sizes.length} tokens. Matrix products "
         f"with {sizes.batch} rows, as in the scan over tokens, take {rows.ratio:.2f} times as long "
         "as with all tokens at once; gradients differ from those of plain autodiff by at most "
-        f"{apart:.1e} of their range",
+        f"{max_difference:.1e} of their range",
         ("", "s", "/ transformer", "median", "/ swa", "FLOPs ratio", "temporary", "last sweep"),
         words=(0,),
     )
@@ -195,7 +199,7 @@ def _peers_table(rows: list[peers.FeedbackPeer], model: ModelConfig, sizes: Benc
             f"{row.time.second:.3f}",
             f"{row.time.ratio:.2f}",
             format_median(row.time),
-            f"{row.apart:.1e}",
+            f"{row.max_difference:.1e}",
         )
     return table
 

@@ -90,7 +90,7 @@ def _attention_table(rows: list[Attention], model: ModelConfig, sizes: BenchSize
             format_median(row.time),
             f"{row.floor.ratio:.2f}" if row.floor else "",
             format_median(row.floor) if row.floor else "",
-            "" if row.apart is None else f"{row.apart:.0e}",
+            "" if row.max_difference is None else f"{row.max_difference:.0e}",
         )
     return table
 
@@ -121,7 +121,7 @@ def _peers_table(rows: list[peers.LinearPeer]) -> Table:
             f"{row.time.second * 1e3:.1f}",
             f"{row.time.ratio:.2f}",
             format_median(row.time),
-            f"{row.apart:.0e}",
+            f"{row.max_difference:.0e}",
         )
     return table
 

@@ -101,8 +101,8 @@ def examine() -> dict[str, Any]:
         report["devices"] = _devices()
         report["device_works"] = _check_device()
     except Exception as error:  # any failure here belongs in the report
-        said = runtime.describe_missing_device(error) or " ".join(str(error).split())
-        report["device_works"] = f"no: {said or type(error).__name__}"
+        message = runtime.describe_missing_device(error) or " ".join(str(error).split())
+        report["device_works"] = f"no: {message or type(error).__name__}"
     report["ok"] = None not in versions.values() and report["device_works"].startswith("yes")
     return report
 

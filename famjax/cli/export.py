@@ -35,8 +35,8 @@ def run(argv: list[str]) -> int:
     check_destination(expanded(arguments.dest))
     runtime.setup()
     a = arguments
-    said = export(
+    notes = export(
         a.run, a.dest, a.format, a.dtype, report=lambda line: print(line, file=sys.stderr)
     )
-    print("\n".join([*said, f"wrote {arguments.dest}"]))
+    print("\n".join([*notes, f"wrote {arguments.dest}"]))
     return 0

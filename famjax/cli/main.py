@@ -136,9 +136,10 @@ def _catch_errors(call: Callable[[], int]) -> int:
         # JAX's exception class is not imported, for a fast start
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
-        said = str(error).splitlines()[0][:200]
+        message = str(error).splitlines()[0][:200]
         return _fail(
-            f"out of memory ({said}); use a smaller model or batch, or a machine with more memory"
+            f"out of memory ({message}); use a smaller model or batch, or a machine with more "
+            "memory"
         )
     except OSError as error:
         if error.errno in _DISK_FULL:
@@ -294,8 +295,8 @@ def _unbox(text: str) -> str:
     """Return the text in tyro's error box: between its title and the next rule, UTF-8 or ASCII."""
     lines = [line.strip(" │") for line in text.splitlines()]
     rules = [i for i, line in enumerate(lines) if re.match(r"[╭╰]|[─-]{3,}$", line)]
-    said = lines[rules[0] + 1 : rules[1]] if len(rules) > 1 else lines
-    line = " ".join(" ".join(said).split()).rstrip(".")
+    message = lines[rules[0] + 1 : rules[1]] if len(rules) > 1 else lines
+    line = " ".join(" ".join(message).split()).rstrip(".")
     return _number_expected(line) or line or "cannot read the arguments"
 
 

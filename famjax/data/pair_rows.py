@@ -83,7 +83,7 @@ class PairSource(Source):
         # until they have been reported
         self._too_long: dict[int, int] = {}
         self._lost: dict[int, int] = {}
-        self._is_told = self._per_epoch == 1
+        self._is_reported = self._per_epoch == 1
         # all rows of a window are requested before those of the next window
         self.rows = functools.lru_cache(maxsize=2)(self._pack_window)
         # each row of a batch counts the rows of the windows before its own again
@@ -133,7 +133,7 @@ class PairSource(Source):
         pairs = [encode_pair(self._tokenizer, *both) for both in texts]
         fitting = [pair for pair in pairs if fits(pair, self.lengths)]
         self._too_long[number] = len(texts) - len(fitting)
-        if not self._is_told or not number:
+        if not self._is_reported or not number:
             self._lost[number] = sum(
                 not self._writes(pair, text) for pair, (_, text) in zip(pairs, texts, strict=True)
             )
@@ -164,7 +164,7 @@ class PairSource(Source):
         These are pairs that are too long, and text in targets that the tokenizer cannot write.
         """
         counts = dict(self._too_long)
-        if self._is_told or not counts:
+        if self._is_reported or not counts:
             return ""
         # when a run continues, the first window is in `counts` too: `report` has read it
         epochs = {number // self._per_epoch for number in counts}
@@ -172,7 +172,7 @@ class PairSource(Source):
         windows = next((whole for whole in wholes if all(n in counts for n in whole)), None)
         if windows is None:
             return ""
-        self._is_told = True
+        self._is_reported = True
         too_long, lost = (
             sum(numbers.get(number, 0) for number in windows) for numbers in (counts, self._lost)
         )

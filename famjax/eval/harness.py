@@ -225,9 +225,9 @@ def _loading(tasks: Any) -> Iterator[None]:
         yield
     except Exception as error:
         name = ",".join(map(str, tasks)) if isinstance(tasks, list) else str(tasks)
-        cause, told = _cause(error)
+        cause, message = _cause(error)
         raise UserError(
-            f"lm_eval:{name}: its data cannot be loaded ({told}); {_remedy(name, cause)}"
+            f"lm_eval:{name}: its data cannot be loaded ({message}); {_remedy(name, cause)}"
         ) from error
 
 

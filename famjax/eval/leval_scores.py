@@ -62,10 +62,10 @@ def final_number(output: str, reference: str) -> float:
 
 def _result(text: str) -> str:
     """Return the digits of the final number before a decimal point; "" without a number."""
-    told = re.search(r"The answer is (\S+)", text)
+    marked = re.search(r"The answer is (\S+)", text)
     words = text.split("\n\n")[0].split(" ")
     last = next((word for word in reversed(words) if re.search(r"\d", word)), "")
-    return re.sub(r"\D", "", (told[1] if told else last).split(".")[0])
+    return re.sub(r"\D", "", (marked[1] if marked else last).split(".")[0])
 
 
 def truth(output: str, reference: str) -> float:

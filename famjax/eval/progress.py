@@ -101,17 +101,17 @@ class TokenProgress:
         if self._quiet:
             yield
             return
-        said = f"{self._what}: compiling"
-        spinner = Spinner("dots", said)
+        label = f"{self._what}: compiling"
+        spinner = Spinner("dots", label)
         shown: list[float] = []
 
         def show(took: float) -> None:
             if self._live is not None:
-                spinner.update(text=f"{said}, {format_seconds(took)}")
+                spinner.update(text=f"{label}, {format_seconds(took)}")
                 self._live.start()
                 self._live.update(spinner, refresh=True)
             elif not shown:
-                self._console.print(said, markup=False)
+                self._console.print(label, markup=False)
             shown.append(took)
 
         begin = time.perf_counter()

@@ -40,11 +40,11 @@ def read_pairs(files: str, task: str = "translate") -> Pairs:
         return Pairs(source, target)
     except UserError as error:
         given = "give data.target, the file of the targets"
-        said = str(error).replace(given, "write SOURCES=TARGETS")
-        said = said.replace("set data.target=", f"write {source} alone")
+        message = str(error).replace(given, "write SOURCES=TARGETS")
+        message = message.replace("set data.target=", f"write {source} alone")
         for option in ("data.source", "data.target"):
-            said = said.replace(option, f"--tasks {task}")
-        raise UserError(said) from None
+            message = message.replace(option, f"--tasks {task}")
+        raise UserError(message) from None
 
 
 def evaluate(run: Run, request: Request) -> dict[str, Any]:

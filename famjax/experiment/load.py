@@ -251,8 +251,8 @@ def _load_python(path: Path) -> Config:
         hint = "; import famjax.config.schema" if error.name == "famjax.core.config" else ""
         raise UserError(f"{path}{_line_number(error, path)}: {error}{hint}") from error
     except Exception as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"{path}{_line_number(error, path)}: {said}") from error
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        raise UserError(f"{path}{_line_number(error, path)}: {message}") from error
     if not isinstance(config, Config):
         raise UserError(f"{path}: must define a function config() that returns a famjax Config")
     problem = next(check_types(config), None)

@@ -92,9 +92,9 @@ def compare_logits(by: str, exported: np.ndarray, run: np.ndarray) -> str:
       UserError: the difference is above the limit, or the run's logits are not finite.
     """
     _check_finite(run)
-    apart = np.abs(exported - run).max()
-    share = apart / max(run.max() - run.min(), np.finfo(np.float32).tiny)
-    summary = f"logits differ by {apart:.1e} at most, {share:.1e} of their range"
+    difference = np.abs(exported - run).max()
+    share = difference / max(run.max() - run.min(), np.finfo(np.float32).tiny)
+    summary = f"logits differ by {difference:.1e} at most, {share:.1e} of their range"
     if not share <= _LIMIT:
         raise UserError(f"{by}: {summary}, over {_LIMIT:.0e}; export removed; please report it")
     return f"compared with {by}: {summary}"

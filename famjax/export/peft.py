@@ -102,8 +102,8 @@ def _check_read_back(source: ExportSource, tensors: Tensors, folder: Path) -> st
         size = max(x.shape for x in maps if x.ndim == 2)
         maps = [x if x.ndim == 2 else np.zeros(size, np.float32) for x in maps]
         ours = replace(tensor, inputs=1).to_checkpoint(maps)
-        apart = np.abs(added - (ours if tensor.transposed else ours.T)).max()
-        worst = max(worst, float(apart / max(np.abs(ours).max(), 1e-30)))
+        difference = np.abs(added - (ours if tensor.transposed else ours.T)).max()
+        worst = max(worst, float(difference / max(np.abs(ours).max(), 1e-30)))
     if not worst < 1e-5:
         raise UserError(
             f"{folder}: the updates of the adapters read back differ by {worst:.1e}; export "

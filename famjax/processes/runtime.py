@@ -148,18 +148,20 @@ def describe_missing_device(error: BaseException) -> str:
     while frame and frame.tb_next:
         frame = frame.tb_next
     is_of_jax = frame and Path(frame.tb_frame.f_code.co_filename).name == "xla_bridge.py"
-    said = " ".join(str(error).split())
-    if not (is_of_jax or "nable to initialize backend" in said):
+    message = " ".join(str(error).split())
+    if not (is_of_jax or "nable to initialize backend" in message):
         return ""
     wanted = os.environ.get("JAX_PLATFORMS", "")
     # without JAX's own advice
-    said = re.sub(
-        r"^Unable to initialize backend '\w+': | \((set JAX_PLAT|you may need).*", "", said
+    message = re.sub(
+        r"^Unable to initialize backend '\w+': | \((set JAX_PLAT|you may need).*", "", message
     )
     modules = [_PLUGINS[name] for name in wanted.split(",") if name in _PLUGINS]
     install = [install_command(missing)] if (missing := missing_modules(modules)) else []
     advice = ", ".join([*install, "see famjax doctor"])
-    said = said[:300].rstrip(".") or "JAX finds none"
+    message = message[:300].rstrip(".") or "JAX finds none"
     if not wanted:
-        return f"no device can be used ({said}); {advice}, or set JAX_PLATFORMS=cpu"
-    return f"JAX_PLATFORMS={wanted}: cannot be used here ({said}); {advice}, or unset JAX_PLATFORMS"
+        return f"no device can be used ({message}); {advice}, or set JAX_PLATFORMS=cpu"
+    return (
+        f"JAX_PLATFORMS={wanted}: cannot be used here ({message}); {advice}, or unset JAX_PLATFORMS"
+    )

@@ -135,7 +135,7 @@ def test_feedback_is_compared_with_other_stacks(capsys, monkeypatch, tmp_path):
     assert steps["transformer"]["transformer"]["ratio"] == 1
     assert steps["feedback, 2 sweeps"]["sweep_change"] > 0
     assert steps["feedback"]["floor"] < 1
-    assert report["plain_autodiff_apart"] < 1e-5
+    assert report["max_difference_to_plain_autodiff"] < 1e-5
     for row in report["generation"]:
         assert row["ratio"] > 0
         if row["equal"] == "bytes":
@@ -218,9 +218,9 @@ def test_linear_is_compared_with_other_forms(capsys, monkeypatch, tmp_path):
     assert {length for _, length in rows} == {16, 40}
     assert rows["chunkwise", 16]["floor"]["ratio"] > 0
     for name in ("token scan", "all pairs"):
-        assert rows[name, 16]["apart"] < 1e-5
+        assert rows[name, 16]["max_difference"] < 1e-5
         assert rows[name, 40]["time"] is None
-    assert rows["softmax", 16]["apart"] is None
+    assert rows["softmax", 16]["max_difference"] is None
     states = {(row["name"], row["length"]): row["state_bytes"] for row in report["decoding"]}
     assert states["T2R", 2] == states["T2R", 8] < states["elu", 8] / 3
     assert states["T2R, map not merged", 8] == states["T2R", 8]
@@ -249,9 +249,9 @@ def test_the_chunkwise_form_is_also_measured_without_its_kernel(monkeypatch):
             yield
 
     monkeypatch.setattr(linear, "without_kernels", without_kernels)
-    runs, apart = linear._runs(SMALL_LINEAR, 1, 16, {}, 0)
+    runs, max_difference = linear._runs(SMALL_LINEAR, 1, 16, {}, 0)
     assert linear.WITHOUT_KERNEL in runs
-    assert apart[linear.WITHOUT_KERNEL] == 0  # on a CPU both are the same
+    assert max_difference[linear.WITHOUT_KERNEL] == 0  # on a CPU both are the same
     assert traced == [True]
 
 

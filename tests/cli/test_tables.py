@@ -138,7 +138,7 @@ def bench_tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     yield bench_feedback._generation_table([generated], MODEL)
     yield bench_feedback._peers_table([feedback_peers.FeedbackPeer(512, PAIR, 1e-6)], MODEL, SIZES)
     attention = linear.Attention("chunkwise", 16384, PAIR, PAIR, 1e-6)
-    left_out = attention._replace(name="token scan", time=None, floor=None, apart=None)
+    left_out = attention._replace(name="token scan", time=None, floor=None, max_difference=None)
     yield bench_linear._attention_table([attention, left_out], MODEL, SIZES)
     yield bench_linear._peers_table([linear_peers.LinearPeer(16384, PAIR, 1e-6)])
     yield bench_linear._decoding_table(

@@ -599,7 +599,10 @@ def test_sizes_must_be_positive(key: str) -> None:
             ["data.task=copy"],
             "data.tokenizer=bytes: data.task=copy has its own words; set data.tok",
         ),
-        (["data.tokenizer=task"], "data.tokenizer=task: data.task=text has no vocabulary of its own"),
+        (
+            ["data.tokenizer=task"],
+            "data.tokenizer=task: data.task=text has no vocabulary of its own",
+        ),
         (["data.task=cpy"], "data.task=cpy: must be one of text, passkey, random_walk"),
         (
             ["data.task=random_walk", "data.tokenizer=task", "data.toy.size=65"],

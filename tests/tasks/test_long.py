@@ -187,7 +187,9 @@ def test_the_words_that_are_asked_for_are_the_most_frequent_ones_at_any_length()
         words = ["....", *document.content.questions[0].references]
         assert [word for word, _ in frequent[:4]] == words
         assert len({count for _, count in frequent}) == 5
-    with pytest.raises(UserError, match="only 52 words fit, of which the most frequent ones would be equal"):
+    with pytest.raises(
+        UserError, match="only 52 words fit, of which the most frequent ones would be equal"
+    ):
         read(LONG["fwe"], 720, 1, "")
 
 

@@ -343,7 +343,11 @@ NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system'
         (CHATML, {"messages": [{"role": "user", "content": ["x"]}]}, "has a part of type None"),
         (CHATML, {"messages": TALK[:2]}, 'no message has the role "assistant"'),
         (CHATML, {"messages": [{"role": "bot", "content": "x"}, *TALK]}, "unknown role bot"),
-        (CHATML, {"prompt": "x"}, 'line 2: no "text", and neither "inputs" and "targets", "prompt"'),
+        (
+            CHATML,
+            {"prompt": "x"},
+            'line 2: no "text", and neither "inputs" and "targets", "prompt"',
+        ),
         (CHATML, {"response": "x"}, 'line 2: no "text"'),
         (CHATML, {"prompt": 5, "response": "x"}, 'line 2: "prompt" is a number, not a string'),
         (None, {"prompt": "x", "response": ["y"]}, 'line 2: "response" is a list, not a string'),
