@@ -142,7 +142,8 @@ def test_each_result_is_printed_when_it_is_there_and_kept_if_a_later_task_is_sto
     assert main(["eval", str(folder), "--tasks", tasks, "--lengths", "1024"]) == 130
     out, err = capsys.readouterr()
     assert "bits per byte" in out
-    kept = f"results of finished tasks are in {folder}/eval; questions answered there are not asked again"
+    kept = f"results of finished tasks are in {folder}/eval; "
+    kept += "questions answered there are not asked again"
     assert err.splitlines()[-2:] == [kept, "famjax: stopped by Ctrl-C"]
     saved = json.loads((folder / "eval" / "report.json").read_text())["results"]
     assert any(name.startswith("text:") for name in saved)
@@ -155,8 +156,8 @@ def test_documents_of_all_tasks_are_checked_before_the_first_is_evaluated(
     tasks = ["--tasks", "niah_single_1,cwe", "--lengths", "1024"]
     assert main(["eval", str(tiny.folder()), *tasks]) == 2
     assert re.search(
-        r"^famjax: cwe: only \d+ words fit, too few for any to be common; at least 120 are needed, in "
-        r"documents \d\.\d times as long\n\Z",
+        r"^famjax: cwe: only \d+ words fit, too few for any to be common; at least 120 are needed, "
+        r"in documents \d\.\d times as long\n\Z",
         capsys.readouterr().err,
     )
     (tmp_path / "qa.jsonl").write_text('{"passage": "a", "question": "", "answer": "b"}')

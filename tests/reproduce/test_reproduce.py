@@ -151,7 +151,7 @@ def test_versions_are_not_mixed_and_this_is_told_before_anything_trains(fake, tm
     assert reproduce(tmp_path, COPY, "--seeds", "2") == 2
     error = " ".join(capsys.readouterr().err.split())
     assert re.search(
-        rf"{COPY}: its results would be from different versions of the code .*older.*; --mixed shows",
+        rf"{COPY}: its results would be from different versions of the code .*older.*; --mixed",
         error,
     )
     assert set((tmp_path / "runs").rglob(RESULT)) == before

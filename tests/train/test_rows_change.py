@@ -40,7 +40,7 @@ def test_rows_can_be_added_and_removed(
 
     monkeypatch.setattr(Session, "describe", record_memory)
     for rows, steps, said in ((4, 6, ""), (2, 7, "4 -> 2; 2 rows continue, 2 end"),
-                              (3, 8, "2 -> 3; 2 rows continue, 1 start new documents")):  # fmt: skip
+                              (3, 8, "2 -> 3; 2 rows continue, 1 start new doc")):  # fmt: skip
         more = override(small, [f"data.batch={rows}", f"train.steps={steps}"])
         capsys.readouterr()
         assert train(more, tmp_path / "run", quiet=True).step == steps
