@@ -2,8 +2,8 @@
 
     famjax train text_bswa                                   # Python's standard library
     famjax train text_bswa data.files='books/*.txt' name=books_bswa
-    famjax train text_bswa data.files=TRAIN data.tokenizer=sp2048.model data.holdout=0 \
-        train.steps=2850 name=books_bswa_2850
+    famjax train text_bswa model.smeared_keys=false data.files=TRAIN data.tokenizer=sp2048.model \
+        data.holdout=0 train.steps=2850 name=books_bswa_2850
 
 Reads bytes in lanes: each of the 4 rows reads one document from beginning to end, and its memory
 is carried from step to step. A block of 64 tokens attends to itself and to the previous block (one

@@ -2,8 +2,8 @@
 
     famjax train text_fam                                    # Python's standard library
     famjax train text_fam data.files='books/*.txt' name=books
-    famjax train text_fam data.files=TRAIN data.tokenizer=sp2048.model data.holdout=0 \
-        train.steps=2000 name=books_2000
+    famjax train text_fam model.fam_update=sum model.smeared_keys=false data.files=TRAIN \
+        data.tokenizer=sp2048.model data.holdout=0 train.steps=2000 name=books_2000
 
 Reads bytes in lanes: each of the 4 rows reads one document from beginning to end, and its memory
 is carried from step to step. A block of 64 tokens attends to itself, to the previous block (one

@@ -65,6 +65,8 @@ class PairSource(Source):
       lengths: sizes of a row.
       seed: seed of the order of pairs and rows.
       window: number of pairs that are packed together.
+      ignores_blocks: whether targets begin anywhere although the model's blocks are longer than
+        one token. Runs from before this was possible have other rows.
     """
 
     def __init__(
@@ -74,8 +76,9 @@ class PairSource(Source):
         lengths: Lengths,
         seed: int,
         window: int = WINDOW,
+        ignores_blocks: bool = False,
     ):
-        self.pairs, self.lengths = pairs, lengths
+        self.pairs, self.lengths, self._ignores_blocks = pairs, lengths, ignores_blocks
         self._tokenizer, self._seed = tokenizer, seed
         self._window = min(window, len(pairs))
         self._per_epoch = -(-len(pairs) // self._window)
@@ -108,10 +111,18 @@ class PairSource(Source):
         """Return a fingerprint of the pairs; row numbers are valid only for these pairs."""
         state = {"pairs": len(self.pairs), "digest": self._digest}
         # tokens around every text change what fits in a row
-        first = self._tokenizer.first_id
-        return state if first is None else state | {"first_id": first}
+        if self._tokenizer.first_id is not None:
+            state["first_id"] = self._tokenizer.first_id
+        if self._ignores_blocks:
+            state["block"] = self.lengths.block
+        return state
 
     def set_state(self, state: dict[str, Any]) -> None:
+        if state.get("block") != self.get_state().get("block"):
+            raise UserError(
+                f"{self.pairs.name}: this run was saved by an older famjax, whose rows of pairs "
+                "differ; start another run from its weights with init"
+            )
         if state != self.get_state():
             raise UserError(
                 f"{self.pairs.name}: the pairs changed since the run was saved "

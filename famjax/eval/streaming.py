@@ -89,6 +89,7 @@ class Streamer:
             self._check_multiple("reset_every", reset_every)
         self._reset_every = reset_every
         self._capacity = model.stack.capacity
+        self._cache_sizes = model.stack.cache_sizes()
         graph, params = nnx.split(model)
         # committed to its devices, as an assigned state is; otherwise jit would recompile
         self._params = jax.tree.map(lambda a: jax.device_put(a, a.sharding), params)
@@ -245,6 +246,8 @@ class Streamer:
         self._check_capacity(1)
         if self._capacity is not None:
             count = min(count, self._capacity - self.tokens)
+        if self.tokens + count > longest:
+            raise ValueError(f"{self.tokens} and {count} more tokens exceed longest={longest}")
         # the token to read precedes the one to sample
         arguments = (
             self._cache_size(longest),
@@ -295,11 +298,8 @@ class Streamer:
         )
 
     def _cache_size(self, tokens: int) -> int:
-        """Return a size of the KV cache for documents of so many tokens; 0 without a cache.
-
-        Few sizes mean few compiled programs.
-        """
-        return 0 if self._capacity is None else min(1 << (tokens - 1).bit_length(), self._capacity)
+        """Return the size of the KV cache to compute with, for documents of so many tokens."""
+        return next((s for s in self._cache_sizes if s >= tokens), self._cache_sizes[-1])
 
     def _longest(self) -> int:
         """Return the largest number of tokens that a lane has read of its document."""

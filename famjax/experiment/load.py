@@ -81,6 +81,8 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
     given = [key for key, _ in _parse_overrides(overrides)]
     if config.init:
         config = _apply_convert_settings(config, started.model, given)
+    if "model.smeared_keys" not in given:
+        config = _without_unused_smearing(config)
     validate(config)
     check_unused_keys(config, given)
     return config
@@ -137,6 +139,19 @@ def _apply_convert_settings(config: Config, old: ModelConfig, given: Sequence[st
         for field, value in spec.convert_settings.items()
     }
     return replace_values(config, {k: v for k, v in settings.items() if k not in given})
+
+
+def _without_unused_smearing(config: Config) -> Config:
+    """Return the config with model.smeared_keys=false if no mixer smears its keys.
+
+    The config file may set it for its own mixer, and the given one be another. A model that is
+    converted later would otherwise get smeared keys that it was not trained with.
+    """
+    # imported late, as in `load_config`
+    from famjax.mixers import mixer_specs
+
+    is_used = any(spec.smears_keys for spec in mixer_specs(config.model))
+    return config if is_used else replace_values(config, {"model.smeared_keys": False})
 
 
 def _check_task_words(init: str, there: Config, here: Config) -> None:

@@ -234,10 +234,7 @@ def check_compatible(old: ModelConfig, new: ModelConfig) -> None:
                 f"model.{field}={getattr(new, field)}: the given weights have "
                 f"{getattr(old, field)}; keep that value"
             )
-    if old.smeared_keys and not new.smeared_keys:
-        raise UserError(
-            "model.smeared_keys=false: the given weights have smeared keys; set it to true"
-        )
+    _check_smearing(old, new)
     for name in ("layers", "shared"):
         there, given = (getattr(model.encoder, name) for model in (old, new))
         if there != given:
@@ -259,6 +256,25 @@ def check_compatible(old: ModelConfig, new: ModelConfig) -> None:
             raise UserError(
                 f"model.arch.{field}={getattr(new.arch, field)}: the given weights have "
                 f"{getattr(old.arch, field)}; keep that value"
+            )
+
+
+def _check_smearing(old: ModelConfig, new: ModelConfig) -> None:
+    """Raise a `UserError` for a layer that would lose the weights that smear its keys."""
+    before = layer_mixers(old)
+    after = layer_mixers(new) or ("",) * len(before)
+    for i, (name, other) in enumerate(zip(before, after, strict=True)):
+        if not (old.smeared_keys and MIXERS[name].smears_keys):
+            continue
+        if not (other and MIXERS[other].smears_keys):
+            to = f"{other}, which cannot smear its keys" if other else f"model.stack={new.stack}"
+            raise UserError(
+                f"model.mixer: layer {i} changes from {name} to {to}, but the given weights have "
+                "smeared keys; train them with model.smeared_keys=false"
+            )
+        if not new.smeared_keys:
+            raise UserError(
+                "model.smeared_keys=false: the given weights have smeared keys; set it to true"
             )
 
 

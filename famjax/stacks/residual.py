@@ -41,6 +41,8 @@ from famjax.parallel.sharding import (
 )
 from famjax.stacks.stack import Stack
 
+# entries of the shortest cache that a loop computes with, a power of two
+_SHORTEST_CACHE = 128
 # names of the metrics for a memory's size and its share in what is read (`ResidualStack.report`)
 _FAM_METRICS = ("state_norm", "fam_attention")
 _MEMORY_METRICS = ("memory_norm", "memory_share")
@@ -311,6 +313,12 @@ class ResidualStack(Stack):
         summarize = jax.vmap(cross.summarize, (0, None))
         keys = tuple(summarize(keys, source.mask) for keys in source.keys)
         return source._replace(keys=keys)
+
+    def cache_sizes(self) -> tuple[int, ...]:
+        if self.capacity is None:
+            return (0,)
+        doubled = range(_SHORTEST_CACHE.bit_length() - 1, (self.capacity - 1).bit_length())
+        return (*(1 << i for i in doubled), self.capacity)
 
     def shorten(self, state: State, tokens: int) -> State:
         return shorten_caches(state, tokens)

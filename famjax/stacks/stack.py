@@ -105,6 +105,13 @@ class Stack(nnx.Module):
 
     # layouts and sizes that callers choose
 
+    def cache_sizes(self) -> tuple[int, ...]:
+        """Return the sizes that `shorten` is to be called with, ascending.
+
+        They are few, since a program is compiled for each. (0,) means that it changes nothing.
+        """
+        return (0,)
+
     def shorten(self, state: State, tokens: int) -> State:
         """Return the state for `step`s of documents of at most `tokens`, of which it is a cache."""
         return state

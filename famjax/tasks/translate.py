@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from famjax.config.derived import is_segmented
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.errors import multiples
 from famjax.data.pair_rows import Lengths, PairSource
@@ -25,8 +24,7 @@ def _target_block(model: ModelConfig) -> int:
 
     Full and linear attention start a target anywhere.
     """
-    blockwise = any(spec.is_blockwise for spec in mixer_specs(model)) or is_segmented(model)
-    return model.block_len if blockwise else 1
+    return model.block_len if any(spec.is_blockwise for spec in mixer_specs(model)) else 1
 
 
 class TranslateTask(Task):
@@ -61,10 +59,14 @@ class TranslateTask(Task):
         self, config: Config, tokenizer: Tokenizer, split: Split, checked: Path | None
     ) -> Source:
         data = config.data
-        lengths = Lengths(
-            data.source_length or data.length, data.length, _target_block(config.model)
+        block = _target_block(config.model)
+        return PairSource(
+            Pairs(data.source, data.target),
+            tokenizer,
+            Lengths(data.source_length or data.length, data.length, block),
+            config.seed,
+            ignores_blocks=block < config.model.block_len,
         )
-        return PairSource(Pairs(data.source, data.target), tokenizer, lengths, config.seed)
 
     def eval_options(self, config: Config, source: Any, capacity: int | None) -> str | None:
         return None

@@ -354,3 +354,12 @@ def test_a_run_does_not_continue_with_other_pairs(tmp_path, monkeypatch):
     other = PairSource(natural(tmp_path, 299), BYTES, Lengths(60, 60, 1), seed=0)
     with pytest.raises(UserError, match=r"the pairs changed since the run was saved \(300 then"):
         other.set_state(state)
+
+
+def test_runs_whose_targets_began_on_blocks_are_refused(tmp_path):
+    pairs = Pairs(*write(tmp_path, ["ab", "c"], ["x", "y"]))
+    old = PairSource(pairs, BYTES, Lengths(24, 24, 8), seed=0).get_state()
+    new = PairSource(pairs, BYTES, Lengths(24, 24, 1), seed=0, ignores_blocks=True)
+    with pytest.raises(UserError, match="saved by an older famjax"):
+        new.set_state(old)
+    new.set_state(new.get_state())

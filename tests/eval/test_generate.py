@@ -143,6 +143,8 @@ def test_a_part_of_the_cache_gives_the_same_text_and_state(capacity: int) -> Non
     for count in (8, 12):
         written += streams[1].write(written[-1], count, how, stops, longest=30).tolist()
     assert written == expected
+    with pytest.raises(ValueError, match="exceed longest=30"):
+        streams[1].write(written[-1], 2, how, stops, longest=30)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
         *(stream.state.memory for stream in streams),

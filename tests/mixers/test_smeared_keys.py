@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -15,6 +16,7 @@ from flax import nnx
 from famjax import load_pretrained
 from famjax.cli.main import main
 from famjax.config.schema import Config
+from famjax.convert.families import native_family
 from famjax.convert.open import open_model
 from famjax.core.errors import UserError
 from famjax.experiment.load import load_config
@@ -45,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("smeared")
     (folder / "train.txt").write_text(tiny.TEXT * 40)
     train(config(folder, "model.smeared_keys=true"), folder / "smeared", quiet=True)
-    train(config(folder), folder / "plain", quiet=True)
+    train(config(folder, "model.smeared_keys=false"), folder / "plain", quiet=True)
     return folder
 
 
@@ -140,6 +142,29 @@ def test_smeared_keys_cannot_be_taken_away(folder: Path, tmp_path: Path) -> None
     assert main(["export", str(folder / "smeared"), str(tmp_path / "hf")]) == 0
     with pytest.raises(UserError, match="smeared_keys=false: the given weights have smeared keys"):
         load_pretrained(tmp_path / "hf", smeared_keys=False)
+
+
+@pytest.mark.parametrize("to", ["fm", "full", "t2r"])
+def test_layers_that_cannot_smear_keys_do_not_drop_the_weights(
+    to: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["convert", str(folder / "smeared"), str(tmp_path / "new"), "--to", to]) == 2
+    assert "but the given weights have smeared keys" in capsys.readouterr().err
+
+
+def test_a_model_that_cannot_smear_keys_does_not_keep_the_setting(
+    folder: Path, tmp_path: Path
+) -> None:
+    """Else its exports would have no family, and layers that it is given later smeared keys."""
+    keys = [key for key in SMALL if "fam_len" not in key and "segments" not in key]
+    keys += ["model.mixer=full", "model.arch.embed_scale=1", f"data.files={folder / 'train.txt'}"]
+    given = load_config("text_fam", keys)
+    assert not given.model.smeared_keys
+    assert native_family(replace(given.model, vocab_size=258)) is not None
+    train(given, tmp_path / "full", quiet=True)
+    assert main(["convert", str(tmp_path / "full"), str(tmp_path / "bswa"), "--to", "bswa"]) == 0
+    assert not open_run(tmp_path / "bswa").config.model.smeared_keys
+    assert config(folder).model.smeared_keys
 
 
 def test_a_layer_of_a_hybrid_gets_smeared_keys(tmp_path: Path, folder: Path) -> None:

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny
 from flax import nnx
 
 from famjax.config.schema import ModelConfig
@@ -87,3 +88,14 @@ def test_a_call_that_ends_within_a_block_is_rejected():
     model = LanguageModel(config, rngs=nnx.Rngs(0))
     with pytest.raises(UserError, match="a call of 12 tokens: not a multiple of block_len=8"):
         model(jnp.zeros((1, 12), jnp.int32), model.init_state(1))
+
+
+@pytest.mark.parametrize(
+    ("capacity", "sizes"), [(100, (100,)), (128, (128,)), (129, (128, 129)), (500, (128, 256, 500))]
+)
+def test_sizes_of_a_part_of_the_cache(capacity: int, sizes: tuple[int, ...]) -> None:
+    assert tiny.run_with("full", capacity=capacity).model.stack.cache_sizes() == sizes
+
+
+def test_a_model_without_a_cache_has_no_parts() -> None:
+    assert tiny.run_with("bswa").model.stack.cache_sizes() == (0,)

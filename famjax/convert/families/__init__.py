@@ -86,6 +86,8 @@ def normalize_model(model: ModelConfig) -> ResolvedModelConfig:
     # in the families of other libraries nothing but speed depends on blocks
     if all(spec.layer_type for spec in mixer_specs(model)):
         rest.add("block_len")
+    if not any(spec.smears_keys for spec in mixer_specs(model)):
+        rest.add("smeared_keys")
     if has_linear_cross(model):
         rest.discard("linear")
     else:
