@@ -262,9 +262,11 @@ def check_compatible(old: ModelConfig, new: ModelConfig) -> None:
 def _check_smearing(old: ModelConfig, new: ModelConfig) -> None:
     """Raise a `UserError` for a layer that would lose the weights that smear its keys."""
     before = layer_mixers(old)
+    if not (old.smeared_keys and before):
+        return
     after = layer_mixers(new) or ("",) * len(before)
     for i, (name, other) in enumerate(zip(before, after, strict=True)):
-        if not (old.smeared_keys and MIXERS[name].smears_keys):
+        if not MIXERS[name].smears_keys:
             continue
         if not (other and MIXERS[other].smears_keys):
             to = f"{other}, which cannot smear its keys" if other else f"model.stack={new.stack}"

@@ -224,7 +224,7 @@ def test_pairs_left_out_are_told_after_an_epoch(
     given = config(tmp_path, "train.steps=40", "train.log_every=5")
     (tmp_path / "words").write_text("ab\n" * 50 + "a" * 60 + "\n")
     (tmp_path / "backwards").write_text("ba\n" * 50 + "b" * 60 + "\n")
-    monkeypatch.setattr(PairSource.__init__, "__defaults__", (10,))
+    monkeypatch.setattr(PairSource.__init__, "__defaults__", (10, False))
     train(given, tmp_path / "run")
     said = capsys.readouterr().err
     assert said.count("1 of 51 pairs is longer than data.source_length=28") == 1
