@@ -22,7 +22,7 @@ from famjax.core.errors import StopRequested, UserError
 from famjax.processes import runtime
 
 Item = TypeVar("Item")
-# seconds for an interrupted process to save
+# seconds for the other process to save after an interruption
 _SECONDS_TO_SAVE = 60
 
 
@@ -95,7 +95,8 @@ def run_in_halves(
         with console.status("waiting for the other process"):
             process.join()
     except (KeyboardInterrupt, StopRequested):
-        process.join(_SECONDS_TO_SAVE)  # it receives the signal too, and saves
+        process.terminate()  # it saves, and ends
+        process.join(_SECONDS_TO_SAVE)
         raise
     finally:
         process.kill()
@@ -109,6 +110,9 @@ def _work_quietly(
     work: Callable[[Item, bool], None], items: Sequence[Item], taken: Any, log: Path
 ) -> None:
     _end_with_parent()
+    # signals to the process group do not reach this process: a second one would interrupt saving
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()
     with log.open("w") as file:
         os.dup2(file.fileno(), sys.stderr.fileno())
         _take_half(first=False)

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from famjax.core.errors import UserError
+from famjax.core.errors import StopRequested, UserError
 from famjax.processes import runtime
 from famjax.processes.half_cores import run_in_halves, run_in_process
 
@@ -64,6 +65,51 @@ def test_the_other_process_fails(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"failed; see {log}"):
         run_in_halves(work, ["one", "two"], log, Console())
     assert "this one fails" in log.read_text()
+
+
+def work_until_stopped(folder: Path, name: str, quiet: bool) -> None:
+    """As a training that takes time to save: write a file some time after the first SIGTERM."""
+    stopped: list[int] = []
+
+    def stop(number: int, frame: object) -> None:
+        signal.signal(number, signal.SIG_DFL)  # a second one ends the process
+        stopped.append(number)
+
+    signal.signal(signal.SIGTERM, stop)
+    (folder / f"{name} began").touch()
+    wait_for(lambda: len(stopped))
+    if quiet:
+        time.sleep(1)
+        (folder / "saved").touch()
+    raise StopRequested(signal.SIGTERM, 0)
+
+
+@pytest.mark.parametrize("to_group", [False, True])
+def test_both_processes_save_when_stopped(tmp_path: Path, to_group: bool) -> None:
+    """The other process receives one signal, whether this process or its group is stopped."""
+    code = """
+import functools, pathlib, sys
+from rich.console import Console
+from famjax.core.errors import StopRequested
+from famjax.processes.half_cores import run_in_halves
+from tests.processes.test_half_cores import work_until_stopped
+
+folder = pathlib.Path(sys.argv[1])
+try:
+    run_in_halves(
+        functools.partial(work_until_stopped, folder), ["a", "b"], folder / "log", Console()
+    )
+except StopRequested:
+    sys.exit(7)
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], start_new_session=True)
+    try:
+        wait_for(lambda: len(list(tmp_path.glob("* began"))) == 2)
+        (os.killpg if to_group else os.kill)(parent.pid, signal.SIGTERM)
+        assert parent.wait(60) == 7
+        assert (tmp_path / "saved").exists()
+    finally:
+        parent.kill()
 
 
 def test_a_process_ends_with_the_one_that_started_it() -> None:
