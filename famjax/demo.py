@@ -334,11 +334,15 @@ def table(demo: Demo, results: Sequence[dict[str, Any]]) -> Table:
 def draw(demo: Demo, results: Sequence[dict[str, Any]]) -> Path:
     """Plot accuracy against length, as in the paper's Figure 3; return the file."""
     figure, axes = new_figure(size=(8, 4.5))
+    # the seeds of a memory share its color
+    memories = {"fam": "C0", "delta": "C1"}
+    windows = (f"C{number}" for number in range(2, 10))
     for result in results:
         is_window = result["mixer"] == "bswa"
         axes.plot(
             demo.lengths,
             [100 * row["key_accuracy"] for row in result["rows"]],
+            color=next(windows) if is_window else memories[result["mixer"]],
             marker="o",
             markersize=4,
             linewidth=2.5 if result["name"] == "FAM" else 1.5,
@@ -355,7 +359,7 @@ def draw(demo: Demo, results: Sequence[dict[str, Any]]) -> Path:
         fontsize="medium",
     )
     axes.grid(alpha=0.3)
-    axes.legend(loc="center right")
+    axes.legend(loc="center right", fontsize="small" if len(results) > 8 else None)
     return save_figure(figure, demo.folder / "plots" / "passkey.png")
 
 

@@ -498,17 +498,23 @@ def table(demo: FinetuneDemo, results: Sequence[dict[str, Any]]) -> Table:
 
 
 def draw(demo: FinetuneDemo, results: Sequence[dict[str, Any]]) -> Path:
-    """Plot accuracy against length, dotted before finetuning; return the file."""
+    """Plot accuracy against length, in a color for each memory; return the file.
+
+    Dotted lines are the models before finetuning. After it seed 0 has a solid line, seed 1 a dashed
+    and seed 2 a dash-dotted one.
+    """
     figure, axes = new_figure(size=(8, 4.5))
-    for number, result in enumerate(results):
-        for when, style in (("before", ":"), ("after", "-")):
+    memories = list(dict.fromkeys(_memory_and_seed(result["name"])[0] for result in results))
+    for result in results:
+        memory, seed = _memory_and_seed(result["name"])
+        for when, style in (("before", ":"), ("after", ("-", "--", "-.")[seed])):
             axes.plot(
                 [row["length"] for row in result[when]["passkey"]],
                 [100 * row["key_accuracy"] for row in result[when]["passkey"]],
                 style,
-                marker="o",
+                marker="o^s"[seed],
                 markersize=4,
-                color=f"C{number}",
+                color=f"C{memories.index(memory)}",
                 label=result["name"] if when == "after" else None,
             )
     axes.set_xscale("log", base=2)
@@ -518,6 +524,12 @@ def draw(demo: FinetuneDemo, results: Sequence[dict[str, Any]]) -> Path:
     axes.grid(alpha=0.3)
     axes.legend()
     return save_figure(figure, demo.folder / "plots" / "finetune.png")
+
+
+def _memory_and_seed(name: str) -> tuple[str, int]:
+    """Return "FAM" and 1 for "FAM-1"; a name without a number has seed 0."""
+    memory, _, seed = name.partition("-")
+    return memory, int(seed or 0)
 
 
 if __name__ == "__main__":
