@@ -46,6 +46,7 @@ _FILES = (
     "memory_lengths",
     "memory_lanes",
     "memory_keys",
+    "memory_features",
     "memory_smeared",
     "memory_writes",
 )
