@@ -1,4 +1,4 @@
-"""How many features of a key the delta memory needs on code (`model.delta_order`; not in a paper)."""
+"""How many features of a key the delta memory needs on code; not in a paper."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from famjax.reproduce.experiments import _text
 _STEPS_IN_TIME = 780
 
 
-def _variant(name: str, *overrides: str) -> Variant:
-    return Variant(name, (*_text.CONTINUED, "model.memory_segments=1", *overrides))
+def _variant(name: str, segments: int = 1, overrides: tuple[str, ...] = ()) -> Variant:
+    return Variant(name, (*_text.CONTINUED, f"model.memory_segments={segments}", *overrides))
 
 
 def _delta(order: int) -> Variant:
     # 2 e delta_order features of a key of e = 32 elements
-    return _variant(
-        f"{64 * order} features", "model.mixer=bswa,delta", f"model.delta_order={order}"
-    )
+    overrides = ("model.mixer=bswa,delta", f"model.delta_order={order}")
+    return _variant(f"{64 * order} features", overrides=overrides)
 
 
 MEMORY_FEATURES = Experiment(
@@ -27,7 +26,8 @@ MEMORY_FEATURES = Experiment(
     config="text_bswa",
     variants=(
         _variant("window"),
-        _variant("window, equal time", f"train.steps={_STEPS_IN_TIME}"),
+        _variant("window, equal time", overrides=(f"train.steps={_STEPS_IN_TIME}",)),
+        _variant("window, equal state", segments=3),
         *map(_delta, (2, 8)),
     ),
     measure=_text.CODE,
@@ -35,11 +35,13 @@ MEMORY_FEATURES = Experiment(
         Ordering("512 features", "128 features"),
         Ordering("128 features", "window"),
         Ordering("512 features", "window, equal time"),
+        Ordering("512 features", "window, equal state"),
     ),
     overrides=_text.SHAPE,
     base=_text.BASE,
     note=_text.NOTE
-    + " Windows have one memory segment; the upper layer has a delta memory as well. "
-    "In the time of the model with 512 features, the window trains for 780 steps.",
+    + " Windows have one memory segment; models with features have a delta memory in the upper "
+    "layer as well. In the time of that with 512 features the window trains for 780 steps; with "
+    "three segments its state has the same size.",
     minutes=4.0,
 )
