@@ -256,13 +256,14 @@ def plot(results: Results) -> Figure:
     """Plot what the paper plots, with intervals over seeds.
 
     With an axis, this is a line for each variant over the points of the measure, if it has points,
-    or else the first score over the variants' x. Without an axis, it is bars of the first score.
+    or else the first score over the variants' x. Without an axis, it is a row for each variant.
     """
     experiment = results.experiment
     score = experiment.scores[0]
-    figure, axes = new_figure(size=(7, 4))
+    height = 4 if experiment.axis else 1.2 + 0.35 * len(experiment.variants)
+    figure, axes = new_figure(size=(7, height))
     axes.set_title(f"{experiment.source}, here: {experiment.title}", fontsize="medium")
-    axes.grid(alpha=0.3, axis="y")
+    axes.grid(alpha=0.3, axis="y" if experiment.axis else "both")
     if experiment.axis and experiment.measure.points:
         _draw_points(axes, results)
         return figure
@@ -271,15 +272,23 @@ def plot(results: Results) -> Figure:
     points = [
         np.multiply(factor, mean_and_interval(results.values(v.name, score.name))) for v in done
     ]
+    label = f"{score.name}, %" if score.unit else score.name
     if experiment.axis:
         _draw_lines(axes, done, points, score.unit)
-        axes.set_xlabel(experiment.axis)
+        axes.set(xlabel=experiment.axis, ylabel=label)
     else:
-        mean, half = np.array(points).T
-        names = [variant.name for variant in done]
-        axes.bar(names, mean, yerr=_error_bars(mean, half, score.unit), capsize=3)
-    axes.set_ylabel(f"{score.name}, %" if score.unit else score.name)
+        _draw_rows(axes, [variant.name for variant in done], points, score.unit)
+        axes.set_xlabel(label)
     return figure
+
+
+def _draw_rows(axes: Any, names: Sequence[str], points: Sequence[np.ndarray], unit: str) -> None:
+    """Draw a point with its interval for each name, one below the other."""
+    mean, half = np.array(points).T
+    bars = _error_bars(mean, half, unit)
+    axes.errorbar(mean, names, xerr=bars, fmt="o", capsize=3)
+    axes.invert_yaxis()
+    axes.margins(y=0.5 / len(names))
 
 
 def _draw_points(axes: Any, results: Results) -> None:

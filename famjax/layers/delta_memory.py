@@ -23,6 +23,7 @@ returned before, so S does not grow with the document.
 
 from __future__ import annotations
 
+import functools
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -94,14 +95,7 @@ class DeltaMemory(nnx.Module):
 
     def features(self, x: Array) -> Array:
         """Return phi(x), of unit norm: [... e] -> [... k], k = 2 e delta_order."""
-        x = x.astype(param_dtype())
-        y = jax.nn.relu(jnp.concatenate([x, -x], -1))
-        size, order = y.shape[-1], self.order
-        # slices of one array: the gradient of rolled copies takes three times as long on CPU
-        cyclic = jnp.concatenate([y[..., size - order :], y], -1)
-        rolled = [cyclic[..., order - offset :][..., :size] for offset in range(1, order + 1)]
-        products = jnp.concatenate([y * other for other in rolled], -1)
-        return products * jax.lax.rsqrt(jnp.square(products).sum(-1, keepdims=True) + 1e-6)
+        return _features(self.order, x.astype(param_dtype()))
 
     def rates(self, k: Array, v: Array) -> Array:
         """Return the write rates beta of tokens with keys k and values v: [... g e] -> [... g]."""
@@ -138,24 +132,80 @@ class DeltaMemory(nnx.Module):
         return delta_update(k, v, chunks(writes.rates[..., None])[..., 0])
 
     def recall(self, q: Array, s: Array) -> Array:
-        """Return S^T phi(q) for S [... g k e] and queries [... w h e]: [... w h e], float32."""
+        """Return S^T phi(q), float32: [... w h e].
+
+        Args:
+          q: [... w h e], queries.
+          s: [... g e k], the transpose of S.
+        """
         *lead, w, h, e = q.shape
         g = s.shape[-3]
         # group the queries by key head before mapping them to features, which are larger
         asked = self.features(jnp.moveaxis(q, -2, -3).reshape(*lead, g, h // g * w, e))
-        return jnp.moveaxis((asked @ s).reshape(*lead, h, w, e), -3, -2)
+        return jnp.moveaxis((asked @ s.mT).reshape(*lead, h, w, e), -3, -2)
 
     def read(self, q: Array, s: Array) -> Array:
         """Read S [... g k e] with queries [... w h e]: [... w h e], in the queries' dtype."""
-        return self.scale(self.recall(q, s), q)
+        return self.scale(self.recall(q, s.mT), q)
 
     def scale(self, recalled: Array, q: Array) -> Array:
         """Return what was recalled [... w h e] times the heads' gains, in the queries' dtype."""
         return (self.gain[...][:, None] * recalled).astype(q.dtype)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _features(order: int, x: Array) -> Array:
+    """Return phi(x): [... e] -> [... 2 e order]."""
+    return _features_and_scale(order, x)[0]
+
+
+def _features_and_scale(order: int, x: Array) -> tuple[Array, Array]:
+    """Return phi(x), and the inverse norm [... 1] of its products."""
+    y, shifted = _shifted(order, x)
+    products = jnp.concatenate([y * other for other in shifted], -1)
+    scale = jax.lax.rsqrt(jnp.square(products).sum(-1, keepdims=True) + 1e-6)
+    return products * scale, scale
+
+
+def _shifted(order: int, x: Array) -> tuple[Array, list[Array]]:
+    """Return y = relu([x, -x]), and for each offset o the array of y_{i-o}: [... 2 e]."""
+    y = jax.nn.relu(jnp.concatenate([x, -x], -1))
+    size = y.shape[-1]
+    cyclic = jnp.concatenate([y[..., size - order :], y], -1)
+    return y, [cyclic[..., order - offset :][..., :size] for offset in range(1, order + 1)]
+
+
+def _features_forward(order: int, x: Array) -> tuple[Array, tuple[Array, Array, Array]]:
+    phi, scale = _features_and_scale(order, x)
+    return phi, (x, phi, scale)
+
+
+def _features_backward(
+    order: int, saved: tuple[Array, Array, Array], gradient: Array
+) -> tuple[Array]:
+    # automatic differentiation pads and adds an array for each slice, which takes twice as long on
+    # CPU
+    x, phi, scale = saved
+    y, shifted = _shifted(order, x)
+    d_products = scale * (gradient - phi * (phi * gradient).sum(-1, keepdims=True))
+    d_y = jnp.zeros_like(y)
+    for offset, (d, other) in enumerate(
+        zip(jnp.split(d_products, order, -1), shifted, strict=True), start=1
+    ):
+        d_y += d * other + jnp.roll(d * y, -offset, -1)
+    positive, negative = jnp.split(d_y, 2, -1)
+    return (jnp.where(x > 0, positive, 0) - jnp.where(x < 0, negative, 0),)
+
+
+_features.defvjp(_features_forward, _features_backward)
+
+
 def write(s: Array, updates: DeltaUpdate) -> Array:
-    """Return S [b g k e] after a block, from its updates: arrays of [b n_c g c ...]."""
+    """Return the transpose of S after a block, from that before it: [b g e k] -> [b g e k].
+
+    Args:
+      updates: the updates of the block's chunks, arrays of [b n_c g c ...].
+    """
 
     def body(s: Array, update: DeltaUpdate) -> tuple[Array, None]:
         return update(s), None

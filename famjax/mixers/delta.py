@@ -164,6 +164,7 @@ class DeltaAttention(Mixer):
         Returns:
           what the blocks read [b n w h e]; S after the last block.
         """
+        s = s.mT  # as `write` and `recall` take it
         reset = memory_resets(inputs.blocks, ctx, self.block_len)
         full = inputs.blocks.valid == self.block_len
         memory, q = self.delta_memory, inputs.unrotated_q
@@ -192,7 +193,7 @@ class DeltaAttention(Mixer):
 
         s, ys = sequence_parallel.ring_scan(body, (), s, xs)
         ys = jnp.moveaxis(ys, 0, 1)
-        return memory.scale(ys if in_scan else memory.recall(q, ys), q), s
+        return memory.scale(ys if in_scan else memory.recall(q, ys), q), s.mT
 
     def step(
         self, x: Array, state: DeltaState, ctx: Context, mlp: FeedForward
@@ -217,7 +218,7 @@ class DeltaAttention(Mixer):
     def commit_block(self, s: Array, window: WindowState) -> Array:
         """Write the block that was just filled into S."""
         writes = self.writes(window.k[:, -1], window.v[:, -1])
-        return write(s, self.delta_memory.updates(writes))
+        return write(s.mT, self.delta_memory.updates(writes)).mT
 
 
 class DeltaSpec(SmearedSpec):

@@ -127,17 +127,17 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry(
             "Note 4",
             "cos, tanh or elu instead of relu",
-            command="famjax train t2r_finetune_paper model.linear.map=tanh",
+            command="famjax convert RUN MODEL --to t2r model.linear.map=tanh",
         ),
         Entry(
             "Note 5",
             "only the maps trained",
-            command="famjax train t2r_finetune_paper train.only=maps",
+            command="famjax train t2r_finetune_paper init=MODEL train.only=maps",
         ),
         Entry(
             "Note 7",
             "Performer",
-            command="famjax train t2r_finetune_paper model.linear.map=performer",
+            command="famjax convert RUN MODEL --to t2r model.linear.map=performer",
         ),
     ),
     "famjax": (
@@ -146,6 +146,7 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry("lanes", "rows, reach of the gradient, parts", "memory-lanes"),
         Entry("writes", "a write penalty, FAM and delta rule", "memory-writes"),
         Entry("keys", "one of four named keys", "memory-keys"),
+        Entry("features", "features of a key in the delta memory", "memory-features"),
         Entry("copying", "smeared keys", "memory-smeared"),
     ),
 }

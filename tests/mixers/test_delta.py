@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tiny
 from flax import nnx
+from jax.test_util import check_grads
 
 from famjax import load_pretrained
 from famjax.cli.main import main
@@ -248,11 +249,11 @@ def test_a_memory_returns_what_was_written_under_a_key() -> None:
     memory.gain[...] = jnp.ones(2)
     memory.key_smear.weight[...] = jnp.asarray([-100.0, 100.0])
     k, v = random_block(np.random.default_rng(0))
-    s = memory.init_state(1)
+    s = memory.init_state(1).mT
     update = memory.updates(memory.writes(k, v))
     for _ in range(20):  # each write removes a part of what the others disturbed
         s = write(s, update)
-    out = memory.read(k, s)
+    out = memory.read(k, s.mT)
     np.testing.assert_allclose(out[:, :, 0], v[:, :, 0], atol=1e-3)
     np.testing.assert_allclose(out[:, :-1, 1], v[:, 1:, 1], atol=1e-3)
 
@@ -263,6 +264,18 @@ def random_block(rng: np.random.Generator, tokens: int = 8) -> tuple[jax.Array, 
     return k, v
 
 
+@pytest.mark.parametrize("order", [1, 2, 7])
+def test_the_gradient_of_features_equals_differences(order: int) -> None:
+    model = ModelConfig(width=16, heads=2, kv_heads=2, delta_order=order)
+    memory = DeltaMemory(resolve_model(model))
+    with jax.enable_x64(True):
+        x = jnp.asarray(np.random.default_rng(0).normal(size=(3, 8)))
+        features = jax.jit(memory.features)
+        assert features(x).shape == (3, 16 * order)
+        np.testing.assert_allclose(jnp.linalg.norm(features(x), axis=-1), 1, atol=1e-4)
+        check_grads(features, (x,), order=1, modes=["rev"], eps=1e-5)
+
+
 def test_the_chunks_of_a_block_are_written_in_order() -> None:
     """A block of three chunks, with rates that differ, against one token after the other."""
     memory = DeltaMemory(resolve_model(ModelConfig(width=32, heads=2, kv_heads=2)))
@@ -270,7 +283,7 @@ def test_the_chunks_of_a_block_are_written_in_order() -> None:
     memory.rate_weight[...] = jnp.asarray(rng.normal(size=(2, 32)), jnp.float32)
     memory.key_smear.weight[...] = jnp.full(2, -100.0)  # no blend
     k, v = random_block(rng, 48)
-    after = write(memory.init_state(1), memory.updates(memory.writes(k, v)))
+    after = write(memory.init_state(1).mT, memory.updates(memory.writes(k, v))).mT
     rates, keys = (np.asarray(x, np.float64) for x in (memory.rates(k, v), memory.features(k)))
     values = np.asarray(v, np.float64)
     for head in range(2):
@@ -286,7 +299,7 @@ def test_tokens_that_a_head_ignores_leave_its_memory_as_it_is() -> None:
     memory = DeltaMemory(resolve_model(ModelConfig(width=32, heads=2, kv_heads=2)))
     memory.rate_bias[...] = jnp.asarray([1.0, -2.2])  # sigmoid 0.73 and 0.0998
     rng = np.random.default_rng(0)
-    before = jnp.asarray(rng.normal(size=memory.init_state(1).shape), jnp.float32)
+    before = jnp.asarray(rng.normal(size=memory.init_state(1).mT.shape), jnp.float32)
     k, v = random_block(rng)
     after = write(before, memory.updates(memory.writes(k, v)))
     assert (after[:, 0] != before[:, 0]).mean() > 0.5
@@ -322,7 +335,7 @@ def test_in_bfloat16_a_call_reads_with_the_queries_of_step(rotated: float) -> No
 def test_the_gradient_keeps_the_memory_before_each_block_not_each_chunk(
     in_scan: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With remat. Three blocks of four chunks, and the zeros of a reset."""
+    """With remat. Three blocks of two chunks, and the zeros of a reset."""
     monkeypatch.setattr(delta, "computes_in_scan", lambda blocks: in_scan)
     mixer, k, scan = scan_of_three_blocks()
     before = mixer.init_state(1).s
@@ -345,8 +358,8 @@ def test_a_layer_keeps_the_memory_where_features_are_computed_within_the_scan(
 
 def scan_of_three_blocks() -> tuple[DeltaAttention, jax.Array, Any]:
     """Return a mixer with remat, keys of three blocks, and `scan_memory` of such keys and S."""
-    config = resolve_model(ModelConfig(width=16, heads=2, block_len=64, remat="layer"))
-    mixer = DeltaAttention(config, rngs=nnx.Rngs(0))
+    model = ModelConfig(width=16, heads=2, block_len=64, remat="layer", delta_order=3)
+    mixer = DeltaAttention(resolve_model(model), rngs=nnx.Rngs(0))
     state = mixer.init_state(1)
     inputs = mixer.window.project_blocks(jnp.ones((1, 3 * 64, 16)), state.window, Context())
 
@@ -357,12 +370,13 @@ def scan_of_three_blocks() -> tuple[DeltaAttention, jax.Array, Any]:
 
 
 def saved_memories(backward: Any, memory: jax.Array) -> int:
-    """Return the number of elements of saved arrays with the last two dimensions of a memory.
+    """Return the number of elements of saved memories, transposed or not.
 
-    No other array has them.
+    No other array has their last two dimensions.
     """
     arrays = [a for a in jax.tree.leaves(backward) if a.dtype == memory.dtype]
-    return sum(a.size for a in arrays if a.shape[-2:] == memory.shape[-2:])
+    shapes = memory.shape[-2:], memory.mT.shape[-2:]
+    return sum(a.size for a in arrays if a.shape[-2:] in shapes)
 
 
 def test_features_within_the_scan_are_those_of_a_call(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,8 @@ NAMES = {
     "ELU|RFA|T2R|pretrained|from scratch|finetuning|frozen": "linear",
     r"^FM\d": "fm",
     r"^M\d+_SG": "bswa_sg",
-    r"^M\d": "bswa",
+    r"^M\d|^window": "bswa",
+    r"^\d+ features": "bswa,delta",
 }
 
 

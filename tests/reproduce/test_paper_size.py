@@ -239,8 +239,7 @@ def configs_at_paper(name):
 
 def test_only_famjaxs_own_experiments_have_no_paper_size():
     without = {e.id for e in EXPERIMENTS.values() if not e.has_paper_size}
-    names = ("timescales", "lengths", "lanes", "writes", "keys", "smeared")
-    own = {f"memory-{name}" for name in names}
+    own = {e.id for e in EXPERIMENTS.values() if e.source == "famjax"}
     assert without == {"fam-recipe", *own}
 
 

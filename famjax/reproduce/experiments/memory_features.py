@@ -26,16 +26,16 @@ MEMORY_FEATURES = Experiment(
     config="text_bswa",
     variants=(
         _variant("window"),
-        _variant("window, equal time", overrides=(f"train.steps={_STEPS_IN_TIME}",)),
-        _variant("window, equal state", segments=3),
+        _variant("window of equal time", overrides=(f"train.steps={_STEPS_IN_TIME}",)),
+        _variant("window of equal state", segments=3),
         *map(_delta, (2, 8)),
     ),
     measure=_text.CODE,
     orderings=(
         Ordering("512 features", "128 features"),
         Ordering("128 features", "window"),
-        Ordering("512 features", "window, equal time"),
-        Ordering("512 features", "window, equal state"),
+        Ordering("512 features", "window of equal time"),
+        Ordering("512 features", "window of equal state"),
     ),
     overrides=_text.SHAPE,
     base=_text.BASE,
@@ -43,5 +43,6 @@ MEMORY_FEATURES = Experiment(
     + " Windows have one memory segment; models with features have a delta memory in the upper "
     "layer as well. In the time of that with 512 features the window trains for 780 steps; with "
     "three segments its state has the same size.",
+    unequal="a window is trained in equal time, too",
     minutes=4.0,
 )
