@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from famjax.config.keys import values
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json, regular_file_size
 from famjax.core.types import PyTree
@@ -31,6 +32,8 @@ from famjax.train.run import Run
 _FORMAT, _VERSION = "famjax-state", "1"
 _READ_AGAIN = "read the document again: famjax generate RUN --read DOCUMENT --state-out FILE"
 _BLANK = "0" * 64
+# keys that inference changes (merged adapters, --small-cache)
+_NOT_NAMED = ("model.lora.", "model.feedback.cache")
 # maximum size of the header
 _HEADER_BYTES = 1 << 24
 _TYPES = {
@@ -68,6 +71,7 @@ def save_state(path: str | Path, state: StreamState, run: Run) -> None:
         "format": _FORMAT,
         "version": _VERSION,
         **_fingerprints(run),
+        "config": _describe_config(run),
         "tokens": str(state.tokens),
     }
     content = _pack(names, [np.asarray(leaf) for leaf in jax.device_get(leaves)], metadata)
@@ -110,11 +114,27 @@ def load_state(path: str | Path, run: Run) -> StreamState:
         )
     for name, mine in _fingerprints(run).items():
         if metadata[name] != mine:
-            since = ", or the run has been trained further" if name == "model" else ""
-            if since and run.config.model.stack != "residual":
-                since += ", or only one of both used --small-cache"
-            raise UserError(f"{path}: belongs to another {name}{since}; {_READ_AGAIN}")
+            other = _describe_model(metadata, run) if name == "model" else f"another {name}"
+            raise UserError(f"{path}: belongs to {other}; {_READ_AGAIN}")
     return StreamState(_restore(path, arrays, _state_shapes(run)), tokens)
+
+
+def _describe_model(metadata: dict[str, str], run: Run) -> str:
+    """Return how the model of a file differs from the run's, as far as the file tells."""
+    # older files have no config
+    written, mine = json.loads(metadata.get("config", "{}")), json.loads(_describe_config(run))
+    for key in sorted(written.keys() & mine.keys()):
+        if written[key] != mine[key]:
+            return f"a model with {key}={written[key]}, and the run has {mine[key]}"
+    since = ", or only one of both used --small-cache"
+    is_residual = run.config.model.stack == "residual"
+    return f"another model, or the run has been trained further{'' if is_residual else since}"
+
+
+def _describe_config(run: Run) -> str:
+    """Return the keys of the model's config with their values, as JSON."""
+    found = values(run.config.model, "model.")
+    return json.dumps({k: v for k, v in found.items() if not k.startswith(_NOT_NAMED)})
 
 
 def _tokens(metadata: dict[str, str]) -> int:

@@ -52,7 +52,8 @@ def tokenized_bleu(
 ) -> Score:
     """Return the tokenized BLEU of papers on WMT En-Fr, WMT Zh-En and IWSLT De-En.
 
-    It is not smoothed, like multi-bleu.perl and fairseq's score: 0 if no 4-gram is right.
+    It is not smoothed, like multi-bleu.perl and fairseq's score: 0 if no 4-gram is right. The
+    papers' text is tokenized by Moses; of raw text, sacrebleu's 13a takes its place.
 
     Raises:
       UserError: as `bleu`.
@@ -66,7 +67,8 @@ def compound_split_bleu(
 ) -> Score:
     """Return the tokenized BLEU of papers on WMT En-De (Vaswani et al., 2017): compounds are split.
 
-    It is not comparable with `tokenized_bleu`, since a compound counts as three tokens.
+    It is not comparable with `tokenized_bleu`, since a compound counts as three tokens. Raw text is
+    tokenized as there.
 
     Raises:
       UserError: as `bleu`.

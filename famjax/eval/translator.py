@@ -94,6 +94,8 @@ class Translator:
         self.capacity = capacity if capacity is None or sampling is None else capacity - 1
         self._max_tokens = max_tokens
         self._check_max_tokens()
+        assert isinstance(run.model, Seq2Seq)
+        self._positions = run.model.encoder.positions
         self._graph, self._params = nnx.split(run.model)
         self._length_penalty = length_penalty
         self._settings = BeamSettings(
@@ -125,12 +127,7 @@ class Translator:
         first: int = 0,
     ) -> list[list[Translation]]:
         """Return for each of several length penalties the translations of texts, in one search."""
-        tokenizer = self._run.tokenizer
-        # without white space at the ends, as in training
-        sources = [tokenizer.encode_source(text.strip()) for text in texts]
-        assert isinstance(self._run.model, Seq2Seq)
-        if (positions := self._run.model.encoder.positions) is not None:
-            positions.check_source(max(map(len, sources), default=0))
+        sources = self._encode(texts, first)
         found: list[dict[int, Translation]] = [{} for _ in length_penalties]
         for numbers, tokens, segment in batches(sources, self._batch):
             counted = [first + number for number in numbers]
@@ -139,6 +136,22 @@ class Translator:
                 for number, translation in zip(numbers, translations, strict=False):
                     one[number] = translation._replace(source_tokens=len(sources[number]))
         return [[one[number] for number in range(len(texts))] for one in found]
+
+    def check(self, texts: Sequence[str]) -> None:
+        """Raise a `UserError` that names the first text that is too long for the encoder."""
+        if self._positions is not None and self._positions.table is not None:
+            self._encode(texts, 0)
+
+    def _encode(self, texts: Sequence[str], first: int) -> list[np.ndarray]:
+        """Return the tokens of sources, of which the first has the number `first`."""
+        sources = []
+        for number, text in enumerate(texts, first + 1):
+            # without white space at the ends, as in training
+            source = self._run.tokenizer.encode_source(text.strip())
+            if self._positions is not None:
+                self._positions.check_source(len(source), f"source {number:,}")
+            sources.append(source)
+        return sources
 
     @property
     def longest(self) -> int | None:

@@ -65,11 +65,11 @@ class Positions(nnx.Module):
             self.check_source(int(position.max()) + 1)
         return self.add(x, position)
 
-    def check_source(self, tokens: int) -> None:
+    def check_source(self, tokens: int, name: str = "a source") -> None:
         """Raise a `UserError` if a source of so many tokens is longer than the table."""
         if self.table is not None and tokens > self.size:
             raise UserError(
-                f"a source has {tokens:,} tokens, but the encoder only {self.size:,} learned "
+                f"{name} has {tokens:,} tokens, but the encoder only {self.size:,} learned "
                 "positions (model.capacity); shorten the source"
             )
 

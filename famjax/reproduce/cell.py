@@ -29,7 +29,9 @@ _CONTINUED = 1000
 def code_version() -> str:
     """Return the version of the code: the last commit that changed it, or famjax's version.
 
-    "+" and a digest follow if the checkout's code has changes that are not committed.
+    "+" and a digest follow if the checkout's code has changes that are not committed. What no
+    training of an experiment uses does not count, nor do experiments: their configs have digests of
+    their own (`Cell.settings`).
     """
     home = Path(famjax.__file__).parents[1]
 
@@ -39,8 +41,9 @@ def code_version() -> str:
         return result.stdout.strip()
 
     try:
-        # only code counts: experiments write pages of docs/
-        code = ("--", "famjax", "configs")
+        # experiments write pages of docs/
+        unused = ("bench", "export", "reproduce/experiments", "reproduce/papers.py", "demo*.py")
+        code = ("--", "famjax", "configs", *(f":(exclude)famjax/{one}" for one in unused))
         commit = git("log", "-1", "--format=%h", "--abbrev=10", *code)
         new = git("ls-files", "--others", "--exclude-standard", "--full-name", *code).splitlines()
         changed = git("diff", "HEAD", *code), [(name, (home / name).read_bytes()) for name in new]

@@ -15,6 +15,7 @@ import torch
 import transformers
 from flax import nnx
 
+from famjax.cli.main import main
 from famjax.convert.folder import convert
 from famjax.core.errors import UserError
 from famjax.data.pair_rows import Lengths, encode_pair, write_row
@@ -121,16 +122,23 @@ def test_a_row_has_the_inputs_and_labels_of_transformers(folder: Path) -> None:
     assert row["tokens"][:n].tolist() == shift(labels, PAD, EOS)[0].tolist()
 
 
-@pytest.mark.parametrize("beams", [1, pytest.param(4, marks=pytest.mark.long)])
-def test_generation_is_that_of_transformers(folder: Path, run: Path, beams: int) -> None:
+@pytest.mark.parametrize(
+    ("beams", "ngram"),
+    [(1, 0), *(pytest.param(*both, marks=pytest.mark.long) for both in ((4, 0), (1, 2), (3, 2)))],
+)
+def test_generation_is_that_of_transformers(
+    folder: Path, run: Path, beams: int, ngram: int
+) -> None:
     tokenizer = transformers.BartTokenizer.from_pretrained(folder)
     model = transformers.BartForConditionalGeneration.from_pretrained(folder).eval()
-    found = Translator(open_run(run), beams, max_tokens=20).translate(TEXTS[:3])
+    translator = Translator(open_run(run), beams, no_repeat_ngram=ngram, max_tokens=20)
+    found = translator.translate(TEXTS[:3])
     for text, ours in zip(TEXTS, found, strict=False):
         theirs = model.generate(
             **tokenizer(text, return_tensors="pt"),
             num_beams=beams,
             max_new_tokens=20,
+            no_repeat_ngram_size=ngram,
             length_penalty=1.0,
             early_stopping="never" if beams > 1 else False,
             return_dict_in_generate=True,
@@ -142,7 +150,23 @@ def test_generation_is_that_of_transformers(folder: Path, run: Path, beams: int)
         assert ours.tokens == len(written) - 1
         if beams > 1:
             assert ours.score == pytest.approx(float(theirs.sequences_scores[0]), abs=1e-4)
-    assert beams == 1 or len({each.tokens for each in found}) > 1
+    if beams == 4:
+        assert len({each.tokens for each in found}) > 1
+    if ngram:
+        free = Translator(open_run(run), beams, max_tokens=20).translate(TEXTS[:3])
+        assert [each.text for each in free] != [each.text for each in found]
+
+
+def test_a_source_that_is_too_long_is_named_before_any_is_translated(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sources").write_text(f"a dog\n{'a dog ' * 20}\n")
+    (tmp_path / "targets").write_text("one\ntwo\n")
+    files = f"translate:{tmp_path / 'sources'}={tmp_path / 'targets'}"
+    assert main(["eval", str(run), "--tasks", files]) == 2
+    error = capsys.readouterr().err
+    assert "source 2 has" in error
+    assert "but the encoder only 48 learned positions" in error
 
 
 def test_samples_begin_with_the_first_id(run: Path) -> None:

@@ -193,10 +193,20 @@ def test_other_parameters_config_and_tokenizer_are_rejected(
 ) -> None:
     run = tiny.run()
     assert "another model" in error_of(file, tiny.run_with("fam", seed=1))
-    model = replace(run.config.model, rope_base=500.0)
-    assert "another model" in error_of(file, replace(run, config=replace(run.config, model=model)))
+    for key, value, default in (("rope_base", 500.0, 10000.0), ("fam_update", "static", "sum")):
+        model = replace(run.config.model, **{key: value})
+        told = error_of(file, replace(run, config=replace(run.config, model=model)))
+        assert f"belongs to a model with model.{key}={default}, and the run has {value}" in told
     monkeypatch.setattr(run.tokenizer, "fingerprint", "0")
     assert "another tokenizer" in error_of(file)
+
+
+def test_a_file_without_the_config_is_rejected_too(file: Path, tmp_path: Path) -> None:
+    old = write_with_header(
+        file, tmp_path / "s", lambda header: header["__metadata__"].pop("config")
+    )
+    assert "belongs to another model" in error_of(old, tiny.run_with("fam", seed=1))
+    assert load_state(old, tiny.run()).tokens == 45
 
 
 def test_another_version_is_rejected(file: Path, tmp_path: Path) -> None:

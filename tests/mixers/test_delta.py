@@ -235,7 +235,7 @@ def test_a_memory_of_another_mixer_is_refused(
     assert main(["generate", new, "--state-in", memory, "--prompt", "a"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert f"{memory}: belongs to another model" in error
+    assert f"{memory}: belongs to a model with model." in error
 
 
 def test_a_memory_returns_what_was_written_under_a_key() -> None:

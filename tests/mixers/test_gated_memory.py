@@ -88,7 +88,8 @@ def test_a_memory_of_the_other_update_is_rejected(
     for run in (folder / "gated", tmp_path / "new"):
         arguments = ["generate", str(run), "--state-in", memory, "--prompt", "a"]
         assert main(arguments) == 2
-        assert "belongs to another model" in last_line(capsys)
+        told = "belongs to a model with model.fam_update=sum, and the run has gated"
+        assert told in last_line(capsys)
 
 
 @pytest.mark.parametrize("other", ["sum", "static"])
@@ -101,7 +102,8 @@ def test_a_gated_memory_is_rejected_by_other_updates(
     assert main(["convert", *given, f"model.fam_update={other}"]) == 0
     arguments = ["generate", str(tmp_path / "new"), "--state-in", memory, "--prompt", "a"]
     assert main(arguments) == 2
-    assert "belongs to another model" in last_line(capsys)
+    told = f"belongs to a model with model.fam_update=gated, and the run has {other}"
+    assert told in last_line(capsys)
 
 
 @pytest.mark.parametrize(

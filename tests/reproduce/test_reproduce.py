@@ -369,19 +369,21 @@ def test_a_page_has_a_follow_up():
     assert "## Follow-up\n\nWith 2,000 steps both copy all.\n" in page
 
 
-def test_pages_are_no_change_of_the_code(tmp_path, monkeypatch):
+def test_pages_and_experiments_are_no_change_of_the_code(tmp_path, monkeypatch):
     git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
-    (tmp_path / "famjax").mkdir()
-    (tmp_path / "docs").mkdir()
     code, page = tmp_path / "famjax" / "__init__.py", tmp_path / "docs" / "page.md"
-    code.write_text("")
-    page.write_text("")
+    experiment = tmp_path / "famjax" / "reproduce" / "experiments" / "one.py"
+    for file in (code, page, experiment):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text("")
     for command in (["init", "-q"], ["add", "."], ["commit", "-qm", "first"]):
         subprocess.run([*git, *command], check=True)
     monkeypatch.setattr(famjax, "__file__", str(code))
     clean = code_version.__wrapped__()
     assert re.fullmatch("[0-9a-f]{7,}", clean)
     page.write_text("changed")
+    experiment.write_text("changed")
+    experiment.with_name("new.py").write_text("new")
     assert code_version.__wrapped__() == clean
     changed = set()
     for number in range(2):  # another edit is another version
