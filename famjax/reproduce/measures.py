@@ -37,12 +37,13 @@ class PasskeyMeasure(Measure):
 
     @property
     def scores(self) -> tuple[Score, ...]:
-        """The mean over the lengths, then the share for each length."""
-        return (Score("mean"), *(Score(f"{length:,}") for length in self.lengths))
+        """The mean over the lengths if there are several, then the share for each length."""
+        each = [Score(f"{length:,}") for length in self.lengths]
+        return (Score("mean"), *each) if len(each) > 1 else tuple(each)
 
     @property
     def points(self) -> Mapping[str, float]:
-        return {f"{length:,}": length for length in self.lengths}
+        return {f"{length:,}": length for length in self.lengths} if len(self.lengths) > 1 else {}
 
     def prepare(self, folder: Path) -> tuple[str, ...]:
         if not self.vocabulary:

@@ -143,6 +143,8 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
     "famjax": (
         Entry("gates", "initial timescales, and the paper's sum", "memory-timescales"),
         Entry("lengths", "short documents among long ones", "memory-lengths"),
+        Entry("steps", "passkeys by training steps", "memory-steps"),
+        Entry("steps", "code by training steps", "memory-steps-text"),
         Entry("lanes", "rows, reach of the gradient, parts", "memory-lanes"),
         Entry("writes", "a write penalty, FAM and delta rule", "memory-writes"),
         Entry("keys", "one of four named keys", "memory-keys"),

@@ -21,6 +21,7 @@ each = pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=lambda e:
 # the stack or the mixers of models, by what is in their names: the first pattern that is
 NAMES = {
     "^DELTA": "delta",
+    r"^BSWA\+DELTA|^\d+ features": "bswa,delta",
     "initialised from Transformer|growing BPTT": "feedback",
     r"^Transformer-XL$": "swa",
     r"^TransformerBSWA$": "bswa",
@@ -36,7 +37,6 @@ NAMES = {
     r"^FM\d": "fm",
     r"^M\d+_SG": "bswa_sg",
     r"^M\d|^window": "bswa",
-    r"^\d+ features": "bswa,delta",
 }
 
 

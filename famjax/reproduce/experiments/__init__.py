@@ -44,6 +44,7 @@ _FILES = (
     "t2r_figure_5",
     "memory_timescales",
     "memory_lengths",
+    "memory_steps",
     "memory_lanes",
     "memory_keys",
     "memory_features",

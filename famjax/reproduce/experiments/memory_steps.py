@@ -1,0 +1,73 @@
+"""How far memories come with more training: passkeys from scratch, and code from a window."""
+
+from __future__ import annotations
+
+from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _text
+from famjax.reproduce.measures import PasskeyMeasure
+
+_AXIS, _UNEQUAL = "training steps", "its points are by steps"
+
+
+def _lines(
+    models: dict[str, tuple[str, ...]], steps: tuple[int, ...], own: tuple[str, ...] = ()
+) -> tuple[Variant, ...]:
+    """Return the models with each number of steps."""
+    return tuple(
+        Variant(f"{line} {n}", (*own, *overrides, f"train.steps={n}"), x=n, line=line)
+        for line, overrides in models.items()
+        for n in steps
+    )
+
+
+_PASSKEY_STEPS = (500, 1000, 2000, 4000)
+
+MEMORY_STEPS = Experiment(
+    id="memory-steps",
+    title="Training steps of passkey retrieval",
+    source="famjax",
+    config="passkey",
+    variants=_lines(
+        {"FAM": (), "DELTA": ("model.mixer=delta", "train.write_loss=0.1")}, _PASSKEY_STEPS
+    ),
+    # within the lengths of training, where most of FAM's errors are (docs/results.md)
+    measure=PasskeyMeasure((512,), examples=1600),
+    orderings=(
+        *(Ordering(f"DELTA {n}", f"FAM {n}") for n in _PASSKEY_STEPS[:-1]),
+        Ordering("FAM 4000", "FAM 1000"),
+    ),
+    axis=_AXIS,
+    unequal=_UNEQUAL,
+    note="`configs/passkey.py`, key and question anywhere; keys of documents of 512 tokens. A step has "
+    "8,192 tokens.",
+    minutes=18.0,
+)
+
+_TEXT_STEPS = (200, 400, 800)
+
+MEMORY_STEPS_TEXT = Experiment(
+    id="memory-steps-text",
+    title="Training steps of memories on code",
+    source="famjax",
+    config="text_bswa",
+    variants=_lines(
+        {
+            "M1": (),
+            "FAM": (*_text.FAM, "model.fam_len=8", "model.memory_segments=1"),
+            "BSWA+DELTA": ("model.mixer=bswa,delta", "model.delta_order=8"),
+        },
+        _TEXT_STEPS,
+        own=(*_text.CONTINUED, "model.memory_segments=1"),
+    ),
+    measure=_text.CODE,
+    orderings=tuple(Ordering(f"BSWA+DELTA {n}", f"M1 {n}") for n in _TEXT_STEPS),
+    overrides=_text.SHAPE,
+    base=_text.BASE,
+    axis=_AXIS,
+    unequal=_UNEQUAL,
+    note="Python's standard library; two layers of 128 with blocks of 64 tokens and one memory "
+    "segment. All models of a seed continue a training of 1,000 steps of a window without memory. "
+    "A step has 4,096 tokens. FAM has the gated update; BSWA+DELTA has a window below and a delta "
+    "memory with 512 features above.",
+    minutes=4.0,
+)
