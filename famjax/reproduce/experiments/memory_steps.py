@@ -38,8 +38,8 @@ MEMORY_STEPS = Experiment(
     ),
     axis=_AXIS,
     unequal=_UNEQUAL,
-    note="`configs/passkey.py`, key and question anywhere; keys of documents of 512 tokens. A step has "
-    "8,192 tokens.",
+    note="`configs/passkey.py`, key and question anywhere; keys of documents of 512 tokens. "
+    "A step has 8,192 tokens.",
     minutes=18.0,
 )
 
