@@ -84,14 +84,17 @@ _FRESH = "Each episode has a fresh memory."
 _NOT_JOINED = "Each episode has a fresh memory, where the paper joins them into one stream."
 # the default is the paper's number of digits, which is beyond the span of these models
 _TESTED = (40,)
-_SHORT = f"Tested on 40 digits, the paper on 400. {_FRESH}"
+_SHORT = (
+    "Tested on 40 digits, as many as in training; the paper tests on 400, so that its claim, "
+    f"generalization to ten times the length, is not tested here. {_FRESH}"
+)
 
 _PROGRAMS = (
-    "Tested on programs of 10 and 32 statements, the paper on 100. Trained for 1,000 steps on "
-    "programs that grow from 4 statements when they are known, as many as it takes, the paper on "
-    "10,000 of 100 statements; so is the Transformer, whose programs else stay at 4 statements, as "
-    "in the row that grows. The Transformer of twice the layers has four, the paper's eight. "
-    f"{_NOT_JOINED}"
+    "Tested on programs of 10 and 32 statements, the paper on 100. Trained for 1,000 steps on as "
+    "many programs as it takes, the paper on 10,000 of 100 statements. Programs grow from 4 "
+    "statements when they are known; the Transformer's have their full length from the start, as "
+    "they would stay at 4 (the row 'growing'). The Transformer of twice the layers has four, the "
+    f"paper's eight. {_NOT_JOINED}"
 )
 _GROWING, _DEEPER = "Transformer growing", "Transformer of twice the layers"
 
