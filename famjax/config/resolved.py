@@ -62,6 +62,7 @@ def resolve_model(model: ModelConfig) -> ResolvedModelConfig:
         "kv_heads": kv_heads,
         "head_dim": head_dim,
         "mlp_width": mlp_width,
+        "delta_heads": model.delta_heads or kv_heads,
         "arch": replace(
             arch,
             embed_scale=arch.embed_scale or model.width**0.5,

@@ -284,6 +284,9 @@ class ModelConfig:
     # delta: number of features of a key in the memory, in units of 2 * head_dim (nu of DPFP, Schlag
     # et al. 2021)
     delta_order: int = 2
+    # delta: number of key heads that have a memory, the last ones; 0 means all. One is as good as
+    # all on text (docs/memory.md)
+    delta_heads: int = 0
     # block_recurrent: how the state vectors are updated (3.2 of arXiv 2203.07852). fixed: a learned
     # average; lstm: gates that depend on the block
     recurrent_gate: Literal["fixed", "lstm"] = "fixed"

@@ -32,6 +32,7 @@ _LOWEST: dict[str, float] = {
     "model.fam_len": 1,
     "model.fam_previous": 1,
     "model.delta_order": 1,
+    "model.delta_heads": 0,
     "model.arch.position_offset": 0,
     "model.arch.query_scale": 0,
     "model.arch.embed_scale": 0,

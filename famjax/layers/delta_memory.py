@@ -1,4 +1,4 @@
-"""An associative memory of constant size: a matrix for each key head, written by the delta rule.
+"""An associative memory of constant size: a matrix for a key head, written by the delta rule.
 
     S_j   = S_{j-1} + beta_j phi(k~_j) (v_j - S_{j-1}^T phi(k~_j))^T
     out_i = gain S^T phi(q_i)
@@ -7,9 +7,10 @@
 
 At the first token of a block k_{j-1} is 0.
 
-s, w and b of each key head and the gain of each query head are learned. A value is written under
-a blend of its token's key and the previous token's key (`KeySmear`), so that the memory can recall
-what followed a token.
+The last g of a layer's key heads have such a memory (`model.delta_heads`), and h query heads read
+it. s, w and b of each key head and the gain of each query head are learned. A value is written
+under a blend of its token's key and the previous token's key (`KeySmear`), so that the memory can
+recall what followed a token.
 
 phi has unit norm (less for keys near 0), so that after a write with beta = 1, reading S with the
 same key k~_j returns v_j. Its features are those of DPFP (Schlag et al. 2021, arXiv 2102.11174,
@@ -78,15 +79,27 @@ class Writes(NamedTuple):
 
 
 class DeltaMemory(nnx.Module):
-    """The parameters of the memory, and its reads and writes; the caller holds the state."""
+    """The parameters of the memory, and its reads and writes; the caller holds the state.
+
+    Methods take the keys, values and queries of the heads that have a memory (`key_heads`,
+    `query_heads`).
+    """
 
     def __init__(self, config: ResolvedModelConfig):
-        g, e = config.kv_heads, config.head_dim
+        g, e = config.delta_heads, config.head_dim
         self.order = config.delta_order
-        self.key_smear = KeySmear(config)
+        self.key_smear = KeySmear(g)
         self.rate_weight = nnx.Param(jnp.zeros((g, 2 * e)))
         self.rate_bias = nnx.Param(jnp.full(g, _RATE_BIAS))
-        self.gain = nnx.Param(jnp.full(config.heads, _GAIN))
+        self.gain = nnx.Param(jnp.full(g * config.heads // config.kv_heads, _GAIN))
+
+    def key_heads(self, k: Array) -> Array:
+        """Return the keys or values [... e] of the key heads that have a memory: [... g e]."""
+        return k[..., -self.rate_bias.shape[0] :, :]
+
+    def query_heads(self, q: Array) -> Array:
+        """Return the queries [... e] of the heads that read a memory: [... h e]."""
+        return q[..., -self.gain.shape[0] :, :]
 
     def init_state(self, batch: int) -> Array:
         """Return the empty memory S [b g k e], float32 regardless of the compute dtype."""
@@ -145,12 +158,17 @@ class DeltaMemory(nnx.Module):
         return jnp.moveaxis((asked @ s.mT).reshape(*lead, h, w, e), -3, -2)
 
     def read(self, q: Array, s: Array) -> Array:
-        """Read S [... g k e] with queries [... w h e]: [... w h e], in the queries' dtype."""
-        return self.scale(self.recall(q, s.mT), q)
+        """Read S [... g k e] with the queries of all heads, in their shape and dtype."""
+        return self.scale(self.recall(self.query_heads(q), s.mT), q)
 
     def scale(self, recalled: Array, q: Array) -> Array:
-        """Return what was recalled [... w h e] times the heads' gains, in the queries' dtype."""
-        return (self.gain[...][:, None] * recalled).astype(q.dtype)
+        """Return what was recalled [... w h e] times the heads' gains, in the queries' dtype.
+
+        0 for the heads of q [... e] that have no memory.
+        """
+        scaled = (self.gain[...][:, None] * recalled).astype(q.dtype)
+        others = q.shape[-2] - scaled.shape[-2]
+        return jnp.pad(scaled, [(0, 0)] * (q.ndim - 2) + [(others, 0), (0, 0)])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -214,15 +232,28 @@ def write(s: Array, updates: DeltaUpdate) -> Array:
     return jax.lax.scan(body, s, chunk_major, unroll=_UNROLLED)[0]
 
 
+def state_bytes(config: ModelConfig) -> int:
+    """Return the bytes of S, float32."""
+    _, g, e = _sizes(config)
+    return 4 * g * 2 * config.delta_order * e * e
+
+
+def _sizes(config: ModelConfig) -> tuple[int, int, int]:
+    """Return h and g, the numbers of heads that read a memory and that have one, and e."""
+    _, h, g, e, _ = sizes(config)
+    own = config.delta_heads or g
+    return own * h // g, own, e
+
+
 def count_params(config: ModelConfig) -> int:
     """Return the number of a memory's parameters."""
-    _, h, g, e, _ = sizes(config)
+    h, g, e = _sizes(config)
     return g * (2 * e + 2) + h
 
 
 def flops(config: ModelConfig) -> float:
     """Return the model FLOPs of one token: its update of S, and the read."""
-    _, h, g, e, _ = sizes(config)
+    h, g, e = _sizes(config)
     # counted for the CPU's chunk length on all devices: model FLOPs must not depend on the device
     k, c = 2 * config.delta_order * e, chunk_len(config.block_len, CPU_CHUNK)
     update = 2 * g * (c * k + c * e + 2 * k * e)

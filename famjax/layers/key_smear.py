@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.config.resolved import ResolvedModelConfig
 from famjax.core.types import Array, param_dtype
 from famjax.parallel.sharding import register_parameter_axes
 
@@ -27,8 +26,8 @@ class KeySmear(nnx.Module):
     was trained without smeared keys, see `init_for_pretrained` instead.
     """
 
-    def __init__(self, config: ResolvedModelConfig):
-        self.weight = nnx.Param(jnp.linspace(2.0, -2.0, config.kv_heads)[::-1])
+    def __init__(self, heads: int):
+        self.weight = nnx.Param(jnp.linspace(2.0, -2.0, heads)[::-1])
 
     def __call__(self, k: Array, previous: Array) -> Array:
         """Return blended keys [... w g e].

@@ -148,12 +148,17 @@ class DeltaAttention(Mixer):
 
     def rates(self, inputs: BlockInputs) -> Array:
         """Return the write rates beta of a call's tokens: [b n w g]."""
-        return self.delta_memory.rates(self.window.unrotate(inputs.k), inputs.v)
+        return self.delta_memory.rates(*self._written(inputs.k, inputs.v))
+
+    def _written(self, k: Array, v: Array) -> tuple[Array, Array]:
+        """Return the unrotated keys and the values of the heads that have a memory."""
+        # calls, too, start from rotated keys: `step` has no others, and both must write the same
+        own = self.delta_memory.key_heads
+        return own(self.window.unrotate(k)), own(v)
 
     def writes(self, k: Array, v: Array) -> Writes:
         """Return what whole blocks write, from their keys and values [... w g e]."""
-        # calls, too, start from rotated keys: `step` has no others, and both must write the same
-        return self.delta_memory.writes(self.window.unrotate(k), v)
+        return self.delta_memory.writes(*self._written(k, v))
 
     def scan_memory(self, inputs: BlockInputs, s: Array, ctx: Context) -> tuple[Array, Array]:
         """Scan the blocks: each reads S, and then writes its tokens.
@@ -167,7 +172,8 @@ class DeltaAttention(Mixer):
         s = s.mT  # as `write` and `recall` take it
         reset = memory_resets(inputs.blocks, ctx, self.block_len)
         full = inputs.blocks.valid == self.block_len
-        memory, q = self.delta_memory, inputs.unrotated_q
+        memory, every_q = self.delta_memory, inputs.unrotated_q
+        q = memory.query_heads(every_q)
         writes = self.writes(inputs.k, inputs.v)
         in_scan = computes_in_scan(full.shape[1])
         blocks = (writes, q) if in_scan else memory.updates(writes)
@@ -193,7 +199,7 @@ class DeltaAttention(Mixer):
 
         s, ys = sequence_parallel.ring_scan(body, (), s, xs)
         ys = jnp.moveaxis(ys, 0, 1)
-        return memory.scale(ys if in_scan else memory.recall(q, ys), q), s.mT
+        return memory.scale(ys if in_scan else memory.recall(q, ys), every_q), s.mT
 
     def step(
         self, x: Array, state: DeltaState, ctx: Context, mlp: FeedForward
@@ -224,7 +230,7 @@ class DeltaAttention(Mixer):
 class DeltaSpec(SmearedSpec):
     title = "block sliding window attention with a delta-rule memory"
     allows_post_norm = True
-    keys = ("model.memory_segments", "model.delta_order")
+    keys = ("model.memory_segments", "model.delta_order", "model.delta_heads")
     switches = ("model.smeared_keys", "train.rsp", "train.write_loss")
     passes_memory = True
     formats = FORMATS
@@ -249,7 +255,10 @@ class DeltaSpec(SmearedSpec):
 
     def check(self, config: Config) -> Iterator[str]:
         yield from super().check(config)
-        order, e = config.model.delta_order, sizes(config.model).e
+        order, heads = config.model.delta_order, config.model.delta_heads
+        _, _, g, e, _ = sizes(config.model)
+        if heads > g:
+            yield f"model.delta_heads={heads}: there are only {g} key heads; give at most {g}"
         # larger offsets only give products that are 0 or repeat others: y_i and y_{i+e} are the
         # positive parts of x_i and -x_i
         if not 1 <= order < e:
@@ -262,9 +271,11 @@ class DeltaSpec(SmearedSpec):
         return super().flops(model, computed) + delta_memory.flops(model)
 
     def state_bytes(self, model: ModelConfig) -> int:
-        _, _, g, e, _ = sizes(model)
-        return super().state_bytes(model) + 4 * g * 2 * model.delta_order * e * e  # float32
+        return super().state_bytes(model) + delta_memory.state_bytes(model)
 
     def describe(self, model: ModelConfig) -> list[str]:
-        e = sizes(model).e
-        return [*super().describe(model), f"a memory of {2 * model.delta_order * e} x {e} a head"]
+        _, _, g, e, _ = sizes(model)
+        own = model.delta_heads or g
+        heads = "a head" if own == g else f"in {own} of {g} key heads"
+        memory = f"a memory of {2 * model.delta_order * e} x {e} {heads}"
+        return [*super().describe(model), memory]

@@ -80,7 +80,7 @@ class WindowAttention(Mixer):
         stop_gradient: bool = False,
     ):
         self.qkv = QKV(config, rngs=rngs, local=window is not None)
-        self.key_smear = KeySmear(config) if smeared_keys else None
+        self.key_smear = KeySmear(config.kv_heads) if smeared_keys else None
         self.block_len = config.block_len
         self.segments = segments
         self.window = window

@@ -48,6 +48,7 @@ _MAY_DIFFER = {
     "fam_min_timescale",
     "fam_max_timescale",
     "delta_order",
+    "delta_heads",
     "recurrent_gate",
     "smeared_keys",
     "rope_base",

@@ -123,7 +123,13 @@ CASES: dict[str, ModelConfig] = {
         BASE, mixer="delta", memory_segments=0, kv_heads=4, delta_order=3, norm="layernorm"
     ),
     "delta-smeared": replace(
-        BASE, mixer="delta", memory_segments=1, smeared_keys=True, mlp="gelu", tied=False
+        BASE,
+        mixer="delta",
+        memory_segments=1,
+        delta_heads=1,
+        smeared_keys=True,
+        mlp="gelu",
+        tied=False,
     ),
     "block_recurrent": replace(
         BASE, mixer="block_recurrent", memory_segments=1, mlp="gelu", norm="layernorm"

@@ -323,11 +323,16 @@ def test_bfloat16_stays_finite_and_close(case):
     """Over 200 blocks of 4, with initial parameters, whose attention is not sharp."""
     wide = Runner(CASES[case], x64=False, params=init_params(CASES[case]))
     narrow = Runner(replace(CASES[case], dtype="bfloat16"), x64=False, params=wide.params)
+    # float32 with weights that are rounded to bfloat16
+    narrow_weights = jax.tree.map(lambda a: a.astype(jnp.bfloat16).astype(a.dtype), wide.params)
+    rounded = Runner(CASES[case], x64=False, params=narrow_weights)
 
-    a, b = narrow.fresh, wide.fresh
+    a, b, c = narrow.fresh, wide.fresh, rounded.fresh
     for x in blocks_200():
         y, a = narrow.tokens(x, a)
         z, b = wide.tokens(x, b)
+        if "delta" in case:
+            _, c = rounded.tokens(x, c)
         assert np.isfinite(y).all()
         assert error(y, z) < 0.03
     # like linear attention's, an LSTM's state is a sum over all tokens
@@ -335,13 +340,15 @@ def test_bfloat16_stays_finite_and_close(case):
     if is_segmented(narrow.config):
         assert a.memory.dtype == np.float32
         a, b = a._replace(memory=None), b._replace(memory=None)
-    for narrow_layer, wide_layer in zip(a, b, strict=True):
+    for narrow_layer, wide_layer, rounded_layer in zip(a, b, c, strict=True):
         if narrow.config.stack != "residual":
             assert {x.dtype for x in jax.tree.leaves(narrow_layer)} <= {kept, np.dtype(np.int32)}
         if hasattr(narrow_layer, "s"):
             assert narrow_layer.s.dtype == np.float32
-            # float32 with weights rounded to bfloat16 moves the S of delta-smeared by 0.032
-            assert error(narrow_layer.s, wide_layer.s) < (0.05 if "delta" in case else 0.03)
+            limit = 0.03
+            if "delta" in case:  # a matrix of the associations of single tokens depends on weights
+                limit = max(limit, 1.2 * error(rounded_layer.s, wide_layer.s))
+            assert error(narrow_layer.s, wide_layer.s) < limit
         if hasattr(narrow_layer, "z"):
             assert narrow_layer.z.dtype == np.float32
         if hasattr(narrow_layer, "fam"):

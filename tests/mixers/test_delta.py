@@ -412,13 +412,13 @@ def test_features_within_the_scan_are_those_of_a_call(monkeypatch: pytest.Monkey
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), ours, theirs)
 
 
-@pytest.mark.parametrize("order", [0, 8])
-def test_an_order_that_head_dim_does_not_have_is_refused(
-    order: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("given", ["delta_order=0", "delta_order=8", "delta_heads=3"])
+def test_sizes_that_heads_do_not_have_are_refused(
+    given: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = ["--run", str(tmp_path), "model.mixer=delta", f"model.delta_order={order}"]
+    arguments = ["--run", str(tmp_path), "model.mixer=delta", f"model.{given}"]
     assert main(["train", "text_bswa", *arguments, "model.width=16", "model.heads=2"]) == 2
-    assert f"model.delta_order={order}: " in capsys.readouterr().err
+    assert f"model.{given}: " in capsys.readouterr().err
 
 
 def test_a_document_is_asked_more_than_once_about_its_memory() -> None:

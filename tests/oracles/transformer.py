@@ -372,14 +372,15 @@ def delta_layer(
 ) -> tuple[Array, Array]:
     """Window attention, and what S of the blocks before the own one returns; token by token.
 
-    memory: key_smear.weight [g], rate_weight [g 2e], rate_bias [g], gain [h]; its
-    blend of keys is another than the window's, smear_weight. x: [t d]; returns y [t d], and S
-    [g k e] of the completed blocks.
+    memory: key_smear.weight [n], rate_weight [n 2e], rate_bias [n], gain [n h/g], of the n last key
+    heads; its blend of keys is another than the window's, smear_weight. x: [t d]; returns y [t d],
+    and S [n k e] of the completed blocks.
     """
     x = f64(x)
     h, e = w.wq.shape[1:]
     g = w.wk.shape[1]
     rate_weight, rate_bias = f64(memory["rate_weight"]), f64(memory["rate_bias"])
+    without = g - len(rate_bias)  # key heads that have no memory
     plain = [qkv(w, token, None, rope_base) for token in x]  # without positions
     rotated = [qkv(w, token, offset + t, rope_base) for t, token in enumerate(x)]
     keys = [k for _, k, _ in rotated]
@@ -389,27 +390,29 @@ def delta_layer(
     blended = []
     for t in range(len(x)):
         before = plain[t - 1][1] if t % block else np.zeros((g, e))
-        blended.append((1 - share) * plain[t][1] + share * before)
-    s = np.zeros((g, 2 * order * e, e))
+        blended.append((1 - share) * plain[t][1][without:] + share * before[without:])
+    s = np.zeros((g - without, 2 * order * e, e))
     y = np.zeros_like(x)
     for tau in range(math.ceil(len(x) / block)):
         begin, end = tau * block, min((tau + 1) * block, len(x))
         for t in range(begin, end):
             seen = seen_in_memory(tau, block, segments) + list(range(begin, t + 1))
             a = attend(w, rotated[t][0], [keys[i] for i in seen], [rotated[i][2] for i in seen])
-            for i in range(h):
-                recalled = s[i // (h // g)].T @ dpfp(plain[t][0][i], order)
-                a = a + f64(memory["gain"])[i] * recalled @ f64(w.wo)[i]
+            first = without * h // g
+            for i in range(first, h):
+                recalled = s[i // (h // g) - without].T @ dpfp(plain[t][0][i], order)
+                a = a + f64(memory["gain"])[i - first] * recalled @ f64(w.wo)[i]
             y[t] = finish(w, a + x[t])
         if end - begin < block:
             break  # an incomplete block writes nothing
-        for j in range(g):
+        for j in range(g - without):
+            own = without + j
             rates = [
-                _rate(rate_weight[j], rate_bias[j], plain[t][1][j], plain[t][2][j])
+                _rate(rate_weight[j], rate_bias[j], plain[t][1][own], plain[t][2][own])
                 for t in range(begin, end)
             ]
             for t, rate in zip(range(begin, end), rates, strict=True):
-                phi, v = dpfp(blended[t][j], order), plain[t][2][j]
+                phi, v = dpfp(blended[t][j], order), plain[t][2][own]
                 s[j] = s[j] + rate * np.outer(phi, v - s[j].T @ phi)
     return y, s
 
@@ -729,7 +732,8 @@ def delta_writing(w: LayerWeights, x: Array, *, memory: dict[str, Any], block: i
     rates = []
     for token in f64(x)[: len(x) // block * block]:
         _, k, v = qkv(w, token, None, 0.0)
-        for j in range(w.wk.shape[1]):
+        n = len(memory["rate_bias"])  # the last key heads have a memory
+        for j in range(n):
             weight, bias = f64(memory["rate_weight"])[j], f64(memory["rate_bias"])[j]
-            rates.append(_rate(weight, bias, k[j], v[j]))
+            rates.append(_rate(weight, bias, k[j - n], v[j - n]))
     return float(np.mean(rates))

@@ -39,7 +39,7 @@ _FIELDS = [
 # keys that older exports lack, since their models all had the defaults
 _LATER = (
     *("fam_update", "fam_init", "fam_position", "fam_min_timescale", "fam_max_timescale"),
-    *("delta_order", "recurrent_gate", "smeared_keys"),
+    *("delta_order", "delta_heads", "recurrent_gate", "smeared_keys"),
 )
 _KEYS = Keys(
     dict.fromkeys((*_FIELDS, "arch", "tie_word_embeddings"), REQUIRED)

@@ -108,9 +108,9 @@ class MemoryGate(nn.Module):
 class KeySmear(nn.Module):
     """Blends each key with the one before it, by one weight for each key head."""
 
-    def __init__(self, config):
+    def __init__(self, heads):
         super().__init__()
-        self.weight = nn.Parameter(torch.zeros(config.kv_heads))
+        self.weight = nn.Parameter(torch.zeros(heads))
 
     def forward(self, k, follows):
         """k [b s g e], unrotated; follows [b or 1, s] bool, whether a key has one before it."""
@@ -120,13 +120,14 @@ class KeySmear(nn.Module):
 
 
 class DeltaMemory(nn.Module):
-    """An associative memory: a matrix for each key head, written by the delta rule."""
+    """An associative memory: a matrix for each of the last g key heads, by the delta rule."""
 
     def __init__(self, config):
         super().__init__()
-        h, g, e = config.heads, config.kv_heads, config.head_dim
+        e, g = config.head_dim, config.delta_heads or config.kv_heads
+        h = g * config.heads // config.kv_heads
         self.order = config.delta_order
-        self.key_smear = KeySmear(config)
+        self.key_smear = KeySmear(g)
         self.rate_weight = nn.Parameter(torch.zeros(g, 2 * e))
         self.rate_bias = nn.Parameter(torch.zeros(g))
         self.gain = nn.Parameter(torch.zeros(h))
@@ -145,13 +146,16 @@ class DeltaMemory(nn.Module):
         return products * torch.rsqrt(products.square().sum(-1, keepdim=True) + 1e-6)
 
     def read(self, q, s):
-        """Read the memory with unrotated queries [b t h e]: [b t h*e]."""
-        features = self.features(q).unflatten(2, (s.shape[1], -1))
+        """Read the memory with unrotated queries of all heads [b t h e]: [b t h*e]."""
+        others = q.shape[2] - len(self.gain)
+        features = self.features(q[:, :, others:]).unflatten(2, (s.shape[1], -1))
         recalled = torch.einsum("btgrk,bgke->btgre", features, s).flatten(2, 3)
-        return (self.gain.float()[:, None] * recalled).to(q.dtype).flatten(2)
+        scaled = (self.gain.float()[:, None] * recalled).to(q.dtype)
+        return nn.functional.pad(scaled, (0, 0, others, 0)).flatten(2)
 
     def write(self, s, k, v):
-        """Write a block into the memory: unrotated keys and values [b w g e]."""
+        """Write a block into the memory: unrotated keys and values of all heads [b w g e]."""
+        k, v = k[:, :, -len(self.rate_bias) :], v[:, :, -len(self.rate_bias) :]
         x = torch.cat([k, v], -1).float()
         x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6)
         logits = 5 * (x * self.rate_weight.float()).sum(-1) + self.rate_bias.float()
@@ -193,7 +197,7 @@ class Attention(nn.Module):
         self.is_static = mixer == "fam" and config.fam_update == "static"
         self.delta_memory = DeltaMemory(config) if mixer == "delta" else None
         is_smeared = config.smeared_keys and mixer in ("bswa", "bswa_sg", "fam", "delta")
-        self.key_smear = KeySmear(config) if is_smeared else None
+        self.key_smear = KeySmear(config.kv_heads) if is_smeared else None
 
     def project(self, x):
         """Normalize and project: [b t d] -> q [b t h e], k and v [b t g e]."""

@@ -26,6 +26,7 @@ class FamjaxConfig(PreTrainedConfig):
         prompt is the query of every update.
       fam_min_timescale, fam_max_timescale: initial gates in training; not read here.
       delta_order: number of features of a key in the memory of delta, divided by 2 * head_dim.
+      delta_heads: number of key heads that have a memory of delta, the last ones; 0 means all.
       encoder: for a model with an encoder, a dict with its number of layers, and whether it shares
         the decoder's embedding (shared), its attention to the source (cross: softmax, linear), and
         the features of a linear one.
@@ -72,6 +73,7 @@ class FamjaxConfig(PreTrainedConfig):
         fam_min_timescale=1.5,
         fam_max_timescale=64.0,
         delta_order=2,
+        delta_heads=0,
         encoder=None,
         linear=None,
         feedback=None,
@@ -102,6 +104,7 @@ class FamjaxConfig(PreTrainedConfig):
         self.fam_min_timescale = fam_min_timescale
         self.fam_max_timescale = fam_max_timescale
         self.delta_order = delta_order
+        self.delta_heads = delta_heads
         self.encoder = encoder
         self.linear = linear
         self.feedback = feedback
