@@ -20,7 +20,9 @@ def config() -> Config:
         {
             "name": "text_delta",
             "model.mixer": "bswa,delta",
-            # 512 features of a key: code needs four times as many as passkeys (docs/memory.md)
+            # text needs more features than passkeys, and no more than one head with a memory
+            # (docs/memory.md)
             "model.delta_order": 8,
+            "model.delta_heads": 1,
         },
     )

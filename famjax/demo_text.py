@@ -52,8 +52,9 @@ _STEP_TIMES, _REPETITIONS = "step_times.json", 20
 _MEMORIES = ("fam", "bswa,delta")
 _SETTINGS = {
     "fam": ("model.fam_update=gated", "model.fam_len=8"),
-    # text needs more features than passkeys (docs/memory.md)
-    "bswa,delta": ("model.delta_order=8",),
+    # text needs more features than passkeys, and no more than one head with a memory
+    # (docs/memory.md)
+    "bswa,delta": ("model.delta_order=8", "model.delta_heads=1"),
     "bswa": (),
 }
 
