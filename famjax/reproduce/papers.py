@@ -148,7 +148,7 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry("lanes", "rows, reach of the gradient, parts", "memory-lanes"),
         Entry("writes", "a write penalty, FAM and delta rule", "memory-writes"),
         Entry("keys", "one of four named keys", "memory-keys"),
-        Entry("features", "features of a key in the delta memory", "memory-features"),
+        Entry("features", "heads and features of the delta memory", "memory-features"),
         Entry("copying", "smeared keys", "memory-smeared"),
     ),
 }

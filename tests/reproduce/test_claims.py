@@ -21,7 +21,7 @@ each = pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=lambda e:
 # the stack or the mixers of models, by what is in their names: the first pattern that is
 NAMES = {
     "^DELTA": "delta",
-    r"^BSWA\+DELTA|^\d+ features": "bswa,delta",
+    r"^BSWA\+DELTA|^\d x \d+ features": "bswa,delta",
     "initialised from Transformer|growing BPTT": "feedback",
     r"^Transformer-XL$": "swa",
     r"^TransformerBSWA$": "bswa",

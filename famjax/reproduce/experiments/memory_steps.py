@@ -54,7 +54,11 @@ MEMORY_STEPS_TEXT = Experiment(
         {
             "M1": (),
             "FAM": (*_text.FAM, "model.fam_len=8", "model.memory_segments=1"),
-            "BSWA+DELTA": ("model.mixer=bswa,delta", "model.delta_order=8"),
+            "BSWA+DELTA": (
+                "model.mixer=bswa,delta",
+                "model.delta_order=8",
+                "model.delta_heads=1",
+            ),
         },
         _TEXT_STEPS,
         own=(*_text.CONTINUED, "model.memory_segments=1"),
@@ -68,6 +72,6 @@ MEMORY_STEPS_TEXT = Experiment(
     note="Python's standard library; two layers of 128 with blocks of 64 tokens and one memory "
     "segment. All models of a seed continue a training of 1,000 steps of a window without memory. "
     "A step has 4,096 tokens. FAM has the gated update; BSWA+DELTA has a window below and a delta "
-    "memory with 512 features above.",
+    "memory with 512 features in one head above.",
     minutes=4.0,
 )
