@@ -28,7 +28,7 @@ _MAX_TOKENS = 256
 # number of lines of --prompts whose texts are printed together, and of those decoded together
 _GROUP, _BATCH = 512, 32
 # options that models with an encoder lack
-_OF_DECODERS = (*("chat", "read", "state_out", "state_in", "small_cache", "stop"),)
+_OF_DECODERS = ("chat", "read", "state_out", "state_in", "small_cache", "stop")
 
 if TYPE_CHECKING:
     from famjax.eval.generate import Generator, Hypothesis
@@ -98,7 +98,7 @@ def run(argv: list[str]) -> int:
     check_sampling(most, a.temperature, a.top_k, a.top_p, a.stop, a.seed)
     opened = open_model(arguments.run)
     if a.beam is not None:
-        size = opened.tokenizer.vocab_size
+        size = opened.tokenizer.output_size
         check_search(a.beam, most, a.length_penalty, a.no_repeat_ngram, a.stop, size)
     if arguments.chat and opened.tokenizer.chat_template is None:
         raise UserError(

@@ -6,7 +6,6 @@ import functools
 import itertools
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -98,15 +97,7 @@ class Translator:
         self._positions = run.model.encoder.positions
         self._graph, self._params = nnx.split(run.model)
         self._length_penalty = length_penalty
-        self._settings = BeamSettings(
-            beams,
-            1,
-            run.tokenizer.vocab_size,
-            0.0,
-            no_repeat_ngram,
-            best=1,
-            output_size=run.tokenizer.output_size,
-        )
+        self._beams, self._no_repeat_ngram = beams, no_repeat_ngram
         self._stops = np.array(sorted(run.tokenizer.stop_ids), np.int32)
         self._compiled: set[tuple[Any, ...]] = set()
         self.seconds = 0.0
@@ -170,12 +161,16 @@ class Translator:
         length_penalties: Sequence[float],
     ) -> list[list[Translation]]:
         """Translate sources [b s] with each length penalty; `numbers` seed the sampling."""
-        settings = replace(
-            self._settings,
-            max_tokens=self._most_tokens(tokens.shape[1]),
-            length_penalty=np.array(length_penalties, np.float32),
-        )
         tokenizer = self._run.tokenizer
+        settings = BeamSettings(
+            self._beams,
+            max_tokens=self._most_tokens(tokens.shape[1]),
+            size=tokenizer.vocab_size,
+            length_penalty=np.array(length_penalties, np.float32),
+            no_repeat_ngram=self._no_repeat_ngram,
+            best=1,
+            output_size=tokenizer.output_size,
+        )
         first = None if tokenizer.first_id is None else np.int32(tokenizer.first_id)
         start = np.int32(tokenizer.start_id), first
         arguments = (self._params, tokens, segment, settings, self._stops, start)
