@@ -82,7 +82,7 @@ class DeltaMemory(nnx.Module):
     """The parameters of the memory, and its reads and writes; the caller holds the state.
 
     Methods take the keys, values and queries of the heads that have a memory (`key_heads`,
-    `query_heads`).
+    `query_heads`); `read` takes the queries of all heads.
     """
 
     def __init__(self, config: ResolvedModelConfig):
