@@ -101,7 +101,7 @@ def test_a_zero_that_disables_is_unchanged() -> None:
     plain = override(Config(), [VOCABULARY])
     found = resolve(plain, None, 1)
     changed = {line.partition(":")[0] for line in difference(plain, found)}
-    sizes = {f"model.{name}" for name in ("kv_heads", "head_dim", "mlp_width")}
+    sizes = {f"model.{name}" for name in ("kv_heads", "head_dim", "mlp_width", "delta_heads")}
     scales = {f"model.arch.{name}" for name in ("embed_scale", "query_scale")}
     assert changed == {*sizes, *scales, "train.bptt_start", "mesh.data"}
 
