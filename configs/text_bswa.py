@@ -9,7 +9,8 @@ Reads bytes in lanes: each of the 4 rows reads one document from beginning to en
 is carried from step to step. A block of 64 tokens attends to itself and to the previous block (one
 memory segment).
 
-Cost: first command: 8 minutes on one core; third command: 18 minutes.
+Cost: first command: about 8 minutes on one core (from the time of single steps); third command: 18
+minutes.
 Expected: third command: 1.706 bits per byte of three books, where TRAIN is 33 other books and
 sp2048.model has a SentencePiece vocabulary of 2,048 (docs/log.md). Compare with `text_fam`.
 """

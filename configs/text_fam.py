@@ -9,8 +9,8 @@ Reads bytes in lanes: each of the 4 rows reads one document from beginning to en
 is carried from step to step. A block of 64 tokens attends to itself, to the previous block (one
 memory segment), and to 16 FAM tokens.
 
-Cost: first command: 11 minutes on one core, 1.5 times as much as `text_bswa`; third command: 18
-minutes.
+Cost: first command: 11 to 16 minutes on one core, 1.5 to 2.0 times as much as `text_bswa` (from the
+time of single steps); third command: 18 minutes.
 Expected: third command: 1.760 bits per byte of three books, where TRAIN is 33 other books and
 sp2048.model has a SentencePiece vocabulary of 2,048. `text_bswa`, the same model without FAM,
 reaches 1.706 in the same time (docs/log.md). On text a FAM helps where there is no memory segment;

@@ -48,14 +48,12 @@ from famjax.train.recipe import claim_folder, train_and_time
 _VOCABULARY = 1024
 # file with the times of training steps; how many steps of each model are timed
 _STEP_TIMES, _REPETITIONS = "step_times.json", 20
-# mixers with a memory that lasts longer than the window, in both layers or in the upper one
-_MEMORIES = ("fam", "bswa,delta")
-_SETTINGS = {
+# mixers with a memory that lasts longer than the window, in both layers or in the upper one, and
+# their settings: a config's own do not count where `init` gives the model
+_MEMORIES = {
     "fam": ("model.fam_update=gated", "model.fam_len=8"),
-    # text needs more features than passkeys, and no more than one head with a memory
-    # (docs/memory.md)
+    # as in configs/text_delta.py
     "bswa,delta": ("model.delta_order=8", "model.delta_heads=1"),
-    "bswa": (),
 }
 
 
@@ -229,7 +227,7 @@ def make_config(demo: TextDemo, model: TextModel) -> Config:
             "model.smeared_keys=true",
             "model.layers=2",
             "model.mlp_width=512",
-            *_SETTINGS[model.mixer],
+            *_MEMORIES.get(model.mixer, ()),
             f"data.files={demo.texts.training}",
             f"data.tokenizer={demo.folder / 'tokenizer.model'}",
             "data.holdout=0",

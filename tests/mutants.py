@@ -108,8 +108,8 @@ MUTANTS = (
     Mutant(
         "delta: keys in memory have positions",
         "mixers/delta.py",
-        "self.delta_memory.writes(self.window.unrotate(k), v)",
-        "self.delta_memory.writes(k, v)",
+        "return own(self.window.unrotate(k)), own(v)",
+        "return own(k), own(v)",
         f"{STREAM} -k transcription",
     ),
     Mutant(
@@ -122,8 +122,15 @@ MUTANTS = (
     Mutant(
         "delta: S is read with rotated queries",
         "mixers/delta.py",
-        "memory, q = self.delta_memory, inputs.unrotated_q",
-        "memory, q = self.delta_memory, inputs.q",
+        "memory, every_q = self.delta_memory, inputs.unrotated_q",
+        "memory, every_q = self.delta_memory, inputs.q",
+        f"{STREAM} -k transcription",
+    ),
+    Mutant(
+        "delta: the first key heads have the memory, not the last",
+        "layers/delta_memory.py",
+        "return k[..., -self.rate_bias.shape[0] :, :]",
+        "return k[..., : self.rate_bias.shape[0], :]",
         f"{STREAM} -k transcription",
     ),
     Mutant(

@@ -13,7 +13,10 @@ from famjax.core.errors import UserError
 from famjax.data.standard_library import Texts, standard_library
 from famjax.demo_text import TextDemo, TextModel
 
-SMALL = ("model.width=16", "model.mlp_width=16", "model.layers=2", "data.length=64", "data.batch=2")
+SMALL = (
+    *("model.width=16", "model.heads=1", "model.mlp_width=16", "model.layers=2"),
+    *("data.length=64", "data.batch=2"),
+)
 
 
 def write_result(demo, model, nats):

@@ -104,7 +104,7 @@ def load_state(path: str | Path, run: Run) -> StreamState:
         raise UserError(f"{path}: {error.strerror}; give a file made with --state-out") from None
     try:
         arrays, metadata = _unpack(content)
-        tokens = _tokens(metadata)
+        tokens, written = _tokens(metadata), _config(metadata)
     except _CorruptFile as error:
         raise UserError(f"{path}: {error}; {_READ_AGAIN}") from None
     if metadata["version"] != _VERSION:
@@ -114,15 +114,14 @@ def load_state(path: str | Path, run: Run) -> StreamState:
         )
     for name, mine in _fingerprints(run).items():
         if metadata[name] != mine:
-            other = _describe_model(metadata, run) if name == "model" else f"another {name}"
+            other = _describe_model(written, run) if name == "model" else f"another {name}"
             raise UserError(f"{path}: belongs to {other}; {_READ_AGAIN}")
     return StreamState(_restore(path, arrays, _state_shapes(run)), tokens)
 
 
-def _describe_model(metadata: dict[str, str], run: Run) -> str:
-    """Return how the model of a file differs from the run's, as far as the file tells."""
-    # older files have no config
-    written, mine = json.loads(metadata.get("config", "{}")), json.loads(_describe_config(run))
+def _describe_model(written: dict[str, Any], run: Run) -> str:
+    """Return how the run's model differs from that of a file with these keys of the config."""
+    mine = parse_json(_describe_config(run))
     for key in sorted(written.keys() & mine.keys()):
         if written[key] != mine[key]:
             return f"a model with {key}={written[key]}, and the run has {mine[key]}"
@@ -135,6 +134,17 @@ def _describe_config(run: Run) -> str:
     """Return the keys of the model's config with their values, as JSON."""
     found = values(run.config.model, "model.")
     return json.dumps({k: v for k, v in found.items() if not k.startswith(_NOT_NAMED)})
+
+
+def _config(metadata: dict[str, str]) -> dict[str, Any]:
+    """Return what `_describe_config` wrote; older files have none."""
+    try:
+        found = parse_json(metadata.get("config", "{}"))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise _CorruptFile("its header is invalid")
+    return found
 
 
 def _tokens(metadata: dict[str, str]) -> int:

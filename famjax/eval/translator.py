@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -128,12 +128,12 @@ class Translator:
                     one[number] = translation._replace(source_tokens=len(sources[number]))
         return [[one[number] for number in range(len(texts))] for one in found]
 
-    def check(self, texts: Sequence[str]) -> None:
+    def check(self, texts: Iterable[str]) -> None:
         """Raise a `UserError` that names the first text that is too long for the encoder."""
         if self._positions is not None and self._positions.table is not None:
             self._encode(texts, 0)
 
-    def _encode(self, texts: Sequence[str], first: int) -> list[np.ndarray]:
+    def _encode(self, texts: Iterable[str], first: int) -> list[np.ndarray]:
         """Return the tokens of sources, of which the first has the number `first`."""
         sources = []
         for number, text in enumerate(texts, first + 1):

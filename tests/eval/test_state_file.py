@@ -155,6 +155,8 @@ def first_array(header: dict[str, Any]) -> dict[str, Any]:
         lambda h: h["__metadata__"].pop("tokens"),
         lambda h: h["__metadata__"].pop("version"),
         lambda h: h["__metadata__"].pop("model"),
+        lambda h: h["__metadata__"].update(config="["),
+        lambda h: h["__metadata__"].update(config="[]"),
         lambda h: h.update(x=5),
         lambda h: first_array(h).update(shape=[10**12]),
         lambda h: first_array(h).update(shape="x"),

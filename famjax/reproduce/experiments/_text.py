@@ -26,6 +26,8 @@ BASE = (
 )
 CONTINUED = ("train.steps=400", "optimizer.warmup_steps=20")
 FAM = ("model.mixer=fam", "model.fam_update=gated", "model.memory_segments=0")
+# `configs/text_delta.py`
+DELTA = ("model.mixer=bswa,delta", "model.delta_order=8", "model.delta_heads=1")
 # the paper's model (3.1, Table 6), which a folder given as `init` need not have
 BLOCK_AT_PAPER = ("model.block_len=1024",)
 SHAPE_AT_PAPER = (*BLOCK_AT_PAPER, "model.memory_segments=3")

@@ -54,11 +54,7 @@ MEMORY_STEPS_TEXT = Experiment(
         {
             "M1": (),
             "FAM": (*_text.FAM, "model.fam_len=8", "model.memory_segments=1"),
-            "BSWA+DELTA": (
-                "model.mixer=bswa,delta",
-                "model.delta_order=8",
-                "model.delta_heads=1",
-            ),
+            "BSWA+DELTA": _text.DELTA,
         },
         _TEXT_STEPS,
         own=(*_text.CONTINUED, "model.memory_segments=1"),
