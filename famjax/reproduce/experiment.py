@@ -1,6 +1,6 @@
 """The description of experiments: models of a table or figure, their measure, the paper's claims.
 
-A new experiment is a file in `famjax.reproduce.experiments`, and a line in its `__init__.py`.
+A new experiment is a file in `famjax.reproduce.experiments`.
 """
 
 from __future__ import annotations

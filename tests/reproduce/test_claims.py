@@ -1,5 +1,6 @@
 """That experiments train what their names say, on equal terms, and claim something of each."""
 
+import importlib
 import re
 from pathlib import Path
 
@@ -7,9 +8,10 @@ import pytest
 
 from famjax.config.derived import mixer_pattern
 from famjax.experiment.load import to_json
+from famjax.reproduce import experiments
 from famjax.reproduce import measures as measures_module
 from famjax.reproduce.cell import TRAININGS, Cell
-from famjax.reproduce.experiment import SIZES
+from famjax.reproduce.experiment import SIZES, Experiment
 from famjax.reproduce.experiments import EXPERIMENTS
 from famjax.reproduce.measures import CodeMeasure, CodeTexts, PasskeyMeasure
 from famjax.reproduce.penn_treebank import PennTreebankMeasure
@@ -51,6 +53,21 @@ def expected(experiment, name):
 
 def kind(model):
     return ",".join(mixer_pattern(model)) if model.stack == "residual" else model.stack
+
+
+def test_each_file_has_experiments_with_ids_of_their_own():
+    files = [f for f in Path(experiments.__file__).parent.glob("*.py") if f.name[0] != "_"]
+    modules = [importlib.import_module(f"{experiments.__name__}.{file.stem}") for file in files]
+    found = {
+        id(value): value.id
+        for module in modules
+        for name, values in vars(module).items()
+        if not name.startswith("_")
+        for value in (values if isinstance(values, tuple) else (values,))
+        if isinstance(value, Experiment)
+    }
+    assert len(files) > 30
+    assert sorted(found.values()) == sorted(EXPERIMENTS)
 
 
 @pytest.fixture

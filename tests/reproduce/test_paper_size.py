@@ -321,6 +321,27 @@ def test_counting_to_1000_is_the_papers():
         assert config.model.feedback.span >= 2 * 1000
 
 
+def test_the_walk_has_v1s_two_sets():
+    """v1, Table 1: 10,000 and a million episodes."""
+    configs = configs_at_paper("ft-table-1-blocked-walk")
+    found = {name: config.data.toy.episodes for name, config in configs.items()}
+    assert found == {
+        "Transformer": 10_000,
+        "Feedback": 10_000,
+        "Transformer 1M": 1_000_000,
+        "Feedback 1M": 1_000_000,
+    }
+    for name, config in configs.items():
+        assert config.model == configs[name.removesuffix(" 1M")].model
+
+
+def test_v1s_small_models_have_44_million_parameters():
+    """v1, Table 4."""
+    for config in configs_at_paper("ft-v1-table-4").values():
+        model = replace(config.model, vocab_size=WIKITEXT_103_WORDS)
+        assert count_params(model).weights == pytest.approx(44e6, rel=0.01)
+
+
 def test_a_shallow_decoder_has_an_encoder_of_twelve_layers_with_layerdrop():
     """v3 4.2.1."""
     configs = configs_at_paper("ft-figure-4-translation")

@@ -1,66 +1,37 @@
 """The experiments of the three papers, and famjax's own.
 
-A new one is a file here, and a line in `_FILES`. Files whose names begin with an underscore have
-what several experiments share.
+A new one is a file here, with an `Experiment`, or a tuple of several, at its top level. Files and
+values whose names begin with an underscore are parts of experiments.
 """
 
 from __future__ import annotations
 
 import importlib
+import pkgutil
+import re
 from collections.abc import Iterator
 from types import ModuleType
 
 from famjax.reproduce.experiment import Experiment
 
-# each has an `Experiment`, or a tuple of several, at its top level
-_FILES = (
-    "fam_figure_3",
-    "fam_figure_4",
-    "fam_figure_8",
-    "fam_figure_10",
-    "fam_table_3",
-    "fam_table_4",
-    "fam_figure_6",
-    "fam_figure_7",
-    "fam_table_7",
-    "fam_table_8",
-    "fam_table_9",
-    "fam_losses",
-    "fam_recipe",
-    "ft_table_1",
-    "ft_table_3",
-    "ft_table_6",
-    "ft_figure_5",
-    "ft_figure_8",
-    "ft_figure_9",
-    "ft_figure_4_translation",
-    "ft_figure_7_translation",
-    "ft_v1_table_2",
-    "ft_v1_table_6",
-    "ft_v1_figure_7",
-    "t2r_table_1",
-    "t2r_table_2",
-    "t2r_figure_4",
-    "t2r_figure_5",
-    "memory_timescales",
-    "memory_lengths",
-    "memory_steps",
-    "memory_lanes",
-    "memory_keys",
-    "memory_features",
-    "memory_smeared",
-    "memory_writes",
-)
+
+def _modules() -> list[str]:
+    """Return the names of the files, with figure 3 before figure 10."""
+    names = (module.name for module in pkgutil.iter_modules(__path__))
+    public = (name for name in names if not name.startswith("_"))
+    return sorted(public, key=lambda name: re.sub(r"\d+", lambda digits: digits[0].zfill(2), name))
 
 
 def _defined_in(module: ModuleType) -> Iterator[Experiment]:
-    for value in vars(module).values():
+    for name, value in vars(module).items():
+        if name.startswith("_"):
+            continue
         together = value if isinstance(value, tuple) else (value,)
         yield from (each for each in together if isinstance(each, Experiment))
 
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.id: experiment
-    for name in _FILES
+    for name in _modules()
     for experiment in _defined_in(importlib.import_module(f"{__name__}.{name}"))
 }
