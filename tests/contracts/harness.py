@@ -143,6 +143,8 @@ CASES: dict[str, ModelConfig] = {
     "linear-elu": _linear("elu", kv_heads=4, norm="layernorm"),
     "linear-rfa": _linear("rfa", kv_heads=1, mlp="gelu"),
     "linear-performer": _linear("performer", mlp="geglu", tied=False),
+    "linear-cos": _linear("cos", rope=True, kv_heads=1),
+    "linear-tanh": _linear("tanh", tied=False),
     "fam,linear": _linear("learned_elu", "fam,linear", rope=True),
     "feedback-all": _feedback("all", mlp="relu", norm="layernorm", kv_heads=4),
     "feedback-average": _feedback(

@@ -10,18 +10,22 @@ from pathlib import Path
 import jax
 import pytest
 
+from famjax.config.resolved import resolve_model
 from famjax.config.schema import Config
 from famjax.experiment.checks import validate
 from famjax.experiment.load import difference, load_config
 from famjax.models.remap_params import abstract_inference_model
 from famjax.optimizers import make_schedule
 from famjax.tasks.toy import task_tokenizer
+from famjax.train.flops import training_flops
 
 CONFIGS = sorted(Path(__file__).parents[2].joinpath("configs").glob("[!_]*.py"))
 
 ROOT = Path(__file__).parents[2]
 # for the adaptive softmax, and for bytes with two special tokens
-VOCABULARY = {"wikitext103.txt": 267_735, "bytes": 258}
+VOCABULARY = {"wikitext103.txt": 267_735, "bytes": 258, "joint.model": 32_000}
+# FLOP/s of a V100 in half precision (NVIDIA's data sheet)
+V100 = 125e12
 # text, with the papers' sizes: the papers train on all of it
 WHOLE_TEXT = [
     *("char_ptb_paper", "enwik8_paper", "wikitext103_small_paper", "wikitext103_large_paper"),
@@ -136,6 +140,23 @@ def test_parameter_counts_match_the_papers(row: list[str]) -> None:
     share = millions / float(paper) - 1
     assert (here, difference) == (shown, f"{share:+.1%}")
     assert abs(share) < 0.016
+
+
+@pytest.mark.parametrize(
+    "row", rows_of("papers.md", "Training cost"), ids=lambda row: row[0].strip("`")
+)
+def test_training_costs_are_possible(row: list[str]) -> None:
+    """docs/papers.md has the lower bounds of the configs' costs, below what the papers took."""
+    command, paper, *here = row
+    name, *given = command.strip("`").split()
+    config = load_config(name, given)
+    model = replace(config.model, vocab_size=VOCABULARY[config.data.tokenizer])
+    tokens = config.train.steps * config.data.batch * config.data.length
+    flops = tokens * training_flops(resolve_model(model))
+    hours = flops / V100 / 3600
+    share = hours / float(paper.replace(",", ""))
+    assert here == [f"{flops / 1e18:.1f}", f"{hours:.1f}", f"{share:.1%}"]
+    assert share < 0.5
 
 
 @pytest.mark.parametrize("name", WHOLE_TEXT)
