@@ -126,8 +126,8 @@ def _train_and_show(
 
 def _tell_how_to_plan(experiments: Sequence[Experiment], progress: Output) -> None:
     """Say which command tells what trainings of the paper's size need."""
-    names = {e.paper_config for e in experiments} | {e.paper_base_config for e in experiments}
-    configs = sorted(filter(None, names))
+    sizes = [e.at_paper for e in experiments if e.at_paper]
+    configs = sorted(filter(None, {name for s in sizes for name in (s.config, s.base_config)}))
     if configs:
         progress.print(
             "the time that training takes at the paper's size is unknown; famjax plan "
@@ -159,7 +159,7 @@ def _chosen(arguments: Arguments, progress: Output) -> list[Experiment]:
 
     names, size = _known(arguments.experiments, list(EXPERIMENTS)), _size(arguments)
     if size == "paper" and arguments.experiments == ("all",):
-        without = [name for name in names if not EXPERIMENTS[name].has_paper_size]
+        without = [name for name in names if not EXPERIMENTS[name].at_paper]
         names = [name for name in names if name not in without]
         progress.print(f"left out, since they have no paper's size: {', '.join(without)}")
     return [EXPERIMENTS[name].at(size, arguments.test) for name in names]

@@ -409,7 +409,7 @@ def list_table(root: Path, pages: Path) -> list[Table]:
             if entry.experiment:
                 experiment = EXPERIMENTS[entry.experiment]
                 state = _state(experiment, root, pages)
-                paper_size = "yes" if experiment.has_paper_size else "no"
+                paper_size = "yes" if experiment.at_paper else "no"
                 command = f"famjax reproduce {entry.experiment}"
             table.add_row(entry.name, entry.shows, state, paper_size, command)
         tables.append(table)

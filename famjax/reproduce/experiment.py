@@ -154,6 +154,31 @@ class Ordering:
 
 
 @dataclass(frozen=True)
+class PaperSize:
+    """How an experiment is run at the paper's size.
+
+    Attributes:
+      config: name of the config.
+      measure: data and scores.
+      variants: the models, if a figure has other points than here; None is the same ones, without
+        those that are here only.
+      orderings: the claims, with scores of `measure`; None is the same ones, without those of
+        variants that are not in the paper.
+      base_config: name of the base's config; "" trains all variants from scratch.
+      base: overrides for the base.
+      note: differences from the paper, apart from those of the config.
+    """
+
+    config: str
+    measure: Measure
+    variants: tuple[Variant, ...] | None = None
+    orderings: tuple[Ordering, ...] | None = None
+    base_config: str = ""
+    base: tuple[str, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class Experiment:
     """A table or figure of a paper.
 
@@ -169,16 +194,7 @@ class Experiment:
       base: overrides for a training that all variants of a seed continue, used in place of the
         variants' own; None trains variants from scratch.
       base_config: name of the base's config; "" is `config`.
-      paper_config: name of the config at the paper's size; "" is none.
-      paper_base_config: name of the base's config at the paper's size; "" trains all variants from
-        scratch there.
-      base_at_paper: overrides for the base at the paper's size.
-      paper_variants: the models at the paper's size, if a figure has other points there; None is
-        the same ones, without those that are here only.
-      paper_measure: data and scores at the paper's size; None is none, and then the experiment is
-        not run at that size.
-      paper_orderings: the claims at the paper's size, with scores of `paper_measure`; None is the
-        same ones, without those of variants that are not in the paper.
+      at_paper: how it is run at the paper's size; None is not at all.
       averaged: number of last checkpoints whose average is measured, or all if a run keeps fewer; 0
         measures the last checkpoint.
       timed: whether the seconds of training are scores, too: a variant's own, and those including
@@ -188,7 +204,6 @@ class Experiment:
       axis: label of the figure's x axis, for the x of the variants or of the measure's points; ""
         draws bars.
       note: differences from the paper.
-      paper_note: differences from the paper at its size, apart from those of the config.
       follow_up: what was tried after a claim did not hold, and the result.
       minutes: rough time that one variant with one seed takes on one core.
     """
@@ -203,18 +218,12 @@ class Experiment:
     overrides: tuple[str, ...] = ()
     base: tuple[str, ...] | None = None
     base_config: str = ""
-    paper_config: str = ""
-    paper_base_config: str = ""
-    base_at_paper: tuple[str, ...] = ()
-    paper_variants: tuple[Variant, ...] | None = None
-    paper_measure: Measure | None = None
-    paper_orderings: tuple[Ordering, ...] | None = None
+    at_paper: PaperSize | None = None
     averaged: int = 0
     timed: bool = False
     unequal: str = ""
     axis: str = ""
     note: str = ""
-    paper_note: str = ""
     follow_up: str = ""
     minutes: float = 2.0
 
@@ -222,10 +231,6 @@ class Experiment:
     def scores(self) -> tuple[Score, ...]:
         """The measure's scores, the most important one first, then the seconds if `timed`."""
         return (*self.measure.scores, *(SECONDS if self.timed else ()))
-
-    @property
-    def has_paper_size(self) -> bool:
-        return bool(self.paper_config) and self.paper_measure is not None
 
     def at(self, size: Size, test: str = "") -> Experiment:
         """Return the experiment with its variants, measure and claims at a size.
@@ -239,19 +244,17 @@ class Experiment:
         """
         if size == "here":
             return self
-        if not self.has_paper_size or self.paper_measure is None:
-            lacks = "measure" if self.paper_config else "config"
-            raise UserError(f"{self.id}: has no {lacks} at the paper's size; leave out --size")
+        there = self._at_paper
         variants = self.variants_at(size)
         names = {variant.name for variant in variants}
-        claims = self.orderings if self.paper_orderings is None else self.paper_orderings
+        claims = self.orderings if there.orderings is None else there.orderings
         return replace(
             self,
             variants=variants,
-            measure=self.paper_measure.on(test),
+            measure=there.measure.on(test),
             orderings=tuple(o for o in claims if {o.better, o.worse, *o.wider_than} <= names),
             # both are about the size here
-            note=f"At the paper's size: config `{self.paper_config}`. {self.paper_note}".strip(),
+            note=f"At the paper's size: config `{there.config}`. {there.note}".strip(),
             follow_up="",
         )
 
@@ -259,8 +262,8 @@ class Experiment:
         """Return the variants that are trained at a size."""
         if size == "here":
             return self.variants
-        if self.paper_variants is not None:
-            return self.paper_variants
+        if self._at_paper.variants is not None:
+            return self._at_paper.variants
         return tuple(variant for variant in self.variants if not variant.here_only)
 
     def variant(self, name: str) -> Variant:
@@ -299,15 +302,21 @@ class Experiment:
     ) -> Config:
         """Return the config of the training that all variants of a seed continue."""
         assert self.base is not None
-        own = (*self.overrides, *self.base) if size == "here" else self.base_at_paper
+        own = (*self.overrides, *self.base) if size == "here" else self._at_paper.base
         return load_config(self.base_config_name(size), [f"seed={seed}", *own, *given])
 
     def has_base(self, size: Size) -> bool:
-        return self.base is not None and (size == "here" or bool(self.paper_base_config))
+        return self.base is not None and (size == "here" or bool(self._at_paper.base_config))
 
     def base_config_name(self, size: Size) -> str:
-        name = self.base_config if size == "here" else self.paper_base_config
+        name = self.base_config if size == "here" else self._at_paper.base_config
         return name or self._config_name(size)
 
     def _config_name(self, size: Size) -> str:
-        return self.config if size == "here" else self.paper_config
+        return self.config if size == "here" else self._at_paper.config
+
+    @property
+    def _at_paper(self) -> PaperSize:
+        if self.at_paper is None:
+            raise UserError(f"{self.id}: has no config at the paper's size; leave out --size")
+        return self.at_paper

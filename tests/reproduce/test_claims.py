@@ -95,7 +95,7 @@ def configs_of(experiment, root: Path, size):
 @each
 @pytest.mark.parametrize("size", SIZES)
 def test_models_are_what_their_names_say(experiment, size, tmp_path, no_data):
-    if size == "paper" and not experiment.has_paper_size:
+    if size == "paper" and not experiment.at_paper:
         return
     for name, config in configs_of(experiment, tmp_path, size).items():
         assert kind(config.model) == expected(experiment, name), name
@@ -123,7 +123,7 @@ def test_variants_have_equally_many_tokens_unless_said(experiment, tmp_path):
 @each
 @pytest.mark.parametrize("size", SIZES)
 def test_claims_are_of_what_is_measured(experiment, size):
-    if size == "paper" and not experiment.has_paper_size:
+    if size == "paper" and not experiment.at_paper:
         return
     experiment = experiment.at(size)
     assert experiment.orderings

@@ -13,6 +13,7 @@ from famjax.experiment.size import count_params
 from famjax.reproduce import attention_measure as attention_measure_module
 from famjax.reproduce import paper_measures as paper_measures_module
 from famjax.reproduce.cell import Cell, run_cell
+from famjax.reproduce.experiment import PaperSize
 from famjax.reproduce.experiments import EXPERIMENTS
 from famjax.reproduce.measures import CodeTexts, ToyMeasure
 from famjax.reproduce.paper_measures import PG19, WIKITEXT_WINDOWS, SummariesMeasure, TextMeasure
@@ -21,15 +22,15 @@ from famjax.tasks.questions.summaries import XLSUM
 from famjax.tasks.toy import eval_steps
 
 WIKITEXT_103_WORDS = 267_735
-PAPER = [e for e in EXPERIMENTS.values() if e.has_paper_size]
+PAPER = [e for e in EXPERIMENTS.values() if e.at_paper]
 
 
 @pytest.mark.parametrize("experiment", PAPER, ids=lambda e: e.id)
 def test_nothing_of_the_size_here_is_measured(experiment):
     there = experiment.at("paper")
     assert not isinstance(there.measure, CodeTexts)
-    begin = f"At the paper's size: config `{experiment.paper_config}`."
-    assert there.note == f"{begin} {experiment.paper_note}".strip()
+    begin = f"At the paper's size: config `{experiment.at_paper.config}`."
+    assert there.note == f"{begin} {experiment.at_paper.note}".strip()
     assert not any(variant.here_only for variant in there.variants)
     assert experiment.at("here") is experiment
 
@@ -167,7 +168,7 @@ def test_all_is_what_has_the_size_and_the_data(fake, tmp_path, capsys):  # noqa:
     arguments = ["--size", "paper", "--seeds", "1", "--only", "LSTM,zero"]
     assert reproduce(tmp_path, "all", *arguments) == 0
     error = " ".join(capsys.readouterr().err.split())
-    without = ", ".join(e.id for e in EXPERIMENTS.values() if not e.has_paper_size)
+    without = ", ".join(e.id for e in EXPERIMENTS.values() if not e.at_paper)
     assert f"left out, since they have no paper's size: {without} " in error
     assert "fam-table-7 is left out: give the files to test on with --test FILES" in error
     assert "2/2" in error
@@ -190,9 +191,9 @@ def test_without_any_data_nothing_succeeds(tmp_path, capsys):
     assert capsys.readouterr().err.count("is left out: give the files to test on") == 2
 
 
-def test_without_a_measure_there_is_no_papers_size():
-    experiment = replace(EXPERIMENTS[COPY], paper_measure=None)
-    with pytest.raises(UserError, match=f"^{COPY}: has no measure at the paper's size; leave out"):
+def test_an_experiment_may_have_no_papers_size():
+    experiment = replace(EXPERIMENTS[COPY], at_paper=None)
+    with pytest.raises(UserError, match=f"^{COPY}: has no config at the paper's size; leave out"):
         experiment.at("paper")
 
 
@@ -221,7 +222,7 @@ def test_a_training_is_measured_on_test_files(tmp_path, texts):
         (SummariesMeasure(), "xlsum.jsonl"),
     ):
         experiment = replace(
-            tiny_experiment("tiny"), paper_config="char_ptb_paper", paper_measure=measure
+            tiny_experiment("tiny"), at_paper=PaperSize("char_ptb_paper", measure)
         ).at("paper", str(tmp_path / files))
         (cell,) = make_cells(experiment, tmp_path, 1, (), "paper", given)
         cell.check(experiment)
@@ -238,7 +239,7 @@ def configs_at_paper(name):
 
 
 def test_only_famjaxs_own_experiments_have_no_paper_size():
-    without = {e.id for e in EXPERIMENTS.values() if not e.has_paper_size}
+    without = {e.id for e in EXPERIMENTS.values() if not e.at_paper}
     own = {e.id for e in EXPERIMENTS.values() if e.source == "famjax"}
     assert without == {"fam-recipe", *own}
 
@@ -409,7 +410,7 @@ def test_the_claims_hold_for_the_numbers_of_the_paper(experiment):
 
 
 @pytest.mark.parametrize(
-    "experiment", [e for e in PAPER if e.paper_config == "fam_1b"], ids=lambda e: e.id
+    "experiment", [e for e in PAPER if e.at_paper.config == "fam_1b"], ids=lambda e: e.id
 )
 def test_a_pretrained_folder_does_not_choose_the_papers_model(experiment, tmp_path):
     """`init` gives the shape, whatever memory the folder's model has (3.1, Table 6)."""

@@ -37,15 +37,15 @@ def test_every_experiment_can_be_run(experiment):
     for variant in experiment.variants:
         config = experiment.make_config(variant, 3, "here")
         assert config.seed == 3
-        if experiment.paper_config and experiment.paper_variants is None:
+        if experiment.at_paper and experiment.at_paper.variants is None:
             assert experiment.make_config(variant, 0, "paper").train.steps > config.train.steps
-    if experiment.paper_variants is not None:
+    if experiment.at_paper and experiment.at_paper.variants is not None:
         here, paper = (
             [experiment.make_config(v, 0, size).train.steps for v in experiment.variants_at(size)]
             for size in ("here", "paper")
         )
         assert max(paper) > max(here)
-    for size in ("here", "paper") if experiment.paper_config else ("here",):
+    for size in ("here", "paper") if experiment.at_paper else ("here",):
         configs = {v.name: experiment.make_config(v, 0, size) for v in experiment.variants_at(size)}
         every = list(configs.values())
         assert not [name for name, config in configs.items() if every.count(config) > 1]

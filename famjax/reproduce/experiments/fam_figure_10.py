@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from famjax.reproduce.experiment import Experiment, Ordering
+from famjax.reproduce.experiment import Experiment, Ordering, PaperSize
 from famjax.reproduce.experiments import _passkey
 from famjax.reproduce.measures import PasskeyMeasure
 
@@ -43,9 +43,11 @@ FAM_FIGURE_10 = Experiment(
         "data.passkey.max_length=1024",
         "train.steps=1000",
     ),
-    paper_config="fam_1b",
-    paper_measure=_passkey.PAPER_MEASURE,
-    paper_orderings=_claims(_passkey.PAPER_LONGEST),
+    at_paper=PaperSize(
+        config="fam_1b",
+        measure=_passkey.PAPER_MEASURE,
+        orderings=_claims(_passkey.PAPER_LONGEST),
+    ),
     axis="tokens of the document",
     note=_passkey.NOTE + " Documents have at most 1,024 tokens.",
     minutes=6.0,

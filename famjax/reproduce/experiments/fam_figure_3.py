@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiment import Experiment, Ordering, PaperSize, Variant
 from famjax.reproduce.experiments import _passkey
 from famjax.reproduce.measures import PasskeyMeasure
 
@@ -39,11 +39,13 @@ FAM_FIGURE_3 = Experiment(
         "data.length=4096",
         "train.steps=1000",
     ),
-    paper_config="fam_1b",
-    paper_measure=_passkey.PAPER_MEASURE,
-    paper_orderings=(
-        *(Ordering(_passkey.SUM, f"M{n}", _passkey.PAPER_LONGEST) for n in _SEGMENTS),
-        *_SATURATES,
+    at_paper=PaperSize(
+        config="fam_1b",
+        measure=_passkey.PAPER_MEASURE,
+        orderings=(
+            *(Ordering(_passkey.SUM, f"M{n}", _passkey.PAPER_LONGEST) for n in _SEGMENTS),
+            *_SATURATES,
+        ),
     ),
     axis="tokens of the document",
     note=_passkey.NOTE + " Documents have at most 4,096 tokens. M1 of two layers can see 128 "
@@ -78,9 +80,11 @@ FAM_FIGURE_3_GRADIENT = Experiment(
         "data.length=1024",
         "train.steps=1000",
     ),
-    paper_config="fam_1b",
-    paper_measure=_passkey.PAPER_MEASURE,
-    paper_orderings=(Ordering("M1", "M1_SG"),),
+    at_paper=PaperSize(
+        config="fam_1b",
+        measure=_passkey.PAPER_MEASURE,
+        orderings=(Ordering("M1", "M1_SG"),),
+    ),
     axis="tokens of the document",
     note=_passkey.DOCUMENTS_NOTE + " Four layers, of 0.2 million parameters, and "
     "documents of 96 to 192 tokens: their question sees the key itself in those of 96, and has it "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiment import Experiment, Ordering, PaperSize, Variant
 from famjax.reproduce.experiments import _text
 from famjax.reproduce.paper_measures import PG19
 
@@ -63,9 +63,11 @@ FAM_FIGURE_4 = Experiment(
     orderings=_claims(_text.MARGIN),
     overrides=_text.SHAPE,
     base=_text.BASE,
-    paper_config="fam_1b",
-    paper_measure=PG19,
-    paper_orderings=_claims(_text.PAPER_MARGIN),
+    at_paper=PaperSize(
+        config="fam_1b",
+        measure=PG19,
+        orderings=_claims(_text.PAPER_MARGIN),
+    ),
     axis="memory segments",
     note=_text.NOTE
     + " FAM has three memory segments, as in the paper, so that M3 sees as much, and the gated "

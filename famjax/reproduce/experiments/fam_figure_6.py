@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiment import Experiment, Ordering, PaperSize, Variant
 from famjax.reproduce.experiments import _text
 from famjax.reproduce.paper_measures import PG19
 
@@ -51,8 +51,10 @@ FAM_FIGURE_6 = Experiment(
     ),
     overrides=_text.SHAPE,
     base=_text.BASE,
-    paper_config="fam_1b",
-    paper_measure=PG19,
+    at_paper=PaperSize(
+        config="fam_1b",
+        measure=PG19,
+    ),
     axis="base of RoPE",
     note=_text.FAM_NOTE + " The base of RoPE, or its scaling, changes when a variant continues the "
     "window. The paper gives a figure. Its line without random offsets (FAM-RPO) is left out: here "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiment import Experiment, Ordering, PaperSize, Variant
 from famjax.reproduce.experiments import _text
 from famjax.reproduce.paper_measures import PG19
 
@@ -29,8 +29,10 @@ FAM_FIGURE_7 = Experiment(
     orderings=tuple(Ordering("RSP 0.8", name) for name in ("no RSP", "RSP 0.4", "RSP 0.95")),
     overrides=_text.SHAPE,
     base=_text.BASE,
-    paper_config="fam_1b",
-    paper_measure=PG19,
+    at_paper=PaperSize(
+        config="fam_1b",
+        measure=PG19,
+    ),
     axis="probability",
     note=_text.FAM_NOTE
     + " The paper gives a figure only, no numbers. Rows are packed, without lanes, "

@@ -7,7 +7,7 @@ FAM's. Neither has RSP or RPO there, which these stacks do not have.
 
 from __future__ import annotations
 
-from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiment import Experiment, Ordering, PaperSize, Variant
 from famjax.reproduce.experiments import _passkey
 from famjax.reproduce.measures import PasskeyMeasure
 
@@ -62,9 +62,11 @@ FAM_FIGURE_8 = Experiment(
         "data.passkey.max_length=1024",
         "train.steps=1000",
     ),
-    paper_config="fam_1b",
-    paper_measure=_passkey.PAPER_MEASURE,
-    paper_orderings=(*_claims(_passkey.PAPER_LONGEST, "16,384"), Ordering("M1", "RMT")),
+    at_paper=PaperSize(
+        config="fam_1b",
+        measure=_passkey.PAPER_MEASURE,
+        orderings=(*_claims(_passkey.PAPER_LONGEST, "16,384"), Ordering("M1", "RMT")),
+    ),
     axis="tokens of the document",
     note=_passkey.NOTE + " Documents have at most 1,024 tokens. RMT has 16 memory tokens, as FAM, "
     "AutoCompressors 2 summary tokens for each segment of 32. With 18 layers and blocks of 1,024 "

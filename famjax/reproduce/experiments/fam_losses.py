@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiment import Experiment, Ordering, PaperSize, Variant
 from famjax.reproduce.experiments import _text
 from famjax.reproduce.paper_measures import PG19
 
@@ -42,12 +42,14 @@ def _experiment(
         orderings=orderings,
         overrides=_text.SHAPE,
         base=_text.BASE,
-        paper_config="fam_1b",
-        paper_measure=PG19,
+        at_paper=PaperSize(
+            config="fam_1b",
+            measure=PG19,
+            note="FAMs of 16 tokens have 256." if more else "",
+        ),
         axis="weight of the loss",
         note=_text.FAM_NOTE + " The paper gives no numbers.",
         # rows keep their names at both sizes
-        paper_note="FAMs of 16 tokens have 256." if more else "",
         minutes=3.0,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiment import Experiment, Ordering, PaperSize, Variant
 from famjax.reproduce.experiments import _text
 from famjax.reproduce.paper_measures import SummariesMeasure
 
@@ -45,11 +45,13 @@ FAM_TABLE_3 = Experiment(
     ),
     overrides=_text.SHAPE,
     base=_text.BASE,
-    paper_config="fam_1b",
-    paper_variants=tuple(_variant(n, n) for n in _PAPER),
-    paper_measure=SummariesMeasure(),
+    at_paper=PaperSize(
+        config="fam_1b",
+        measure=SummariesMeasure(),
+        variants=tuple(_variant(n, n) for n in _PAPER),
+        orderings=(Ordering("FAM 64", "FAM 4"), Ordering("FAM 64", "FAM 16")),
+    ),
     # on XLSum, the one set of the table that is measured, all longer memories are equally good
-    paper_orderings=(Ordering("FAM 64", "FAM 4"), Ordering("FAM 64", "FAM 16")),
     axis="memory tokens, as a part of the block",
     note=_text.FAM_NOTE + " Lengths are the same parts of a block: 4 here are the paper's 64.",
     minutes=2.0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiment import Experiment, Ordering, PaperSize, Variant
 from famjax.reproduce.experiments import _text
 from famjax.reproduce.paper_measures import SummariesMeasure
 
@@ -32,10 +32,12 @@ FAM_TABLE_4 = Experiment(
     orderings=tuple(Ordering(_name(n), _name(1), margin=_text.MARGIN) for n in _PAPER if n > 1),
     overrides=_text.SHAPE,
     base=_text.BASE,
-    paper_config="fam_1b",
-    paper_measure=SummariesMeasure(),
+    at_paper=PaperSize(
+        config="fam_1b",
+        measure=SummariesMeasure(),
+        orderings=tuple(Ordering(_name(n), _name(1), margin=0.011) for n in _PAPER if n > 1),
+    ),
     # in ROUGE-L; the paper's numbers of one to six differ by 0.011
-    paper_orderings=tuple(Ordering(_name(n), _name(1), margin=0.011) for n in _PAPER if n > 1),
     axis="previous memories",
     note=_text.FAM_NOTE,
     minutes=2.0,

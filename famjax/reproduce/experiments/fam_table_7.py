@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiment import Experiment, Ordering, PaperSize, Variant
 from famjax.reproduce.experiments import _text
 from famjax.reproduce.paper_measures import PG19
 
@@ -33,8 +33,10 @@ FAM_TABLE_7 = Experiment(
     orderings=(Ordering(_LAST, _BETWEEN), Ordering(_LAST, _ZERO), Ordering(_BETWEEN, _ZERO)),
     overrides=_text.SHAPE,
     base=_text.BASE,
-    paper_config="fam_1b",
-    paper_measure=PG19,
+    at_paper=PaperSize(
+        config="fam_1b",
+        measure=PG19,
+    ),
     note=_text.FAM_NOTE,
     minutes=2.0,
 )

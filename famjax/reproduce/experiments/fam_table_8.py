@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiment import Experiment, Ordering, PaperSize, Variant
 from famjax.reproduce.experiments import _text
 from famjax.reproduce.paper_measures import PG19
 
@@ -32,9 +32,11 @@ FAM_TABLE_8 = Experiment(
     # Transformer-XL's layers have no smeared keys
     overrides=_text.PLAIN_SHAPE,
     base=_text.BASE,
-    paper_config="fam_1b",
-    paper_measure=PG19,
-    paper_orderings=(Ordering(_BSWA, _XL, margin=_text.PAPER_MARGIN),),
+    at_paper=PaperSize(
+        config="fam_1b",
+        measure=PG19,
+        orderings=(Ordering(_BSWA, _XL, margin=_text.PAPER_MARGIN),),
+    ),
     note=_text.NOTE + " Transformer-XL's window is a block, as in the paper: it sees half a block "
     "less than BSWA with one memory segment, on average.",
     minutes=2.0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiment import Experiment, Ordering, PaperSize, Variant
 from famjax.reproduce.experiments import _text
 from famjax.reproduce.paper_measures import PG19
 
@@ -56,9 +56,11 @@ FAM_TABLE_9 = Experiment(
     # feedback memory segments have no smeared keys
     overrides=_text.PLAIN_SHAPE,
     base=_text.BASE,
-    paper_config="fam_1b",
-    paper_measure=PG19,
-    paper_orderings=_claims(_PAPER_MARGIN),
+    at_paper=PaperSize(
+        config="fam_1b",
+        measure=PG19,
+        orderings=_claims(_PAPER_MARGIN),
+    ),
     axis="memory segments",
     note=_text.NOTE + " Keys are not smeared. The paper's other rows, GPT-3 tasks, on which FM is "
     "worse, and XLSum, have no counterpart here.",

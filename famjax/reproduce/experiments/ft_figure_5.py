@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiment import Experiment, Ordering, PaperSize, Variant
 from famjax.reproduce.experiments import _bytes
 from famjax.reproduce.paper_measures import PENN_TREEBANK_VALIDATION
 
@@ -35,8 +35,10 @@ FT_FIGURE_5 = Experiment(
         Ordering("last layer", "all layers", margin=0.02),
     ),
     overrides=_bytes.SHAPE,
-    paper_config="char_ptb_paper",
-    paper_measure=PENN_TREEBANK_VALIDATION,
+    at_paper=PaperSize(
+        config="char_ptb_paper",
+        measure=PENN_TREEBANK_VALIDATION,
+    ),
     note=_bytes.NOTE + " The numbers are those of v1's Table 5, bits per character. The previous "
     "layer is a Transformer, without its parallel training.",
     minutes=_bytes.MINUTES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from famjax.reproduce.experiment import Experiment, Ordering
+from famjax.reproduce.experiment import Experiment, Ordering, PaperSize
 from famjax.reproduce.experiments import _translation
 from famjax.reproduce.translation_measure import TranslationMeasure
 
@@ -22,9 +22,11 @@ FT_FIGURE_7_TRANSLATION = Experiment(
         Ordering("Feedback 2", "Transformer 2"),
     ),
     overrides=_translation.SHAPE,
-    paper_config="iwslt14_paper",
-    paper_variants=_translation.by_depth(256, depths=_translation.PAPER_DEPTHS),
-    paper_measure=replace(_MEASURE, folder=""),
+    at_paper=PaperSize(
+        config="iwslt14_paper",
+        measure=replace(_MEASURE, folder=""),
+        variants=_translation.by_depth(256, depths=_translation.PAPER_DEPTHS),
+    ),
     axis="layers of the decoder",
     note="German-English talks of IWSLT14, lower case and tokenized. "
     + _translation.NOTE

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiment import Experiment, Ordering, PaperSize, Variant
 from famjax.reproduce.experiments import _bytes
 from famjax.reproduce.paper_measures import PENN_TREEBANK
 
@@ -43,17 +43,19 @@ FT_FIGURE_8 = Experiment(
         Ordering("weighted sum", "layer 2", margin=_MARGIN),
     ),
     overrides=_bytes.SHAPE,
-    paper_config="char_ptb_paper",
-    paper_variants=(*map(_layer, range(7)), *_OTHERS),
-    paper_measure=PENN_TREEBANK,
-    paper_orderings=(
-        Ordering("layer 6", "layer 1"),
-        Ordering("weighted sum", "layer 1"),
-        Ordering("average", "layer 1"),
-        Ordering("layer 1", _TRANSFORMER, margin=_MARGIN),
-        *(
-            Ordering("weighted sum", f"layer {n}", margin=_MARGIN, may_be_better=True)
-            for n in (5, 6)
+    at_paper=PaperSize(
+        config="char_ptb_paper",
+        measure=PENN_TREEBANK,
+        variants=(*map(_layer, range(7)), *_OTHERS),
+        orderings=(
+            Ordering("layer 6", "layer 1"),
+            Ordering("weighted sum", "layer 1"),
+            Ordering("average", "layer 1"),
+            Ordering("layer 1", _TRANSFORMER, margin=_MARGIN),
+            *(
+                Ordering("weighted sum", f"layer {n}", margin=_MARGIN, may_be_better=True)
+                for n in (5, 6)
+            ),
         ),
     ),
     axis="layer",

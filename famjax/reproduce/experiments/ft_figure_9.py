@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiment import Experiment, Ordering, PaperSize, Variant
 from famjax.reproduce.experiments import _bytes, _wikitext
 from famjax.reproduce.measures import CodeMeasure
 from famjax.reproduce.paper_measures import PENN_TREEBANK, WIKITEXT_DEV
@@ -76,10 +76,12 @@ FT_FIGURE_9 = Experiment(
     measure=_bytes.BYTES,
     orderings=(*_claims(4), _best_at_two(4)),
     overrides=_bytes.SHAPE,
-    paper_config="char_ptb_paper",
-    paper_variants=_variants(_CHARACTER_DEPTHS, _characters),
-    paper_measure=PENN_TREEBANK,
-    paper_orderings=(*_claims(6), _best_at_two(6)),
+    at_paper=PaperSize(
+        config="char_ptb_paper",
+        measure=PENN_TREEBANK,
+        variants=_variants(_CHARACTER_DEPTHS, _characters),
+        orderings=(*_claims(6), _best_at_two(6)),
+    ),
     axis="layers",
     note=_bytes.DEPTHS_NOTE + " Fewer layers have wider heads and feed-forwards.",
     minutes=_bytes.MINUTES,
@@ -92,10 +94,12 @@ FT_FIGURE_9_WORDS = replace(
     source="Feedback Transformer v3, Figure 9 right",
     measure=CodeMeasure(whole=False, has_perplexity=True),
     orderings=_claims(4),
-    paper_config=_wikitext.CONFIG,
-    paper_variants=_variants(_WORD_DEPTHS, _words),
-    paper_measure=WIKITEXT_DEV,
-    paper_orderings=_claims(8),
+    at_paper=PaperSize(
+        config=_wikitext.CONFIG,
+        measure=WIKITEXT_DEV,
+        variants=_variants(_WORD_DEPTHS, _words),
+        orderings=_claims(8),
+    ),
     note="Perplexity of 1,024 SentencePiece tokens of Python's standard library, where the paper "
     "has the words of WikiText-103; a width of 128 and a span of 64, 1,400 steps of 1,024 tokens. "
     "Fewer layers have wider heads and feed-forwards.",

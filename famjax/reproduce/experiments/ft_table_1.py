@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiment import Experiment, Ordering, PaperSize, Variant
 from famjax.reproduce.measures import ToyMeasure
 
 _FEEDBACK, _TRANSFORMER, _LSTM = "Feedback", "Transformer", "LSTM"
@@ -56,9 +56,11 @@ def _experiment(
         measure=ToyMeasure(task, lengths),
         orderings=(Ordering(_FEEDBACK, _TRANSFORMER),),
         overrides=overrides,
-        paper_config=config.replace("_feedback", "_paper"),
-        # the lengths of the config are the paper's
-        paper_measure=ToyMeasure(task),
+        at_paper=PaperSize(
+            config=config.replace("_feedback", "_paper"),
+            # the lengths of the config are the paper's
+            measure=ToyMeasure(task),
+        ),
         note=f"{note} {_SHARED}",
         minutes=minutes,
     )
@@ -226,15 +228,17 @@ def _blocked_walk() -> Experiment:
         )
         for variant in experiment.variants
     )
-    return replace(
-        experiment,
-        paper_variants=(*experiment.variants, *million),
-        paper_orderings=(
+    assert experiment.at_paper
+    at_paper = replace(
+        experiment.at_paper,
+        variants=(*experiment.variants, *million),
+        orderings=(
             *experiment.orderings,
             Ordering(f"{_FEEDBACK} 1M", f"{_TRANSFORMER} 1M"),
             Ordering(f"{_TRANSFORMER} 1M", _TRANSFORMER),
         ),
     )
+    return replace(experiment, at_paper=at_paper)
 
 
 FT_TABLE_1 = (

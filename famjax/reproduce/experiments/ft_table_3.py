@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiment import Experiment, Ordering, PaperSize, Variant
 from famjax.reproduce.experiments import _bytes
 from famjax.reproduce.measures import CodeMeasure
 from famjax.reproduce.paper_measures import WIKITEXT
@@ -30,16 +30,18 @@ FT_TABLE_3 = Experiment(
     measure=CodeMeasure(whole=False, has_perplexity=True),
     orderings=(Ordering(_FEEDBACK, _TRANSFORMER), Ordering(_SHARED, _TRANSFORMER)),
     overrides=_bytes.SHAPE,
-    paper_config="wikitext103_large_paper",
-    paper_measure=WIKITEXT,
+    at_paper=PaperSize(
+        config="wikitext103_large_paper",
+        measure=WIKITEXT,
+        note="The paper finetunes all models for 10,000 more steps at a tenth of the rate, which "
+        "is not done here, and learns ends of lines only then, for about 1 perplexity; here they "
+        "are in the text from the first step.",
+    ),
     note="Perplexity of 1,024 SentencePiece tokens of Python's standard library, 16 kB of each "
     "held-out module, where the paper has the words of WikiText-103; two layers, a width of 128 "
     "and a span of 64, 1,400 steps of 1,024 tokens. In v3 the Feedback Transformer has 126 million "
     "parameters, with keys and values that all layers share; 18.2 is v1's, of 139 million, with "
     "those of each layer. The Transformer has 140.",
-    paper_note="The paper finetunes all models for 10,000 more steps at a tenth of the rate, which "
-    "is not done here, and learns ends of lines only then, for about 1 perplexity; here they are "
-    "in the text from the first step.",
     follow_up="With one seed the Transformer has perplexity 41.0 and Feedback 45.0 at twice the "
     "rate, and 29.3 and 33.4 after twice the steps.",
     minutes=_bytes.MINUTES,

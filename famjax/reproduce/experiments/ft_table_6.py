@@ -7,7 +7,7 @@ lower the learning rate is without pre-norm is not in the paper either: it is ha
 
 from __future__ import annotations
 
-from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiment import Experiment, Ordering, PaperSize, Variant
 from famjax.reproduce.experiments import _bytes, _wikitext
 from famjax.reproduce.paper_measures import WIKITEXT_DEV
 
@@ -86,10 +86,12 @@ FT_TABLE_6 = Experiment(
     ),
     measure=_bytes.BYTES,
     orderings=_claims(_MARGIN),
-    paper_orderings=_claims(_MARGIN_AT_PAPER),
+    at_paper=PaperSize(
+        config=_wikitext.CONFIG,
+        measure=WIKITEXT_DEV,
+        orderings=_claims(_MARGIN_AT_PAPER),
+    ),
     overrides=_bytes.SHAPE,
-    paper_config=_wikitext.CONFIG,
-    paper_measure=WIKITEXT_DEV,
     note=_bytes.NOTE + " The paper's table has the words of WikiText-103. Pre-norm has twice the "
     "learning rate of post-norm; adaptive spans reach 256 bytes; with BPTT, back-propagation grows "
     "from 8 to 64 bytes while it trains, as the paper's from 32 to 256 words, at equally many "

@@ -7,7 +7,7 @@ beginnings of longer ones.
 
 from __future__ import annotations
 
-from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiment import Experiment, Ordering, PaperSize, Variant
 from famjax.reproduce.measures import ToyMeasure
 
 _STEPS = (125, 250, 500, 1000)
@@ -34,12 +34,14 @@ FT_V1_FIGURE_7 = Experiment(
     variants=_points(_STEPS),
     measure=ToyMeasure("blocked_walk"),
     orderings=tuple(Ordering(f"Feedback {n}", f"Transformer {n}") for n in (250, 1000)),
-    paper_config="blocked_walk_paper",
-    paper_variants=_points(_STEPS_AT_PAPER),
-    paper_measure=ToyMeasure("blocked_walk"),
-    paper_orderings=(
-        *(Ordering(f"Feedback {n}", f"Transformer {n}") for n in (3000, 20000)),
-        Ordering("Feedback 3000", "Transformer 20000"),
+    at_paper=PaperSize(
+        config="blocked_walk_paper",
+        measure=ToyMeasure("blocked_walk"),
+        variants=_points(_STEPS_AT_PAPER),
+        orderings=(
+            *(Ordering(f"Feedback {n}", f"Transformer {n}") for n in (3000, 20000)),
+            Ordering("Feedback 3000", "Transformer 20000"),
+        ),
     ),
     unequal="its points are by steps",
     axis="steps",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiment import Experiment, Ordering, PaperSize, Variant
 from famjax.reproduce.experiments import _bytes
 from famjax.reproduce.penn_treebank import PennTreebankMeasure
 
@@ -43,16 +43,18 @@ FT_V1_TABLE_2 = Experiment(
     orderings=(Ordering(_FEEDBACK, _TRANSFORMER, "test"), Ordering(_FEEDBACK, _TRANSFORMER, "dev")),
     overrides=_bytes.at_depth(2),
     base=(f"train.steps={_bytes.STEPS - _FINETUNING}",),
-    paper_config="char_ptb_paper",
-    paper_measure=PennTreebankMeasure(),
-    paper_base_config="char_ptb_paper",
-    # the best depth of Figure 9
-    base_at_paper=("model.layers=2", "model.head_dim=288", "model.mlp_width=4608"),
+    at_paper=PaperSize(
+        config="char_ptb_paper",
+        measure=PennTreebankMeasure(),
+        base_config="char_ptb_paper",
+        # the best depth of Figure 9
+        base=("model.layers=2", "model.head_dim=288", "model.mlp_width=4608"),
+        note="The Transformer has six layers. " + _ONE_FINETUNED,
+    ),
     note="As in the paper a Feedback Transformer of two layers, finetuned at a tenth of the "
     "learning rate, against a deeper Transformer of as many parameters: of four layers here, of "
     "six there. A width of 128 and a span of 64, 0.8 million parameters, 1,400 steps of 1,024 "
     "characters with the finetuning, where the paper has 10.7 million parameters and 15,000 steps "
     "of 262,144. " + _ONE_FINETUNED,
-    paper_note="The Transformer has six layers. " + _ONE_FINETUNED,
     minutes=_bytes.MINUTES,
 )

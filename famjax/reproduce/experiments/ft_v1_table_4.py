@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiment import Experiment, Ordering, PaperSize, Variant
 from famjax.reproduce.experiments import _bytes
 from famjax.reproduce.measures import CodeMeasure
 from famjax.reproduce.paper_measures import WIKITEXT
@@ -22,12 +22,14 @@ FT_V1_TABLE_4 = Experiment(
     orderings=(Ordering(_FEEDBACK, _TRANSFORMER),),
     # half as wide as the models of ft-table-3
     overrides=(*_bytes.SHAPE, "model.width=64"),
-    paper_config="wikitext103_small_paper",
-    paper_measure=WIKITEXT,
+    at_paper=PaperSize(
+        config="wikitext103_small_paper",
+        measure=WIKITEXT,
+        note="The paper finetunes the models at a tenth of the rate, which is not done here.",
+    ),
     note="Perplexity of 1,024 SentencePiece tokens of Python's standard library, 16 kB of each "
     "held-out module, where the paper has the words of WikiText-103; two layers, a width of 64 "
     "and a span of 64, 1,400 steps of 1,024 tokens. The paper's small models have four layers, a "
     "width of 512 and a span of 512. Its large ones are in v3's Table 3 (`ft-table-3`).",
-    paper_note="The paper finetunes the models at a tenth of the rate, which is not done here.",
     minutes=4.0,
 )

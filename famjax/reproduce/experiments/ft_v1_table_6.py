@@ -10,7 +10,7 @@ the days, 1.2 / 2 + 10 / 2 = 5.6.
 
 from __future__ import annotations
 
-from famjax.reproduce.experiment import ALL_SECONDS, Experiment, Ordering, Variant
+from famjax.reproduce.experiment import ALL_SECONDS, Experiment, Ordering, PaperSize, Variant
 from famjax.reproduce.experiments import _bytes, _wikitext
 from famjax.reproduce.paper_measures import WIKITEXT_DEV
 
@@ -78,13 +78,15 @@ FT_V1_TABLE_6 = Experiment(
     ),
     measure=_bytes.BYTES,
     orderings=_claims(_MARGIN),
-    paper_orderings=_claims(_MARGIN_AT_PAPER),
+    at_paper=PaperSize(
+        config=_wikitext.CONFIG,
+        measure=WIKITEXT_DEV,
+        orderings=_claims(_MARGIN_AT_PAPER),
+        base_config=_wikitext.CONFIG,
+        base=_at_paper(_bytes.TRANSFORMER, *_wikitext.WHOLE_ROWS, _HALF_AT_PAPER),
+    ),
     overrides=_bytes.SHAPE,
     base=(*_bytes.TRANSFORMER, _HALF),
-    paper_config=_wikitext.CONFIG,
-    paper_base_config=_wikitext.CONFIG,
-    base_at_paper=_at_paper(_bytes.TRANSFORMER, *_wikitext.WHOLE_ROWS, _HALF_AT_PAPER),
-    paper_measure=WIKITEXT_DEV,
     timed=True,
     note=_bytes.NOTE + " The paper's table has the words of WikiText-103. Back-propagation grows "
     "from 8 to 64 bytes; the last model is a Transformer for 700 steps, and a Feedback Transformer "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from famjax.reproduce.experiment import Experiment, Ordering
+from famjax.reproduce.experiment import Experiment, Ordering, PaperSize
 from famjax.reproduce.experiments import _t2r
 from famjax.reproduce.paper_measures import WIKITEXT_DEV_WINDOWS
 
@@ -32,11 +32,13 @@ T2R_FIGURE_4 = Experiment(
     orderings=_claims(_t2r.FEATURES),
     base=_t2r.TEACHING,
     base_config=_t2r.TEACHER,
-    paper_config=_t2r.PAPER_CONFIG,
-    paper_base_config=_t2r.PAPER_TEACHER,
-    paper_variants=_t2r.by_features(_t2r.PAPER_FEATURES),
-    paper_measure=WIKITEXT_DEV_WINDOWS,
-    paper_orderings=_claims(_t2r.PAPER_FEATURES),
+    at_paper=PaperSize(
+        config=_t2r.PAPER_CONFIG,
+        measure=WIKITEXT_DEV_WINDOWS,
+        variants=_t2r.by_features(_t2r.PAPER_FEATURES),
+        orderings=_claims(_t2r.PAPER_FEATURES),
+        base_config=_t2r.PAPER_TEACHER,
+    ),
     unequal=_t2r.UNEQUAL,
     axis="features",
     note=_t2r.NOTE + " The paper gives a figure.",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from famjax.reproduce.attention_measure import AttentionMeasure, TextAttentionMeasure
-from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiment import Experiment, Ordering, PaperSize, Variant
 from famjax.reproduce.experiments import _t2r
 
 _TRANSFORMER = Variant("Transformer", (), continues=False)
@@ -69,11 +69,13 @@ T2R_FIGURE_5 = Experiment(
     orderings=_distances(16, 4, 64),
     base=_t2r.TEACHING,
     base_config=_t2r.TEACHER,
-    paper_config=_t2r.PAPER_CONFIG,
-    paper_base_config=_t2r.PAPER_TEACHER,
-    paper_variants=_points(_AT_PAPER, _t2r.PAPER_FEATURES),
-    paper_measure=TextAttentionMeasure(),
-    paper_orderings=_distances(*_SIZES_AT_PAPER),
+    at_paper=PaperSize(
+        config=_t2r.PAPER_CONFIG,
+        measure=TextAttentionMeasure(),
+        variants=_points(_AT_PAPER, _t2r.PAPER_FEATURES),
+        orderings=_distances(*_SIZES_AT_PAPER),
+        base_config=_t2r.PAPER_TEACHER,
+    ),
     unequal=_t2r.UNEQUAL,
     axis="features",
     note=_t2r.NOTE + " Euclidean distance of the last token's weights in 32 windows of 256 bytes, "
@@ -91,11 +93,13 @@ T2R_FIGURE_6 = Experiment(
     orderings=_entropies(16, 4, 64),
     base=_t2r.TEACHING,
     base_config=_t2r.TEACHER,
-    paper_config=_t2r.PAPER_CONFIG,
-    paper_base_config=_t2r.PAPER_TEACHER,
-    paper_variants=(*_t2r.by_features(_t2r.PAPER_FEATURES), _TRANSFORMER),
-    paper_measure=TextAttentionMeasure(has_teacher=False),
-    paper_orderings=_entropies(*_SIZES_AT_PAPER),
+    at_paper=PaperSize(
+        config=_t2r.PAPER_CONFIG,
+        measure=TextAttentionMeasure(has_teacher=False),
+        variants=(*_t2r.by_features(_t2r.PAPER_FEATURES), _TRANSFORMER),
+        orderings=_entropies(*_SIZES_AT_PAPER),
+        base_config=_t2r.PAPER_TEACHER,
+    ),
     unequal=_t2r.UNEQUAL,
     axis="features",
     note=_t2r.NOTE + " In nats, of the last token's weights in 32 windows of 256 bytes, the mean "

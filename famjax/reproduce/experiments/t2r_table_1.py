@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from famjax.reproduce.experiment import OWN_SECONDS, Experiment, Ordering, Variant
+from famjax.reproduce.experiment import OWN_SECONDS, Experiment, Ordering, PaperSize, Variant
 from famjax.reproduce.experiments import _t2r
 from famjax.reproduce.paper_measures import WIKITEXT_WINDOWS
 
@@ -84,12 +84,14 @@ T2R_TABLE_1 = Experiment(
     ),
     measure=_t2r.WINDOWS,
     orderings=_claims(_MARGIN),
-    paper_orderings=_claims(_PAPER_MARGIN),
+    at_paper=PaperSize(
+        config="t2r_finetune_paper",
+        measure=WIKITEXT_WINDOWS,
+        orderings=_claims(_PAPER_MARGIN),
+        base_config="t2r_lm_paper",
+    ),
     base=_t2r.TEACHING,
     base_config=_t2r.TEACHER,
-    paper_config="t2r_finetune_paper",
-    paper_base_config="t2r_lm_paper",
-    paper_measure=WIKITEXT_WINDOWS,
     timed=True,
     unequal=_t2r.UNEQUAL,
     note=_t2r.NOTE + " T2R and RFA have 16 features, ELU the 64 of a head. Seconds are those of "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiment import Experiment, Ordering, PaperSize, Variant
 from famjax.reproduce.experiments import _translation
 from famjax.reproduce.translation_measure import TranslationMeasure
 
@@ -80,9 +80,14 @@ T2R_TABLE_2 = Experiment(
         "model.arch.rotary_fraction=0",
     ),
     base=(),
-    paper_config="t2r_mt_paper",
-    paper_measure=replace(_MEASURE, folder=""),
-    paper_base_config="wmt14_ende_paper",
+    at_paper=PaperSize(
+        config="t2r_mt_paper",
+        measure=replace(_MEASURE, folder=""),
+        base_config="wmt14_ende_paper",
+        note="What is finetuned continues the teacher's last checkpoint; the paper's final "
+        "models are averages, and so is the teacher where its BLEU is measured. One of the paper's "
+        "three pairs of languages, and no training times.",
+    ),
     averaged=5,
     unequal="what continues the teacher has its tokens, too, as in the paper",
     note="German-English captions of Multi30k; the paper's numbers are of WMT14 English-German. "
@@ -91,8 +96,5 @@ T2R_TABLE_2 = Experiment(
     + " A decoder of two layers, 1,000 steps from the teacher. T2R and RFA have 4 features in "
     "causal and 16 in cross attention, ELU the 32 of a head; the paper's have 4, 32 and 64. "
     "Positions are at the embedding, as in the paper.",
-    paper_note="What is finetuned continues the teacher's last checkpoint; the paper's final "
-    "models are averages, and so is the teacher where its BLEU is measured. One of the paper's "
-    "three pairs of languages, and no training times.",
     minutes=8.0,
 )
