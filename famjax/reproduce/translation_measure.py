@@ -1,4 +1,4 @@
-"""Measure of translations of test files: their BLEU, and the speed of generation."""
+"""Measure of translations of test files: their BLEU, and the speed of decoding."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from famjax.train.run import Run
 
 _LANGUAGES = "de", "en"
 _BLEU, _TOKENIZED, _SPEED = "BLEU", "tokenized BLEU", "tokens/s"
+_GREEDY_BLEU, _GREEDY_SPEED = "greedy BLEU", "greedy tokens/s"
 
 
 @dataclass(frozen=True)
 class TranslationMeasure(Measure):
-    """BLEU of a test set with beam search, and tokens of the best hypotheses per second.
+    """BLEU of a test set and tokens of the outputs per second, by beam search and greedily.
 
     The pairs are in a folder of the data folder: `train.de`, `train.en`, `test.de` and `test.en`,
     or all with .gz, a sentence on each line. If a run is trained on other files, its test files are
@@ -43,11 +44,11 @@ class TranslationMeasure(Measure):
 
     @property
     def scores(self) -> tuple[Score, ...]:
-        """The tokenized BLEU of the papers, sacrebleu's, and the speed."""
+        """The tokenized BLEU of the papers, sacrebleu's, and the speed; the last two greedily."""
+        bleus, speeds = (_TOKENIZED, _BLEU, _GREEDY_BLEU), (_SPEED, _GREEDY_SPEED)
         return (
-            Score(_TOKENIZED, unit="", digits=1),
-            Score(_BLEU, unit="", digits=1),
-            Score(_SPEED, unit="", digits=0),
+            *(Score(name, unit="", digits=1) for name in bleus),
+            *(Score(name, unit="", digits=0) for name in speeds),
         )
 
     def prepare(self, folder: Path) -> tuple[str, ...]:
@@ -84,16 +85,17 @@ class TranslationMeasure(Measure):
             "translate",
             f"{source}={target}",
             batch=32,
-            beam=self.beam,
-            length_penalty=self.length_penalty,
             quiet=quiet,
             tokenized=self.tokenized,
         )
-        found = translate.evaluate(run, request)
+        search = request._replace(beam=self.beam, length_penalty=self.length_penalty)
+        found, greedy = translate.evaluate(run, search), translate.evaluate(run, request)
         scores = {
             _BLEU: found["bleu"],
             _TOKENIZED: found[self._paper_bleu],
             _SPEED: found["tokens_per_second"],
+            _GREEDY_BLEU: greedy["bleu"],
+            _GREEDY_SPEED: greedy["tokens_per_second"],
         }
         return Measured(scores, {"the source": self._copied(Pairs(source, target))})
 

@@ -70,8 +70,8 @@ def test_a_training_is_measured(name, variant, tmp_path, monkeypatch):
     assert last != mean
     assert [run.fingerprint() for run in runs] == [mean if experiment.averaged else last]
     result = json.loads((folder / RESULT).read_text())
-    assert set(result["scores"]) == {"BLEU", "tokenized BLEU", "tokens/s"}
-    assert result["scores"]["tokens/s"] > 0
+    assert set(result["scores"]) == {score.name for score in experiment.scores}
+    assert min(result["scores"]["tokens/s"], result["scores"]["greedy tokens/s"]) > 0
     assert set(result["baselines"]["the source"]) == {"BLEU", "tokenized BLEU"}
     assert result["steps"] == 2
 
@@ -104,12 +104,19 @@ def test_what_is_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(translate, "evaluate", evaluate)
     measure = TranslationMeasure("", beam=3, length_penalty=0.7)
     measured = measure.measure(Run, tmp_path, quiet=True)
-    assert measured.scores == {"BLEU": 28.0, "tokenized BLEU": 29.0, "tokens/s": 20.0}
+    assert measured.scores == {
+        "BLEU": 28.0,
+        "tokenized BLEU": 29.0,
+        "tokens/s": 20.0,
+        "greedy BLEU": 28.0,
+        "greedy tokens/s": 20.0,
+    }
     assert measured.baselines["the source"] == pytest.approx({"BLEU": 100, "tokenized BLEU": 100})
     # IWSLT14's BLEU splits no compounds
     other = EXPERIMENTS[FIGURE_7].measure.measure(Run, tmp_path, quiet=True)
     assert other.scores["tokenized BLEU"] == 27.0
-    (request, tokenized) = requests
+    request, greedy, tokenized, _ = requests
+    assert greedy == request._replace(beam=1, length_penalty=1.0)
     assert (request.tokenized, tokenized.tokenized) == (False, True)
     assert request.files == f"{folder}/test.de={folder}/test.en"
     assert (request.beam, request.length_penalty, request.examples) == (3, 0.7, None)

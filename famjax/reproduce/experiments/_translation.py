@@ -23,9 +23,9 @@ DEPTHS, PAPER_DEPTHS = (1, 2, 4), (1, 2, 4, 6)
 SPLIT = " Tokenized BLEU has compounds split, as the papers' of WMT14 English-German."
 NOTE = (
     "An encoder of three layers of width 128, 1,600 steps of 1,024 tokens of targets, of 4,000 "
-    "SentencePiece tokens; pairs with more than 64 are not trained on. Beam 5. BLEU is "
-    "sacrebleu's. Tokens of the best hypotheses a second, on one process's part of the cores and "
-    "while others train: a rough figure."
+    "SentencePiece tokens; pairs with more than 64 are not trained on. Beam 5 "
+    "unless greedy. BLEU is sacrebleu's. Tokens of the outputs a second, and seconds of training, "
+    "on one process's part of the cores and while others train: rough figures."
 )
 
 

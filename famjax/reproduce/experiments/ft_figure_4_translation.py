@@ -76,6 +76,7 @@ FT_FIGURE_4_TRANSLATION = Experiment(
         "decoder share keys and values, as the paper's do on large data sets (4).",
     ),
     averaged=10,
+    timed=True,
     axis="layers of the decoder",
     note="German-English captions of Multi30k, where the paper has WMT14 English-German. "
     + _translation.NOTE

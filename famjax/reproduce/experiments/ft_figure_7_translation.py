@@ -27,6 +27,7 @@ FT_FIGURE_7_TRANSLATION = Experiment(
         measure=replace(_MEASURE, folder=""),
         variants=_translation.by_depth(256, depths=_translation.PAPER_DEPTHS),
     ),
+    timed=True,
     axis="layers of the decoder",
     note="German-English talks of IWSLT14, lower case and tokenized. "
     + _translation.NOTE
