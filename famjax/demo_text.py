@@ -1,9 +1,10 @@
 """Memories against block sliding window attention on text, at equal steps and at equal time.
 
 `make demo-text` trains a window without any memory on the long modules of Python's standard
-library; gives it a FAM, a delta-rule memory in the upper layer, or neither, each with a memory
-segment and without; trains all of these models further for the same number of steps; evaluates them
-on held-out modules; and prints bits per byte of three seeds, with paired intervals.
+library; gives it a FAM, a delta-rule memory in the upper layer, an n-gram memory, or none of them,
+each with a memory segment and without; trains all of these models further for the same number of
+steps; evaluates them on held-out modules; and prints bits per byte of three seeds, with paired
+intervals.
 The models of a seed share the first training, since a memory is only of use to a model that has
 learned to predict from its own block. For other texts:
 
@@ -48,13 +49,15 @@ from famjax.train.recipe import claim_folder, train_and_time
 _VOCABULARY = 1024
 # file with the times of training steps; how many steps of each model are timed
 _STEP_TIMES, _REPETITIONS = "step_times.json", 20
-# mixers with a memory that lasts longer than the window, in both layers or in the upper one, and
-# their settings: a config's own do not count where `init` gives the model
+# memories that last longer than the window, and their settings: a config's own do not count where
+# `init` gives the model
 _MEMORIES = {
-    "fam": ("model.fam_update=gated", "model.fam_len=8"),
+    "fam": ("model.mixer=fam", "model.fam_update=gated", "model.fam_len=8"),
     # as in configs/text_delta.py
-    "bswa,delta": ("model.delta_order=8", "model.delta_heads=1"),
+    "bswa,delta": ("model.mixer=bswa,delta", "model.delta_order=8", "model.delta_heads=1"),
+    "n-grams": ("model.mixer=bswa", "model.ngram_memory=3"),
 }
+_WINDOW = "bswa"
 
 
 @dataclass(frozen=True)
@@ -62,15 +65,16 @@ class TextModel:
     """A model that is trained and evaluated.
 
     Attributes:
-      mixer: the model's mixer, such as fam.
+      memory: name of its memory in `_MEMORIES`, or bswa for a window without one.
       segments: number of memory segments.
       seed: seed of the training.
-      time_of: mixer whose training takes the same time as this one; "" trains for the demo's steps.
+      time_of: memory whose training takes the same time as this one; "" trains for the demo's
+        steps.
       steps: steps of the training; 0 is the demo's number.
       pretrained: whether it continues the training of the seed's base; if not, it is a base.
     """
 
-    mixer: str
+    memory: str
     segments: int
     seed: int
     time_of: str = ""
@@ -80,14 +84,14 @@ class TextModel:
     @property
     def base(self) -> TextModel:
         """The model that this one continues: a window without memory."""
-        return TextModel("bswa", 0, self.seed, pretrained=False)
+        return TextModel(_WINDOW, 0, self.seed, pretrained=False)
 
     @property
     def kind(self) -> str:
         """Name of the kind of model; models of the same kind differ only in the seed."""
         if not self.pretrained:
             return "base"
-        name = f"{self.mixer.upper()} M{self.segments}"
+        name = f"{self.memory.upper()} M{self.segments}"
         return f"{name}, time of {self.time_of.upper()}" if self.time_of else name
 
     @property
@@ -175,9 +179,11 @@ def demonstrate(demo: TextDemo) -> int:
     run_in_halves(time_steps, [demo], demo.folder / LOG, console)
     times = read_step_times(demo)
     slower = [
-        replace(model, mixer="bswa", time_of=model.mixer, steps=steps_in_time(demo, times, model))
+        replace(
+            model, memory=_WINDOW, time_of=model.memory, steps=steps_in_time(demo, times, model)
+        )
         for model in models
-        if model.mixer in _MEMORIES
+        if model.memory in _MEMORIES
     ]
     _measure_all(demo, slower, console)
     results = _by_kind(demo, [*models, *slower])
@@ -199,7 +205,7 @@ def demonstrate(demo: TextDemo) -> int:
 def models_of(seed: int) -> list[TextModel]:
     """Return the models of a seed that train for equal steps."""
     return [
-        TextModel(mixer, segments, seed) for segments in (0, 1) for mixer in (*_MEMORIES, "bswa")
+        TextModel(memory, segments, seed) for segments in (0, 1) for memory in (*_MEMORIES, _WINDOW)
     ]
 
 
@@ -217,17 +223,17 @@ def make_config(demo: TextDemo, model: TextModel) -> Config:
         training = [f"seed={model.seed}", f"train.steps={demo.base_steps}"]
         training += ["optimizer.schedule=constant"]
     return load_config(
-        "text_fam" if model.mixer == "fam" else "text_bswa",
+        "text_fam" if model.memory == "fam" else "text_bswa",
         [
             f"name={model.folder}",
-            f"model.mixer={model.mixer}",
+            "model.mixer=bswa",
             *training,
             f"model.memory_segments={model.segments}",
             # without smeared keys, models of this size do not even copy from their own window
             "model.smeared_keys=true",
             "model.layers=2",
             "model.mlp_width=512",
-            *_MEMORIES.get(model.mixer, ()),
+            *_MEMORIES.get(model.memory, ()),
             f"data.files={demo.texts.training}",
             f"data.tokenizer={demo.folder / 'tokenizer.model'}",
             "data.holdout=0",
@@ -286,7 +292,7 @@ def read_step_times(demo: TextDemo) -> dict[str, list[float]]:
 
 def steps_in_time(demo: TextDemo, times: dict[str, list[float]], model: TextModel) -> int:
     """Return the number of BSWA's steps that take the time of the model's training."""
-    window = replace(model, mixer="bswa")
+    window = replace(model, memory=_WINDOW)
     return round(demo.steps * compare_times(times[model.kind], times[window.kind]).typical)
 
 
@@ -296,19 +302,19 @@ def _by_kind(demo: TextDemo, models: Sequence[TextModel]) -> list[dict[str, Any]
     Those of memories also have the differences to windows.
     """
     kinds: dict[str, list[TextModel]] = {}
-    for model in sorted(models, key=lambda m: (m.segments, m.mixer, m.time_of)):
+    for model in sorted(models, key=lambda m: (m.segments, m.memory, m.time_of)):
         kinds.setdefault(model.kind, []).append(model)
     rows: dict[str, dict[str, Any]] = {}
     for kind, every in kinds.items():
         seeds = [read_result(demo.folder / model.folder) for model in every]
         first = every[0]
-        row: dict[str, Any] = {"kind": kind, "mixer": first.mixer, "seeds": seeds}
+        row: dict[str, Any] = {"kind": kind, "memory": first.memory, "seeds": seeds}
         row["segments"] = first.segments
         rows[kind] = {**row, "time_of": first.time_of, "steps": first.steps or demo.steps}
     for row in rows.values():
-        if row["mixer"] in _MEMORIES:
-            window = TextModel("bswa", row["segments"], 0)
-            others = {"steps": window, "time": replace(window, time_of=row["mixer"])}
+        if row["memory"] in _MEMORIES:
+            window = TextModel(_WINDOW, row["segments"], 0)
+            others = {"steps": window, "time": replace(window, time_of=row["memory"])}
             row["against_bswa"] = {
                 name: paired_interval(_nats(row), _nats(rows[other.kind]), _bytes(row))
                 for name, other in others.items()
@@ -341,7 +347,7 @@ def table(
     for row in results:
         bits = [seed["bits_per_byte"] for seed in row["seeds"]]
         gain = np.mean([seed["memory_gain"]["bits_per_byte"] for seed in row["seeds"]])
-        step = np.median(times[TextModel(row["mixer"], row["segments"], 0).kind])
+        step = np.median(times[TextModel(row["memory"], row["segments"], 0).kind])
         against = row.get("against_bswa", {})
         out.add_row(
             row["kind"],
@@ -366,7 +372,7 @@ def draw(demo: TextDemo, results: Sequence[dict[str, Any]]) -> Path:
         nats = np.mean([[b["loss"] for b in seed["by_position"]] for seed in row["seeds"]], 0)
         if row["time_of"]:
             continue  # no more lines than can be distinguished
-        style = {"fam": "--", "bswa,delta": "-", "bswa": ":"}[row["mixer"]]
+        style = {"fam": "--", "bswa,delta": "-.", "n-grams": "-", _WINDOW: ":"}[row["memory"]]
         color = f"C{row['segments']}"
         axes.plot(ends, nats, style, marker="o", markersize=3, color=color, label=row["kind"])
     axes.set_xscale("log", base=2)

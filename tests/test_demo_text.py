@@ -130,10 +130,10 @@ def test_the_demo_trains_and_compares(tmp_path, capsys):
         patch.setattr(demo_text, "_VOCABULARY", 300)
         demo_text.demonstrate(demo)
     shown = capsys.readouterr().out
-    for kind in ("FAM M0", "BSWA M0", "BSWA,DELTA M1", "BSWA M1"):
+    for kind in ("FAM M0", "BSWA M0", "BSWA,DELTA M1", "N-GRAMS M1", "BSWA M1"):
         assert kind in shown
     report = json.loads((demo.folder / "report.json").read_text())
-    assert len(report) == 10
+    assert len(report) == 14
     times = demo_text.read_step_times(demo)
     assert list(times) == [model.kind for model in demo_text.models_of(0)]
     assert {len(seconds) for seconds in times.values()} == {20}

@@ -98,7 +98,8 @@ class _GreedyReader:
 
         def read(params, state, tokens):
             model = nnx.merge(graph, params)
-            x, state = model.stack(model.embed(tokens), state, Context())
+            ctx = model.with_tokens(Context(), tokens)
+            x, state = model.stack(model.embed(tokens), state, ctx)
             return best(model.logits(x[:, -1:])), state
 
         def step(params, state, token):

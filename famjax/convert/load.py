@@ -247,7 +247,8 @@ class ParameterLoader:
         if name == "stack.prompt" and self.native.get((name, None)) != shape.shape:
             assert self.embedding is not None
             return jax.device_put(init_fam_prompt(self.embedding, self.config), placement)
-        if name == "logit_bias" and not self.has_logit_bias:
+        is_new = name.startswith("stack.ngram_memory.")
+        if is_new or (name == "logit_bias" and not self.has_logit_bias):
             return jnp.zeros(shape.shape, jnp.float32, device=placement)
         if first is None:
             tensor = self.tensors[name]

@@ -169,7 +169,8 @@ def _compute_logits(config: ModelConfig, params: object, tokens: np.ndarray, las
         model = nnx.merge(graph, params)
         ones = jnp.ones_like(tokens)
         source = model.read_source(tokens, ones) if isinstance(model, Seq2Seq) else None
-        x, _ = model.stack(model.embed(tokens), model.init_state(1), Context(source=source))
+        ctx = model.with_tokens(Context(source=source), tokens)
+        x, _ = model.stack(model.embed(tokens), model.init_state(1), ctx)
         return model.logits(x[:, -last:])
 
     return run(params, jnp.asarray(tokens, jnp.int32))

@@ -22,6 +22,7 @@ A model is a function of a segment and a carried state. `Context` holds the othe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, NotRequired, TypedDict, TypeVar
 
 import jax
@@ -89,6 +90,9 @@ class Context(NamedTuple):
       mutual: [b t] bool, or None for nowhere. True at tokens that attend to each other in both
         directions. Set by the stacks in `famjax.stacks.segments`; only full attention supports it,
         and `step` does not accept it.
+      tokens: [b t] int32, the call's tokens, and
+      embed: a function from tokens [...] to their embeddings [... d]. Set by
+        `LanguageModel.with_tokens` if the model has an n-gram memory; None otherwise.
       source: the source that cross attention attends to (`famjax.layers.cross_attention.Source`),
         with the keys of all layers, or, within a layer, with that layer's keys; None without an
         encoder.
@@ -101,6 +105,8 @@ class Context(NamedTuple):
     pass_state: Array | None = None
     key: Array | None = None
     mutual: Array | None = None
+    tokens: Array | None = None
+    embed: Callable[[Array], Array] | None = None
     source: Any = None
 
 

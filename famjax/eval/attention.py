@@ -102,11 +102,12 @@ def attention_weights(model: LanguageModel, tokens: np.ndarray) -> Iterator[Arra
     fill = -t % model.block_len
     # the models are causal: padding of the last block affects no valid token
     ctx = Context(valid=jnp.arange(t + fill)[None] < t)
-    x = model.embed(jnp.pad(jnp.asarray(tokens, jnp.int32), (0, fill))[None])
+    padded = jnp.pad(jnp.asarray(tokens, jnp.int32), (0, fill))[None]
+    x = model.embed(padded)
     state = model.init_state(1)
     stack = model.stack
     assert isinstance(stack, ResidualStack)  # see `_check_run`
-    x, _ = stack.add_positions(x, state[-1:], ctx)
+    x, _ = stack.make_input(x, state[len(stack.layers) :], model.with_tokens(ctx, padded))
     split = [nnx.split(layer) for layer in stack.layers]
     for repeat in range(stack.repeats):
         for (graph, params), old in zip(split, state, strict=False):

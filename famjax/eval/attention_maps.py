@@ -122,12 +122,12 @@ def _read_block(
     Weights and masses are lists over the layers of the mixer pattern.
     """
     model = nnx.merge(graph, params)
-    x = model.embed(tokens)
-    found = model.stack.block_weights(x, state, Context())
+    x, ctx = model.embed(tokens), model.with_tokens(Context(), tokens)
+    found = model.stack.block_weights(x, state, ctx)
     # the only lane
     first = jax.tree.map(lambda a: a[:, 0], found)
     masses = [None if each is None else _masses(each) for each in first]
-    return first, masses, model.stack(x, state, Context())[1]
+    return first, masses, model.stack(x, state, ctx)[1]
 
 
 def _masses(weights: BlockWeights) -> tuple[Array, Array | None]:
@@ -185,7 +185,7 @@ def _gradient(
                     module.stop_gradient = True
 
     def last_loss(x: Array) -> Array:
-        y, _ = model.stack(x, model.init_state(1), Context())
+        y, _ = model.stack(x, model.init_state(1), model.with_tokens(Context(), tokens))
         return model.losses(y[:, -w:], targets[:, -w:])[0].mean()
 
     grad = jax.grad(last_loss)(model.embed(tokens))

@@ -171,9 +171,9 @@ class LaneStream(Streamer):
             # also in lanes without tokens here: they have finished their document
             self._take_away(np.ones(self.batch, bool))
             own = slice(at, at + self.block)
-            masks = (jnp.asarray(mask[:, own]) for mask in (batch["reset"], batch["valid"]))
+            reset, valid = (jnp.asarray(batch[mask][:, own]) for mask in ("reset", "valid"))
             tokens, targets = batch["tokens"][:, own], batch["targets"][:, own]
-            parts.append(self._call(tokens, targets, Context(*masks), self.block - 1))
+            parts.append(self._call(tokens, targets, Context(reset, valid), self.block - 1))
         return tuple(jnp.concatenate(each, 1) for each in zip(*parts, strict=True))
 
     def _pieces(

@@ -165,19 +165,20 @@ def _trace_blocks(
 
     def body(state: State, block: tuple[Array, Array]) -> tuple[State, tuple[Array, ...]]:
         tokens, targets = (a[None] for a in block)
-        x = model.embed(tokens)
-        loss, after = _block_loss(model, x, targets, state)
+        x, ctx = model.embed(tokens), model.with_tokens(Context(), tokens)
+        loss, after = _block_loss(model, tokens, targets, state)
         before, fams = (_by_layer(stack.memories(s)) for s in (state, after))
-        mass = stack.attention_mass(x, state, Context()).reshape(-1, len(stack.layers))
+        mass = stack.attention_mass(x, state, ctx).reshape(-1, len(stack.layers))
         f = fams.shape[1]
-        gates, rates = _mean_gates(stack.memory_gates(x, state, Context()), f)
+        gates, rates = _mean_gates(stack.memory_gates(x, state, ctx), f)
 
         def loss_without(removed: Array) -> Array:
             memories = [
                 jnp.where(removed.reshape(f, *[1] * (memory.ndim - 3)), first, memory)
                 for first, memory in zip(initial, stack.memories(state), strict=True)
             ]
-            return _block_loss(model, x, targets, stack.replace_memories(state, memories))[0] - loss
+            replaced = stack.replace_memories(state, memories)
+            return _block_loss(model, tokens, targets, replaced)[0] - loss
 
         without = jax.lax.map(loss_without, jnp.concatenate([jnp.eye(f), jnp.ones((1, f))]) > 0)
         measures = (
@@ -227,7 +228,7 @@ def _read_blocks(graph: Any, params: Params, state: State, tokens: Array) -> Sta
     model = nnx.merge(graph, params)
 
     def body(state: State, tokens: Array) -> tuple[State, None]:
-        return model.stack(model.embed(tokens[None]), state, Context())[1], None
+        return model(tokens[None], state)[1], None
 
     return jax.lax.scan(body, state, tokens)[0]
 
@@ -246,7 +247,7 @@ def _reach(graph: Any, params: Params, state: State, tokens: Array, targets: Arr
             memories = stack.memories(state)
             moved = [memory + p for memory, p in zip(memories, probe, strict=True)]
             state = stack.replace_memories(state, moved)
-            loss, state = _block_loss(model, model.embed(tokens[None]), targets[None], state)
+            loss, state = _block_loss(model, tokens[None], targets[None], state)
             return state, (loss, memories)
 
         _, (losses, memories) = jax.lax.scan(body, state, (tokens, targets, probes))
@@ -266,10 +267,10 @@ def _norms(memory: Array) -> Array:
 
 
 def _block_loss(
-    model: LanguageModel, x: Array, targets: Array, state: State
+    model: LanguageModel, tokens: Array, targets: Array, state: State
 ) -> tuple[Array, State]:
     """Return the mean loss of a block in nats, and the state after it."""
-    y, state = model.stack(x, state, Context())
+    y, state = model.stack(model.embed(tokens), state, model.with_tokens(Context(), tokens))
     return model.losses(y, targets)[0].mean(), state
 
 

@@ -72,7 +72,7 @@ def jit_functions(graph: Any) -> StreamFunctions:
         model = nnx.merge(graph, params)
         # XLA omits what only the logits need; without `scan_layers` that includes the last layer's
         # attention and feed-forward
-        _, state = model.stack(model.embed(tokens), state, ctx)
+        _, state = model.stack(model.embed(tokens), state, model.with_tokens(ctx, tokens))
         return jax.tree.leaves(state)[0].ravel()[0], state
 
     def losses(
@@ -155,15 +155,18 @@ def _run_stack(
     """
     x = model.embed(tokens)
     if not steps:
-        return model.stack(x, state, ctx)
+        return model.stack(x, state, model.with_tokens(ctx, tokens))
+
+    def step(at: Array, state: State) -> tuple[Array, State]:
+        embedded, token = (jax.lax.dynamic_slice_in_dim(a, at, 1, axis=1) for a in (x, tokens))
+        return model.stack.step(embedded, state, model.with_tokens(Context(), token))
 
     def read_token(carry: Any) -> Any:
         at, y, state = carry
-        token = jax.lax.dynamic_slice_in_dim(x, at, 1, axis=1)
-        output, state = model.stack.step(token, state, Context())
+        output, state = step(at, state)
         return at + 1, jax.lax.dynamic_update_slice_in_dim(y, output, at, axis=1), state
 
-    output = jax.eval_shape(model.stack.step, x[:, :1], state, Context())[0]
+    output = jax.eval_shape(step, last, state)[0]
     y = jnp.zeros(x.shape, output.dtype)
     state = model.unstack(state)
     model.stack.unstack_layers(state)

@@ -33,6 +33,8 @@ _LOWEST: dict[str, float] = {
     "model.fam_previous": 1,
     "model.delta_order": 1,
     "model.delta_heads": 0,
+    "model.ngram_memory": 0,
+    "model.ngram_slots": 1,
     "model.arch.position_offset": 0,
     "model.arch.query_scale": 0,
     "model.arch.embed_scale": 0,

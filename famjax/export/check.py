@@ -60,7 +60,8 @@ def compute_logits(model: LanguageModel, tokens: np.ndarray, last: int) -> np.nd
         if isinstance(model, Seq2Seq):
             # an encoder-decoder reads the same tokens as source and target
             source = model.read_source(tokens, valid.astype(jnp.int32))
-        x, _ = model.stack(model.embed(tokens), state, Context(valid=valid, source=source))
+        ctx = model.with_tokens(Context(valid=valid, source=source), tokens)
+        x, _ = model.stack(model.embed(tokens), state, ctx)
         return model.logits(x[:, count - last : count])
 
     valid = np.broadcast_to(np.arange(padded.shape[1]) < count, padded.shape)

@@ -97,11 +97,20 @@ class LanguageModel(nnx.Module):
         return self.stack.restack(state)
 
     def embed(self, tokens: Array) -> Array:
-        """Embed tokens [b t] int32: [b t d]. The looked-up rows are scaled, not the table."""
+        """Embed tokens [...] int32: [... d]. The looked-up rows are scaled, not the table."""
         if isinstance(self.embedding, AdaptiveEmbedding):
             return with_logical_constraint(self.embedding(tokens) * self.embed_scale, TOKENS)
         x = look_up(self.embedding[...], tokens).astype(self.dtype) * self.embed_scale
         return with_logical_constraint(x, TOKENS)
+
+    def with_tokens(self, ctx: Context, tokens: Array) -> Context:
+        """Return the context of a call of the stack for the embeddings of tokens [b t].
+
+        A stack with an n-gram memory needs the tokens; for others it is the same context.
+        """
+        if not self.stack.reads_tokens:
+            return ctx
+        return ctx._replace(tokens=tokens, embed=self.embed)
 
     def logits(self, x: Array) -> Array:
         """Return logits [... v] of the stack's output x [... d], in float32 or wider.
@@ -171,12 +180,14 @@ class LanguageModel(nnx.Module):
         self, tokens: Array, state: State, ctx: Context | None = None
     ) -> tuple[Array, State]:
         """Process whole blocks: tokens [b n*w] -> next-token logits [b n*w v], and the state."""
-        x, state = self.stack(self.embed(tokens), state, ctx or Context())
+        ctx = self.with_tokens(ctx or Context(), tokens)
+        x, state = self.stack(self.embed(tokens), state, ctx)
         return self.logits(x), state
 
     def step(self, tokens: Array, state: State, ctx: Context | None = None) -> tuple[Array, State]:
         """Process one token per lane: tokens [b 1] -> next-token logits [b 1 v], and the state."""
-        x, state = self.stack.step(self.embed(tokens), state, ctx or Context())
+        ctx = self.with_tokens(ctx or Context(), tokens)
+        x, state = self.stack.step(self.embed(tokens), state, ctx)
         return self.logits(x), state
 
 

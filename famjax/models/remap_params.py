@@ -29,8 +29,8 @@ from famjax.parallel.sharding import path_name
 # same shape, and else get their initial value: the FAM prompt (fam_len), which in a segmented stack
 # holds the memory or summary tokens (`init_fam_prompt`); the prefixes of fam_init, the gates of
 # fam_update=gated with biases from fam_min_timescale and fam_max_timescale, the shares of
-# smeared_keys, and feature maps (`init_mixer_param`); and those of a Feedback Transformer
-# (`feedback_weight`).
+# smeared_keys, and feature maps (`init_mixer_param`); those of the n-gram memory, 0; and those of a
+# Feedback Transformer (`feedback_weight`).
 #
 # `check_compatible` checks the values that the given weights depend on: stack, arch, linear,
 # smeared_keys, the encoder's layers and embedding, and with learned positions capacity.
@@ -49,6 +49,8 @@ _MAY_DIFFER = {
     "fam_max_timescale",
     "delta_order",
     "delta_heads",
+    "ngram_memory",
+    "ngram_slots",
     "recurrent_gate",
     "smeared_keys",
     "rope_base",
@@ -130,6 +132,8 @@ def remap_params(params: Params, old: ModelConfig, new: ModelConfig) -> Params:
             if prompt is None or prompt.shape != shape.shape:
                 return init_fam_prompt(_embedding_table(source), new)
             return prompt
+        if name.startswith("stack.ngram_memory."):
+            return _extend(source.get((name, None)), shape)
         if name.startswith("stack.memory_norm.") and (name, index) not in source:
             # starts as the final norm, see `famjax.stacks.segments`; a copy, since parameters are
             # donated
@@ -145,6 +149,15 @@ def remap_params(params: Params, old: ModelConfig, new: ModelConfig) -> Params:
         return jnp.stack([layer_weight(name, i, shape.shape) for i in layers])
 
     return jax.tree_util.tree_map_with_path(value, shapes)
+
+
+def _extend(given: Array | None, shape: jax.ShapeDtypeStruct) -> Array:
+    """Return parameters of the n-gram memory [o ...]; those of further contexts are 0."""
+    new = jnp.zeros(shape.shape, shape.dtype)
+    if given is None:
+        return new
+    shared = min(len(given), len(new))
+    return new.at[:shared].set(given[:shared])
 
 
 def _pattern(model: ModelConfig) -> tuple[str, ...]:

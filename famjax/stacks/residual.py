@@ -27,6 +27,7 @@ from famjax.layers.dropout import (
     split_key,
 )
 from famjax.layers.mlp import FeedForward
+from famjax.layers.ngram_memory import NgramMemory
 from famjax.layers.norm import Norm
 from famjax.layers.positions import Positions
 from famjax.mixers import MIXERS, make_mixer
@@ -174,14 +175,17 @@ class ResidualStack(Stack):
         self.layers = nnx.List([make_layers(name) for name in names])
         arch = config.arch
         self.positions = Positions(config, rngs=rngs) if arch.positions != "none" else None
+        self.ngram_memory = NgramMemory(config) if config.ngram_memory else None
+        self.reads_tokens = self.ngram_memory is not None
         self.embed_norm = Norm(config.norm, config.width, arch) if arch.embed_norm else None
         self.block_len = math.lcm(*(layer.block_len for layer in self.layers))
         specs = [MIXERS[name] for name in names]
         self.capacity = config.capacity if any(spec.is_bounded for spec in specs) else None
         blocks = [layer.mixer.receptive_blocks for layer in self.layers]
         bounded = [count for count in blocks if count is not None]
+        is_bounded = len(bounded) == len(blocks) and not self.reads_tokens
         self.receptive_field = (
-            self.repeats * sum(bounded) * config.block_len if len(bounded) == len(blocks) else None
+            self.repeats * sum(bounded) * config.block_len if is_bounded else None
         )
         prompt = jax.random.normal(rngs.params(), (config.fam_len, config.width))
         has_prompt = config.fam_init == "prompt" and any(spec.has_memory for spec in specs)
@@ -198,7 +202,8 @@ class ResidualStack(Stack):
     def init_state(self, batch: int, offset: Array | None = None) -> State:
         """Return the initial states, [repeats b ...] for each layer of the pattern.
 
-        The state of position embeddings, if there are any, comes last.
+        After them come the states of position embeddings and of the n-gram memory, if there are
+        any.
 
         Args:
           offset: [b], as in `Context`, for encoding the FAM prompt.
@@ -220,7 +225,11 @@ class ResidualStack(Stack):
         # than gathering the weights
         gather = self.prompt is not None and offset is not None
         states = self._scan_repeats(layers, self._prompt(offset), None, gather=gather)[1]
-        return states if self.positions is None else (*states, self.positions.init_state(batch))
+        return (*states, *(part.init_state(batch) for part in self._input_parts()))
+
+    def _input_parts(self) -> list[Positions | NgramMemory]:
+        """Return what adds to the embeddings and has a state, in the order of the states."""
+        return [part for part in (self.positions, self.ngram_memory) if part is not None]
 
     def state_axes(self) -> State:
         def with_repeats(axes: tuple) -> tuple:
@@ -229,7 +238,7 @@ class ResidualStack(Stack):
         axes = tuple(
             jax.tree.map(with_repeats, layer.state_axes(), is_leaf=is_axes) for layer in self.layers
         )
-        return axes if self.positions is None else (*axes, self.positions.state_axes())
+        return (*axes, *(part.state_axes() for part in self._input_parts()))
 
     def passable_state(self, state: State) -> State:
         layers, extra_state = self._split_state(state)
@@ -450,18 +459,19 @@ class ResidualStack(Stack):
         layers, _ = self._split_state(state)
         return [layer.mixer.memory(s) for layer, s in zip(self.layers, layers, strict=True)]
 
-    def add_positions(
-        self, x: Array, position: tuple[Any, ...], ctx: Context
+    def make_input(
+        self, x: Array, states: tuple[Any, ...], ctx: Context
     ) -> tuple[Array, tuple[Any, ...]]:
-        """Return the first layer's input for token embeddings [b t d], and the next positions.
+        """Return the first layer's input for token embeddings [b t d], and the next states.
 
         Args:
-          position: the state of position embeddings, if there are any; otherwise empty.
+          states: those of position embeddings and of the n-gram memory, if there are any.
         """
-        if self.positions is not None:
-            x, after = self.positions(x, position[0], ctx)
-            position = (after,)
-        return (x if self.embed_norm is None else self.embed_norm(x, x.dtype)), position
+        new = []
+        for part, state in zip(self._input_parts(), states, strict=True):
+            x, after = part(x, state, ctx)
+            new.append(after)
+        return (x if self.embed_norm is None else self.embed_norm(x, x.dtype)), tuple(new)
 
     def _run(
         self,
@@ -475,7 +485,7 @@ class ResidualStack(Stack):
             encode_prompt = self.reads_prompt or ctx.reset is not None
         encode_prompt = encode_prompt and self.prompt is not None
         states, extra_state = self._split_state(state)
-        x, extra_state = self.add_positions(x, extra_state, ctx)
+        x, extra_state = self.make_input(x, extra_state, ctx)
         x = apply_dropout(x, make_dropout(self.rates.embedding, ctx.key, EMBEDDING))
 
         def layers(carry, layers: list[Layer], xs: tuple[State, Array | None, Any]):

@@ -27,6 +27,7 @@ class Stack(nnx.Module):
       repeats: number of layers that an array of parameters holds.
       call_len: number of tokens of a call beyond which padding costs more than it saves; None
         means no limit.
+      reads_tokens: whether calls need `Context.tokens` (`LanguageModel.with_tokens`).
     """
 
     block_len: int
@@ -34,6 +35,7 @@ class Stack(nnx.Module):
     receptive_field: int | None
     repeats: int = 1
     call_len: int | None = None
+    reads_tokens: bool = False
 
     @abc.abstractmethod
     def init_state(self, batch: int, offset: Array | None = None) -> State:

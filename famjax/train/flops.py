@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from famjax.config.derived import cutoffs, is_segmented, kept_segments, layer_mixers
 from famjax.config.resolved import ResolvedConfig, ResolvedModelConfig, sizes
 from famjax.config.schema import ModelConfig
+from famjax.layers import ngram_memory
 from famjax.mixers import MIXERS
 from famjax.mixers.mixer import attention_flops, layer_weights
 
@@ -68,7 +69,7 @@ def forward_flops(model: ResolvedModelConfig, computed: bool = False) -> float:
     if model.stack != "residual":
         return _feedback_flops(model) + encoder + _vocabulary_flops(model)
     layers = (MIXERS[name].flops(model, computed) for name in layer_mixers(model))
-    return sum(layers) + encoder + _vocabulary_flops(model)
+    return sum(layers) + ngram_memory.flops(model) + encoder + _vocabulary_flops(model)
 
 
 def _encoder_flops(model: ResolvedModelConfig) -> float:

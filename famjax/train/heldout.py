@@ -123,9 +123,9 @@ def make_evaluate(graph: Any, token_bytes: np.ndarray) -> Any:
     ) -> tuple[State, MetricSums]:
         # frozen weights without the dropout keys, which this graph lacks
         model: LanguageModel = nnx.merge(graph, params, *frozen[:1])
-        x, memory = model.stack(
-            model.embed(batch["tokens"]), memory, Context(batch["reset"], batch["valid"])
-        )
+        tokens = batch["tokens"]
+        ctx = model.with_tokens(Context(batch["reset"], batch["valid"]), tokens)
+        x, memory = model.stack(model.embed(tokens), memory, ctx)
         return memory, sum_metrics(*model.losses(x, batch["targets"]), batch, token_bytes)
 
     return evaluate

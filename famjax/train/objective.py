@@ -102,6 +102,7 @@ class NextToken:
     ) -> tuple[State, MetricSums]:
         train, embedded = self._config.train, model.embed(batch["tokens"])
         ctx = ctx._replace(source=source_of(model, batch))
+        ctx = model.with_tokens(ctx, batch["tokens"])
         if not has_memory_losses(self._config):
             x, memory = model.stack(embedded, memory, ctx)
             return memory, sum_losses(model, x, batch, self._token_bytes, train.label_smoothing)
@@ -166,7 +167,8 @@ class Matching:
         ctx: Context,
         share: Array,
     ) -> tuple[State, MetricSums]:
-        _, errors = model.stack.match(model.embed(batch["tokens"]), ctx)
+        tokens = batch["tokens"]
+        _, errors = model.stack.match(model.embed(tokens), model.with_tokens(ctx, tokens))
         return memory, sum_errors(errors, batch)
 
 

@@ -171,6 +171,7 @@ def make_inspect(
         state = jax.tree.map(lambda a: a[:, :1], memory) if lanes else model.init_state(1)
         row = jax.tree.map(lambda a: a[:1], batch)
         ctx = row_context(config.data.layout, row)._replace(source=source_of(model, row))
+        ctx = model.with_tokens(ctx, row["tokens"])
         x = model.embed(row["tokens"])
         if config.train.match:
             errors = model.stack.match(x, ctx)[1][:, 0]

@@ -137,6 +137,17 @@ CASES: dict[str, ModelConfig] = {
     "block_recurrent-lstm": replace(
         BASE, mixer="bswa,block_recurrent", memory_segments=0, recurrent_gate="lstm", kv_heads=1
     ),
+    "bswa-ngrams": replace(BASE, mixer="bswa", ngram_memory=2, ngram_slots=512),
+    # with collisions, and other states beside it
+    "fam-ngrams": replace(
+        BASE,
+        mixer="fam",
+        memory_segments=0,
+        ngram_memory=3,
+        ngram_slots=7,
+        norm="layernorm",
+        tied=False,
+    ),
     "bswa,fam": replace(BASE, mixer="bswa,fam", layers=4, norm="layernorm", tied=False),
     "linear": _linear("relu", rope=True),
     "linear-relu": _linear("relu", kv_heads=4),
@@ -166,7 +177,7 @@ CASES: dict[str, ModelConfig] = {
 # one case of each mixer and stack, for tests that gain little from all variants
 KINDS = ["full", "swa-2", "bswa-1", "bswa_sg-2", "fam-1-3", "fam-gated", "fam-smeared"]
 KINDS += ["fam-static", "fam-zero", "fm-2", "delta-smeared", "block_recurrent"]
-KINDS += ["bswa,fam"]
+KINDS += ["bswa,fam", "bswa-ngrams"]
 KINDS += ["linear", "feedback-all", "feedback-same_and_lower", "transformer-shared", "lstm"]
 KINDS += ["rmt", "autocompressor"]
 
@@ -299,7 +310,7 @@ class Runner:
     def _call(self):
         def f(params, x, state, ctx):
             model = self.model(params)
-            x, state = model.stack(x, state, ctx)
+            x, state = model.stack(x, state, model.with_tokens(ctx, nearest_tokens(model, x)))
             return model.logits(x), state
 
         return jit(f)
@@ -308,7 +319,7 @@ class Runner:
     def _step(self):
         def f(params, x, state, ctx):
             model = self.model(params)
-            x, state = model.stack.step(x, state, ctx)
+            x, state = model.stack.step(x, state, model.with_tokens(ctx, nearest_tokens(model, x)))
             return model.logits(x), state
 
         return jit(f)
@@ -350,7 +361,8 @@ class Runner:
         def loss(params, x, state, probe, end, reset, valid, begin):
             model = self.model(params)
             start = jax.tree.map(lambda a, b: jnp.where(begin, a, b), model.init_state(B), state)
-            y, new = model.stack(x, start, Context(reset, valid))
+            ctx = model.with_tokens(Context(reset, valid), nearest_tokens(model, x))
+            y, new = model.stack(x, start, ctx)
             # outputs at padding are undefined
             value = (model.logits(jnp.where(valid[..., None], y, 0)) * probe).sum()
             pairs = zip(jax.tree.leaves(new), jax.tree.leaves(end), strict=True)
@@ -392,7 +404,9 @@ class Runner:
             def segment(state, both):
                 x, probe = both
                 state = jax.tree.map(lambda s: jnp.where(cut, jax.lax.stop_gradient(s), s), state)
-                y, state = model.stack(x, state, Context())
+                y, state = model.stack(
+                    x, state, model.with_tokens(Context(), nearest_tokens(model, x))
+                )
                 return state, (model.logits(y) * probe).sum()
 
             return jax.lax.scan(segment, model.init_state(B), (xs, probes))[1].sum()
@@ -437,6 +451,8 @@ def perturb_params(params: Any) -> Any:
             return rng.normal(size=a.shape)
         if any(f"'{own}'" in name for own in ("memory_gate", "key_smear", "delta_memory")):
             return 0.5 * rng.normal(size=a.shape)
+        if "'ngram_memory'" in name:
+            return 0.2 * rng.normal(size=a.shape)
         sharp = 1.5 if "'q'" in name or "'k'" in name else 1.0
         return np.asarray(a) * (2 * sharp if "'out'" in name or "'down'" in name else sharp)
 
@@ -455,6 +471,12 @@ def runner(name: str, x64: bool = True, **changes: Any) -> Runner:
     if x64 and changes and config == case:
         return runner(name)
     return Runner(config, x64, runner(name).params if changes or not x64 else None)
+
+
+def nearest_tokens(model: LanguageModel, x: Any) -> Any:
+    """The tokens [b t] whose embeddings are closest to inputs [b t d], which may be none."""
+    table = model.embed(jnp.arange(VOCAB)[None])[0]
+    return jnp.square(x[..., None, :] - table).sum(-1).argmin(-1)
 
 
 def normal(seed: int, *shape: int) -> Any:

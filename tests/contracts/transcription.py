@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from oracles import feedback, linear, lstm, segments, transformer
+from oracles import feedback, linear, lstm, ngrams, segments, transformer
 
 from famjax.config.derived import is_segmented, segment_transformer
 from famjax.config.schema import ModelConfig
@@ -165,6 +165,11 @@ def model(c: ModelConfig, p: Any, tokens: Any, **kw: Any) -> Outputs:
     An `offset` shifts all positions of a residual stack (B.2.2).
     """
     embedded = p["embedding"][tokens] * c.width**0.5  # as in `LanguageModel.embed`, not in the head
+    if c.ngram_memory:
+        w = p["stack"]["ngram_memory"]
+        embedded = embedded + ngrams.recalled(
+            tokens, embedded, w["kernel"], w["bias"], c.ngram_slots
+        )
     x, memory = STACKS[c.stack](c, p["stack"], embedded, **kw)
     if "norm" in p:
         x = np.stack([transformer.norm(y, p["norm"]["scale"], p["norm"].get("bias")) for y in x])

@@ -38,7 +38,7 @@ NAMES = {
     "ELU|RFA|T2R|pretrained|from scratch|finetuning|frozen": "linear",
     r"^FM\d": "fm",
     r"^M\d+_SG": "bswa_sg",
-    r"^M\d|^window": "bswa",
+    r"^M\d|^window|^n-grams": "bswa",
 }
 
 

@@ -29,8 +29,9 @@ _DECODER, _ENCODER_DECODER = "ForCausalLM", "ForConditionalGeneration"
 FEEDBACK = ("feedback", "transformer")
 _Group = TypeVar("_Group", ArchConfig, EncoderConfig, FeedbackConfig, LinearConfig)
 
-# keys that are not exported: how a model is computed, and `tied`, which is tie_word_embeddings
-_LEFT = ("scan_layers", "remat", "dtype", "tied")
+# keys that are not exported: how a model is computed, `tied`, which is tie_word_embeddings, and
+# those of models that are not exported
+_LEFT = ("scan_layers", "remat", "dtype", "tied", "ngram_memory", "ngram_slots")
 _FIELDS = [
     field.name
     for field in dataclasses.fields(ModelConfig)

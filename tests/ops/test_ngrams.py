@@ -1,0 +1,69 @@
+"""What followed earlier contexts, compared with a search through the document."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from oracles import ngrams as oracle
+
+from famjax.ops import ngrams
+
+ORDERS = 3  # contexts of 1 to 3 tokens
+# lengths of the documents of three rows of 160 tokens; longer than a chunk, or shorter than ORDERS
+ROWS = [[70, 33, 50], [160], [2, 1, 140]]
+T = 160
+
+
+def make_rows(slots):
+    """Return tokens, resets and valid tokens [3 T] of documents, some padded, and what is right."""
+    rng = np.random.default_rng(0)
+    tokens, wanted = np.zeros((3, T), np.int32), np.full((3, T, ORDERS), ngrams.ABSENT)
+    reset, valid = np.zeros((3, T), bool), np.zeros((3, T), bool)
+    for row, lengths in enumerate(ROWS):
+        at = 0
+        for length in lengths:
+            document = rng.integers(5, size=length)
+            own = slice(at, at + length)
+            tokens[row, own], wanted[row, own] = document, oracle.recall(document, ORDERS, slots)
+            reset[row, at], valid[row, own] = True, True
+            at += length + 2  # padding
+    return (tokens, reset, valid), wanted
+
+
+# with collisions; without
+@pytest.mark.parametrize("slots", [5, 4096])
+@pytest.mark.parametrize("sizes", [[T], [37, 64, 59], [1] * T])
+def test_recalled_is_what_a_search_finds(slots, sizes):
+    arrays, wanted = make_rows(slots)
+    assert {ngrams.ABSENT, 0, 4} <= set(wanted.ravel())
+    state, found = ngrams.init_state(3, ORDERS, slots), []
+    recall = jax.jit(ngrams.recall)
+    for end, size in zip(np.cumsum(sizes), sizes, strict=True):
+        part, state = recall(state, *(jnp.asarray(a[:, end - size : end]) for a in arrays))
+        found.append(part)
+    np.testing.assert_array_equal(np.concatenate(found, 1), wanted)
+
+
+def test_without_resets_and_padding_nothing_is_left_out():
+    tokens = np.random.default_rng(1).integers(3, size=(2, 90))
+    found, state = ngrams.recall(ngrams.init_state(2, ORDERS, 512), jnp.asarray(tokens), None, None)
+    for row in range(2):
+        np.testing.assert_array_equal(found[row], oracle.recall(tokens[row], ORDERS, 512))
+    np.testing.assert_array_equal(state.recent, tokens[:, -ORDERS:])
+
+
+def test_a_new_document_has_an_empty_table():
+    """The state after a reset is that of a stream that starts there."""
+    tokens = jnp.asarray(np.random.default_rng(2).integers(3, size=(1, 40)))
+    reset = jnp.arange(40)[None] == 30
+    empty = ngrams.init_state(1, ORDERS, 64)
+    _, later = ngrams.recall(empty, tokens, reset, None)
+    _, fresh = ngrams.recall(empty, tokens[:, 30:], reset[:, 30:], None)
+    jax.tree.map(np.testing.assert_array_equal, later, fresh)
+
+
+def test_padding_does_not_change_the_state():
+    tokens = jnp.asarray(np.random.default_rng(3).integers(3, size=(2, 20)))
+    _, state = ngrams.recall(ngrams.init_state(2, ORDERS, 64), tokens, None, None)
+    _, after = ngrams.recall(state, tokens, None, jnp.zeros(tokens.shape, bool))
+    jax.tree.map(np.testing.assert_array_equal, after, state)

@@ -1,0 +1,49 @@
+"""What followed the last occurrence of each context, by search through the document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from famjax.ops import ngrams
+
+
+def recall(tokens: np.ndarray, orders: int, slots: int) -> np.ndarray:
+    """Return what followed each token's contexts in a document: [t] -> [t o], -1 if nothing did.
+
+    An occurrence is lost if a later context of as many tokens had the same slot; the hash that
+    gives the slot is famjax's.
+    """
+    found = np.full((len(tokens), orders), -1)
+    for k in range(1, orders + 1):
+        contexts = [tuple(tokens[i - k + 1 : i + 1]) for i in range(k - 1, len(tokens))]
+        slot = {context: _slot(context, slots) for context in contexts}
+        for i in range(1, len(contexts)):
+            for j in reversed(range(i)):
+                if contexts[j] == contexts[i]:
+                    found[i + k - 1, k - 1] = tokens[j + k]
+                if slot[contexts[j]] == slot[contexts[i]]:
+                    break
+    return found
+
+
+def recalled(
+    tokens: np.ndarray, embedded: np.ndarray, kernel: np.ndarray, bias: np.ndarray, slots: int
+) -> np.ndarray:
+    """Return what the memory adds to the embeddings [t d] of tokens [t]."""
+    added = np.zeros_like(embedded)
+    table = dict(zip(tokens.tolist(), embedded, strict=True))
+    for i, followers in enumerate(recall(tokens, len(kernel), slots)):
+        for k, token in enumerate(followers):
+            if token >= 0:
+                added[i] += table[token] @ kernel[k] + bias[k]
+    return added
+
+
+def _slot(context: tuple[Any, ...], slots: int) -> int:
+    o = len(context)
+    known = jnp.asarray(context, jnp.int32)[None]
+    hashes, _ = ngrams._contexts(known, jnp.zeros_like(known), o)
+    return int(ngrams._slots(hashes[0, -1, -1], slots))
