@@ -29,6 +29,7 @@ MODELS = (
         for name, config in (CASES | FAMILIES).items()
         if config.stack in ("residual", *FEEDBACK)
         and not config.adaptive.cutoffs
+        and not config.ngram_memory
         and all("hf" in s.formats and not s.unexported(config) for s in mixer_specs(config))
     }
     | {
