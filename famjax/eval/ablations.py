@@ -3,8 +3,8 @@
 Each ablation sets a part of the state back to its initial value at the start of every block:
 
 - `reset`: the whole state.
-- `memory`: FAM, or another memory beside the window. For `rmt` and `autocompressor`, which have no
-  window, this is the same as `reset`.
+- `memory`: FAM, or another memory beside the window, and the n-gram memory. For `rmt` and
+  `autocompressor`, which have no window, this is the same as `reset`.
 - `segments`: the memory segments, which are the window's blocks before the current one. For `fm`,
   the outputs of those blocks, which are its memory.
 """
@@ -21,6 +21,7 @@ from famjax.core.lanes import select_rows
 from famjax.mixers.fm import FmState
 from famjax.mixers.window import WindowState
 from famjax.models.language_model import LanguageModel
+from famjax.ops.ngrams import NgramState
 from famjax.stacks.segments import SegmentState
 
 ABLATIONS = ("reset", "memory", "segments")
@@ -62,6 +63,8 @@ def _parts(node: Any) -> Any:
     if isinstance(node, FmState):
         # the ablation happens at the start of a block, where the state holds nothing else
         return jax.tree.map(lambda _: "segments", node)
+    if isinstance(node, NgramState):
+        return jax.tree.map(lambda _: "memory", node)
     if isinstance(node, SegmentState):
         # the ablation happens at the start of a segment, where the caches hold only the memory
         return jax.tree.map(lambda _: "memory", node)

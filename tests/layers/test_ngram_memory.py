@@ -14,6 +14,7 @@ from flax import nnx
 from famjax.cli.main import main
 from famjax.config.schema import Config
 from famjax.convert.open import open_model
+from famjax.eval.ablations import ablated_leaves
 from famjax.experiment.load import load_config
 from famjax.models.remap_params import abstract_inference_model, remap_params
 from famjax.parallel.sharding import path_name
@@ -85,6 +86,13 @@ def test_a_trained_model_gets_the_memory(
     plain = open_run(folder / "plain")
     np.testing.assert_allclose(read(begin, TOKENS), read(plain, TOKENS), atol=1e-5)
     assert np.abs(kernels(retrain(folder, tmp_path / "run", "plain", *keys))).max() > 1e-4
+
+
+def test_the_memory_is_ablated_without_the_window(folder: Path) -> None:
+    model = open_run(folder / "ngrams").model
+    ablated = ablated_leaves(model, "memory")
+    # the table and the latest tokens, after the window's keys and values
+    assert ablated == (False,) * (len(ablated) - 3) + (True,) * 3
 
 
 def test_contexts_may_become_longer_or_fewer(folder: Path) -> None:
