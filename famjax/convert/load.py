@@ -33,6 +33,7 @@ from famjax.models.remap_params import (
     abstract_inference_model,
     canonical_name,
     check_compatible,
+    extend_ngrams,
     init_fam_prompt,
     init_mixer_param,
     is_of_mixer,
@@ -247,8 +248,14 @@ class ParameterLoader:
         if name == "stack.prompt" and self.native.get((name, None)) != shape.shape:
             assert self.embedding is not None
             return jax.device_put(init_fam_prompt(self.embedding, self.config), placement)
-        is_new = name.startswith("stack.ngram_memory.")
-        if is_new or (name == "logit_bias" and not self.has_logit_bias):
+        if name.startswith("stack.ngram_memory."):
+            there = self.native.get((name, None))
+            given = None
+            if there is not None:
+                tensor = self.tensors[name]
+                given = self.load_tensors(tensor, [tensor.name], there, there, placement)
+            return jax.device_put(extend_ngrams(given, shape), placement)
+        if name == "logit_bias" and not self.has_logit_bias:
             return jnp.zeros(shape.shape, jnp.float32, device=placement)
         if first is None:
             tensor = self.tensors[name]

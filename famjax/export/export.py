@@ -68,10 +68,10 @@ def export(
             raise UserError(
                 f"--format {format}: does not support model.stack={stack}; take --format {others}"
             )
-    if format in ("hf", "peft") and source.model.ngram_memory:
+    if format == "peft" and source.model.ngram_memory:
         raise UserError(
-            f"--format {format}: does not support model.ngram_memory="
-            f"{source.model.ngram_memory}; take --format stablehlo or orbax"
+            "--format peft: does not support model.ngram_memory="
+            f"{source.model.ngram_memory}; take --format hf, which merges the adapters"
         )
     for spec in mixer_specs(source.model):
         if format not in spec.formats:

@@ -40,6 +40,7 @@ CODE = (
     "configuration_famjax",
     "attention_famjax",
     "linear_famjax",
+    "ngrams_famjax",
     "modeling_famjax",
     "modeling_famjax_seq2seq",
     "modeling_famjax_feedback",

@@ -133,7 +133,7 @@ def remap_params(params: Params, old: ModelConfig, new: ModelConfig) -> Params:
                 return init_fam_prompt(_embedding_table(source), new)
             return prompt
         if name.startswith("stack.ngram_memory."):
-            return _extend(source.get((name, None)), shape)
+            return extend_ngrams(source.get((name, None)), shape)
         if name.startswith("stack.memory_norm.") and (name, index) not in source:
             # starts as the final norm, see `famjax.stacks.segments`; a copy, since parameters are
             # donated
@@ -151,7 +151,7 @@ def remap_params(params: Params, old: ModelConfig, new: ModelConfig) -> Params:
     return jax.tree_util.tree_map_with_path(value, shapes)
 
 
-def _extend(given: Array | None, shape: jax.ShapeDtypeStruct) -> Array:
+def extend_ngrams(given: Array | None, shape: jax.ShapeDtypeStruct) -> Array:
     """Return parameters of the n-gram memory [o ...]; those of further contexts are 0."""
     new = jnp.zeros(shape.shape, shape.dtype)
     if given is None:

@@ -29,7 +29,6 @@ MODELS = (
         for name, config in (CASES | FAMILIES).items()
         if config.stack in ("residual", *FEEDBACK)
         and not config.adaptive.cutoffs
-        and not config.ngram_memory
         and all("hf" in s.formats and not s.unexported(config) for s in mixer_specs(config))
     }
     | {
@@ -130,9 +129,10 @@ def test_last_logits_only():
     assert torch.equal(model(tokens, logits_to_keep=5).logits, model(tokens).logits[:, -5:])
 
 
+@pytest.mark.parametrize("name", ["bswa,fam", "bswa-ngrams"])
 @torch.no_grad()
-def test_generate_is_greedy_and_continues_from_a_state():
-    model = logits_and_pytorch("bswa,fam")[1]
+def test_generate_is_greedy_and_continues_from_a_state(name):
+    model = logits_and_pytorch(name)[1]
     tokens = torch.tensor(TOKENS)
     expected = tokens
     for _ in range(7):

@@ -120,13 +120,23 @@ def test_a_folder_is_given_the_memory(folder: Path, tmp_path: Path) -> None:
 def test_exports_have_equal_logits(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for form in ("orbax", "stablehlo"):
+    for form in ("hf", "orbax", "stablehlo"):
         # each format is compared with the run when it is written
         argv = ["export", str(folder / "ngrams"), str(tmp_path / form), "--format", form]
         assert main(argv) == 0
-    assert main(["export", str(folder / "ngrams"), str(tmp_path / "hf")]) == 2
-    assert "--format hf: does not support model.ngram_memory=3" in capsys.readouterr().err
-    assert not (tmp_path / "hf").exists()
+    run = open_run(folder / "ngrams")
+    np.testing.assert_array_equal(kernels(open_model(str(tmp_path / "hf"))), kernels(run))
+    for longest in (2, 4):
+        new = str(tmp_path / f"of_{longest}")
+        keys = ["--to", "bswa", f"model.ngram_memory={longest}"]
+        assert main(["convert", str(tmp_path / "hf"), new, *keys]) == 0
+        found = kernels(open_run(new))
+        np.testing.assert_array_equal(found[:3], kernels(run)[:longest])
+        assert not found[3:].any()
+    tuned = tmp_path / "tuned"
+    retrain(folder, tuned, "ngrams", "model.lora.rank=2")
+    assert main(["export", str(tuned), str(tmp_path / "peft"), "--format", "peft"]) == 2
+    assert "--format peft: does not support model.ngram_memory=3" in capsys.readouterr().err
 
 
 def test_a_document_is_read_once_and_asked_later(

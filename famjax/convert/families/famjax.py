@@ -29,9 +29,8 @@ _DECODER, _ENCODER_DECODER = "ForCausalLM", "ForConditionalGeneration"
 FEEDBACK = ("feedback", "transformer")
 _Group = TypeVar("_Group", ArchConfig, EncoderConfig, FeedbackConfig, LinearConfig)
 
-# keys that are not exported: how a model is computed, `tied`, which is tie_word_embeddings, and
-# those of models that are not exported
-_LEFT = ("scan_layers", "remat", "dtype", "tied", "ngram_memory", "ngram_slots")
+# keys that are not exported: how a model is computed, and `tied`, which is tie_word_embeddings
+_LEFT = ("scan_layers", "remat", "dtype", "tied")
 _FIELDS = [
     field.name
     for field in dataclasses.fields(ModelConfig)
@@ -41,6 +40,7 @@ _FIELDS = [
 _LATER = (
     *("fam_update", "fam_init", "fam_position", "fam_min_timescale", "fam_max_timescale"),
     *("delta_order", "delta_heads", "recurrent_gate", "smeared_keys"),
+    *("ngram_memory", "ngram_slots"),
 )
 _KEYS = Keys(
     dict.fromkeys((*_FIELDS, "arch", "tie_word_embeddings"), REQUIRED)
@@ -147,6 +147,9 @@ def tensors(model: ModelConfig) -> Tensors:
     if not model.tied:
         layouts["head.kernel"] = linear_kernel("head")
     layouts |= _positions(model, "stack", "")
+    if model.ngram_memory:
+        layouts["stack.ngram_memory.kernel"] = Tensor("ngram_memory.kernel", inputs=2)
+        layouts["stack.ngram_memory.bias"] = Tensor("ngram_memory.bias", inputs=1)
     if any(spec.has_memory for spec in mixer_specs(model)):
         layouts["stack.prompt"] = Tensor("prompt", inputs=1)
         if model.fam_update == "gated":

@@ -27,6 +27,8 @@ class FamjaxConfig(PreTrainedConfig):
       fam_min_timescale, fam_max_timescale: initial gates in training; not read here.
       delta_order: number of features of a key in the memory of delta, divided by 2 * head_dim.
       delta_heads: number of key heads that have a memory of delta, the last ones; 0 means all.
+      ngram_memory: longest context of the n-gram memory, in tokens; 0 is no such memory.
+      ngram_slots: number of contexts of each length that it keeps.
       encoder: for a model with an encoder, a dict with its number of layers, and whether it shares
         the decoder's embedding (shared), its attention to the source (cross: softmax, linear), and
         the features of a linear one.
@@ -74,6 +76,8 @@ class FamjaxConfig(PreTrainedConfig):
         fam_max_timescale=64.0,
         delta_order=2,
         delta_heads=0,
+        ngram_memory=0,
+        ngram_slots=4096,
         encoder=None,
         linear=None,
         feedback=None,
@@ -105,6 +109,8 @@ class FamjaxConfig(PreTrainedConfig):
         self.fam_max_timescale = fam_max_timescale
         self.delta_order = delta_order
         self.delta_heads = delta_heads
+        self.ngram_memory = ngram_memory
+        self.ngram_slots = ngram_slots
         self.encoder = encoder
         self.linear = linear
         self.feedback = feedback

@@ -31,6 +31,7 @@ from transformers.utils import ModelOutput
 from .attention_famjax import Attention, LayerState, Norm, row_tensor
 from .configuration_famjax import FamjaxConfig
 from .linear_famjax import LinearAttention, make_cross_attention
+from .ngrams_famjax import NgramMemory, NgramState
 
 GATED_ACTIVATIONS = {
     "swiglu": functional.silu,
@@ -66,11 +67,13 @@ class FamjaxState(NamedTuple):
       tokens: number of tokens processed, by row.
       layers: the layers' states.
       source: the source of a model with an encoder; None for others.
+      ngrams: the state of the n-gram memory; None without one.
     """
 
     tokens: tuple[int, ...]
     layers: tuple[LayerState, ...]
     source: SourceState | None = None
+    ngrams: NgramState | None = None
 
     def select(self, rows):
         """Return the state of the given rows [n], which may repeat."""
@@ -83,7 +86,9 @@ class FamjaxState(NamedTuple):
         if source is not None:
             pairs = tuple(tuple(map(take, pair)) for pair in source.layers)
             source = SourceState(pairs, take(source.mask))
-        return FamjaxState(tuple(self.tokens[row] for row in rows.tolist()), layers, source)
+        ngrams = None if self.ngrams is None else NgramState(*map(take, self.ngrams))
+        tokens = tuple(self.tokens[row] for row in rows.tolist())
+        return FamjaxState(tokens, layers, source, ngrams)
 
 
 class Step(NamedTuple):
@@ -293,6 +298,7 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError("mixer=linear: the config needs linear, a dict")
         d, arch = config.width, config.arch
         self.positions = position_table(config)
+        self.ngram_memory = NgramMemory(config) if config.ngram_memory else None
         self.embed_norm = Norm(config.norm, d, arch) if arch["embed_norm"] else None
         self.prompt = nn.Parameter(torch.zeros(config.fam_len, d)) if "fam" in names else None
         self.layers = nn.ModuleList(
@@ -322,7 +328,9 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
         for layer in self.layers:
             prompt, state = layer(prompt)
             states.append(state)
-        return FamjaxState((0,) * batch, tuple(states))
+        memory = self.ngram_memory
+        ngrams = None if memory is None else memory.init_state(batch)
+        return FamjaxState((0,) * batch, tuple(states), ngrams=ngrams)
 
     def forward(
         self,
@@ -440,7 +448,10 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
     def forward_segment(self, ids, state, step):
         """Process a step: return the embeddings and each layer's output, [b t d], and the state."""
         at = row_tensor(step.tokens, ids.device) + torch.arange(ids.shape[1], device=ids.device)
-        x = add_positions(self.config, self.positions, self.embed(ids) * self.embed_scale, at)
+        x = add_positions(self.config, self.positions, self.embed_tokens(ids), at)
+        ngrams = state.ngrams
+        if ngrams is not None:
+            x, ngrams = self.ngram_memory(x, ids, ngrams, step.counts, self.embed_tokens)
         x = x if self.embed_norm is None else self.embed_norm(x)
         levels, states = [x], []
         for number, (layer, old) in enumerate(zip(self.layers, state.layers, strict=True)):
@@ -453,7 +464,11 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
                 x, new = layer(*inputs)
             levels.append(x)
             states.append(new)
-        return levels, state._replace(tokens=step.tokens_after(), layers=tuple(states))
+        new = {"tokens": step.tokens_after(), "layers": tuple(states), "ngrams": ngrams}
+        return levels, state._replace(**new)
+
+    def embed_tokens(self, ids):
+        return self.embed(ids) * self.embed_scale
 
     def logits(self, x):
         x = self.head(x)
