@@ -54,11 +54,11 @@ def test_without_resets_and_padding_nothing_is_left_out():
 
 def test_a_new_document_has_an_empty_table():
     """The state after a reset is that of a stream that starts there."""
-    tokens = jnp.asarray(np.random.default_rng(2).integers(3, size=(1, 40)))
-    reset = jnp.arange(40)[None] == 30
+    tokens = jnp.asarray(np.random.default_rng(2).integers(3, size=(1, 200)))
+    reset = jnp.arange(200)[None] == 150  # in the third chunk
     empty = ngrams.init_state(1, ORDERS, 64)
     _, later = ngrams.recall(empty, tokens, reset, None)
-    _, fresh = ngrams.recall(empty, tokens[:, 30:], reset[:, 30:], None)
+    _, fresh = ngrams.recall(empty, tokens[:, 150:], reset[:, 150:], None)
     jax.tree.map(np.testing.assert_array_equal, later, fresh)
 
 
