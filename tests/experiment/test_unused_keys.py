@@ -46,6 +46,7 @@ def test_every_pattern_matches_a_key() -> None:
         ("model.mixer=bswa model.fam_previous=2", "model.fam_previous: has no effect"),
         ("model.mixer=bswa model.fam_update=gated", "model.fam_update: has no effect with"),
         ("model.mixer=fm model.smeared_keys=true", "model.smeared_keys: has no effect with"),
+        ("model.ngram_slots=9", "model.ngram_slots: has no effect with model.ngram_memory=0"),
         ("model.fam_update=static model.fam_max_timescale=9", "with model.fam_update=static"),
         ("model.fam_update=sum model.fam_max_timescale=9", "with model.fam_update=sum"),
         ("model.fam_update=sum model.fam_min_timescale=9", "with model.fam_update=sum"),
