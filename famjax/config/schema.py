@@ -290,7 +290,7 @@ class ModelConfig:
     # o, the longest context of the n-gram memory, in tokens; 0 is no such memory. It adds to each
     # embedding what followed the last 1 to o tokens at their last occurrence in the document
     ngram_memory: int = 0
-    # number of contexts of each length that the n-gram memory keeps
+    # slots of the n-gram memory for the contexts of each length; newer ones replace older ones
     ngram_slots: int = 4096
     # block_recurrent: how the state vectors are updated (3.2 of arXiv 2203.07852). fixed: a learned
     # average; lstm: gates that depend on the block

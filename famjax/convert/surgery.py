@@ -90,7 +90,8 @@ def describe_window(old: ModelConfig, new: ModelConfig, given: Collection[str]) 
         key = "model.window" if name == "swa" else "model.block_len"
         yield line if key in given else f"{line}; {key}=512 would change it"
     unchanged = after and old.mixer == new.mixer
-    if unchanged and set(after) <= _WITHOUT_MEMORY and not new.encoder.layers:
+    has_none = set(after) <= _WITHOUT_MEMORY and not new.ngram_memory
+    if unchanged and has_none and not new.encoder.layers:
         yield "attention unchanged; --to delta or --to fam adds a memory"
 
 

@@ -13,9 +13,9 @@ Dimensions, used in every docstring and einsum of the project:
 
 c is used in linear attention (a chunk) and in `famjax.ops.token_scan` (a block), and j in the stack
 `feedback`. Other dimensions are named by words: repeats (of the layer pattern), span, sets, pairs,
-rank, lead (any leading axes). Three modules have letters of their own, which their docstrings
-explain: `famjax.ops.linear_attention_kernel` (m, i, j), `famjax.layers.adaptive` (c, s, n) and
-`famjax.eval.beam` (n, p, c, e, s).
+rank, lead (any leading axes). Some modules have letters of their own, which their docstrings
+explain: `famjax.ops.linear_attention_kernel` (m, i, j), `famjax.layers.adaptive` (c, s, n),
+`famjax.eval.beam` (n, p, c, e, s), and `famjax.ops.ngrams` (o, s, k).
 
 A model is a function of a segment and a carried state. `Context` holds the other arguments.
 """

@@ -21,6 +21,7 @@ import numpy as np
 from flax import nnx
 
 from famjax.config.keys import values
+from famjax.config.schema import ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json, regular_file_size
 from famjax.core.types import PyTree
@@ -122,6 +123,8 @@ def load_state(path: str | Path, run: Run) -> StreamState:
 def _describe_model(written: dict[str, Any], run: Run) -> str:
     """Return how the run's model differs from that of a file with these keys of the config."""
     mine = parse_json(_describe_config(run))
+    # files of older versions lack the keys that came later, and were made with their defaults
+    written = values(ModelConfig(), "model.") | written if written else {}
     for key in sorted(written.keys() & mine.keys()):
         if written[key] != mine[key]:
             return f"a model with {key}={written[key]}, and the run has {mine[key]}"

@@ -313,6 +313,8 @@ def _check_other_stacks(config: Config) -> Iterator[str]:
             f"model.arch.positions={m.arch.positions}: {named} has relative positions only; set "
             f"{able}"
         )
+    if m.ngram_memory:
+        yield f"model.ngram_memory={m.ngram_memory}: {named} has no n-gram memory; set 0"
     if m.arch.embed_norm:
         yield f"model.arch.embed_norm=true: {named} has no such norm; set false"
     if m.arch.local_rope_base:

@@ -110,6 +110,8 @@ HIGHEST = {
     # ten times the deepest model ever trained; each layer is a name in a checkpoint
     "model.layers": 10_000,
     "model.encoder.layers": 10_000,
+    # each length is a part of the program
+    "model.ngram_memory": 32,
     "data.passkey.digits": 1000,
     "data.passkey.keys": 8,
     # an episode is generated as a whole, in memory

@@ -28,7 +28,8 @@ _LOGITS = 1 << 26
 def sample_tokens(config: ModelConfig) -> tuple[np.ndarray, int]:
     """Return random tokens [2 t], and how many of the last positions to compare.
 
-    The tokens fill two blocks and a part of a third.
+    The tokens fill two blocks and a part of a third. For an n-gram memory the second half repeats
+    the first.
     """
     specs = mixer_specs(config)
     block = max([config.block_len, *(spec.window(config) for spec in specs)])
@@ -36,6 +37,8 @@ def sample_tokens(config: ModelConfig) -> tuple[np.ndarray, int]:
     if is_bounded(config):
         count = min(count, config.capacity)
     tokens = np.random.default_rng(0).integers(config.vocab_size, size=(2, count))
+    if config.ngram_memory:  # which finds nothing unless contexts recur
+        tokens[:, count // 2 :] = tokens[:, : count - count // 2]
     return tokens, min(count, max(_LOGITS // config.vocab_size // 2, 1))
 
 

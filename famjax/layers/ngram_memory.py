@@ -7,8 +7,9 @@ tokens that end with i, anywhere in the document (`famjax.ops.ngrams`). W and b 
 that is given this memory computes what it did before.
 
 The layers see what an n-gram cache would predict, and learn when to believe it. What to remember is
-not learned: every token is written, and the newest `model.ngram_slots` contexts or so are kept. So
-there is no gradient through the table, nor to the embeddings of what is recalled.
+not learned: every token is written, and old contexts are overwritten. So there is no gradient
+through the table, nor to the embeddings of what is recalled. It is not passed on from one document
+to the next (`Context.pass_state`).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig
 from famjax.config.schema import ModelConfig
-from famjax.core.types import Array, Context
+from famjax.core.types import Array, Context, compute_dtype
 from famjax.ops import ngrams
 from famjax.ops.ngrams import NgramState
 from famjax.parallel.sharding import register_parameter_axes
@@ -40,6 +41,7 @@ class NgramMemory(nnx.Module):
     def __init__(self, config: ResolvedModelConfig):
         o, d = config.ngram_memory, config.width
         self.orders, self.slots = o, config.ngram_slots
+        self.dtype = compute_dtype(config.dtype)
         self.kernel = nnx.Param(jnp.zeros((o, d, d)))
         self.bias = nnx.Param(jnp.zeros((o, d)))
 
@@ -68,8 +70,8 @@ class NgramMemory(nnx.Module):
     def _project(self, k: int, embedded: Array) -> Array:
         # without a gradient to the embedding, which would take as long as that of the output layer
         embedded = jax.lax.stop_gradient(embedded)
-        dtype = embedded.dtype
-        return embedded @ self.kernel[...][k].astype(dtype) + self.bias[...][k].astype(dtype)
+        kernel, bias = (a[...][k].astype(self.dtype) for a in (self.kernel, self.bias))
+        return embedded @ kernel + bias
 
 
 def count_params(config: ModelConfig) -> int:

@@ -10,6 +10,7 @@ from flax import nnx
 from famjax.layers.adaptive import Cluster
 from famjax.layers.linear import Linear
 from famjax.layers.lora import Lora
+from famjax.layers.ngram_memory import NgramMemory
 from famjax.models.language_model import LanguageModel
 
 
@@ -32,6 +33,8 @@ def _cast_params(model: LanguageModel) -> Iterator[tuple[nnx.Param, jnp.dtype]]:
                 params = [module.kernel, module.bias]
             case Lora():
                 params = [module.a, module.b]
+            case NgramMemory():
+                params = [module.kernel, module.bias]
             case Cluster():
                 params = [module.table, module.projection]
             case LanguageModel():

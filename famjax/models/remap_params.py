@@ -249,6 +249,7 @@ def check_compatible(old: ModelConfig, new: ModelConfig) -> None:
                 f"{getattr(old, field)}; keep that value"
             )
     _check_smearing(old, new)
+    _check_ngrams(old, new)
     for name in ("layers", "shared"):
         there, given = (getattr(model.encoder, name) for model in (old, new))
         if there != given:
@@ -292,6 +293,16 @@ def _check_smearing(old: ModelConfig, new: ModelConfig) -> None:
             raise UserError(
                 "model.smeared_keys=false: the given weights have smeared keys; set it to true"
             )
+
+
+def _check_ngrams(old: ModelConfig, new: ModelConfig) -> None:
+    """Raise a `UserError` for an n-gram memory that would lose weights."""
+    if new.ngram_memory < old.ngram_memory:
+        raise UserError(
+            f"model.ngram_memory={new.ngram_memory}: the given weights have an n-gram memory of "
+            f"contexts to {old.ngram_memory} tokens, which cannot be taken away; set it to "
+            f"{old.ngram_memory}"
+        )
 
 
 def _check_rotation(old: ModelConfig, new: ModelConfig) -> None:

@@ -6,11 +6,11 @@ the token that followed the context's last earlier occurrence in the document:
     j    = max {j' < i : context_k(j') = context_k(i)}
     out  = token_{j+1}
 
-Contexts of all earlier calls are in a hash table with s slots for each order. A slot holds the hash
-of its context and the token that followed; a newer context replaces an older one in the same slot.
-So a document's last s contexts or so are remembered, however long it is. Two contexts are confused
-only if their hashes of 32 bits are equal. Tokens are read and written one after the other, which is
-computed for a chunk at a time.
+Contexts are in a hash table with s slots for each order. A slot holds the hash of its context and
+the token that followed; a newer context replaces an older one in the same slot. After n further
+contexts were written, a context is still there with probability (1 - 1/s)^n: 37% for n = s. Two
+contexts are confused only if their hashes of 32 bits are equal. Tokens are read and written one
+after the other, which is computed for a chunk at a time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from famjax.core.types import Array
 _CHUNK = 64
 # there is no such token
 ABSENT = -1
-# hash of no tokens
+# hash of no tokens; like `_mix`, it determines what saved states and exported code mean
 _SEED = 0x2545F491
 
 
@@ -84,8 +84,9 @@ def recall(
     tokens = tokens.astype(jnp.int32)
     b, t = tokens.shape
     o = state.recent.shape[1]
-    reset = jnp.zeros((b, t), bool) if reset is None else reset
     valid = jnp.ones((b, t), bool) if valid is None else valid
+    has_resets = reset is not None
+    reset = jnp.zeros((b, t), bool) if reset is None else reset & valid
     known = jnp.concatenate([state.recent, tokens], 1)
     document = jnp.cumsum(reset, 1, dtype=jnp.int32)
     documents = jnp.pad(document, ((0, 0), (o, 0)))
@@ -94,14 +95,18 @@ def recall(
     continues = documents[:, o - 1 : -1] == document
     is_written = is_context[..., :-1] & (continues & valid)[:, None]
     chunks = _Chunk(
-        tokens, reset, hashes[..., 1:], is_context[..., 1:], hashes[..., :-1], is_written
+        _split(tokens),
+        jnp.cumsum(_split(reset), -1, dtype=jnp.int32),
+        _split(hashes[..., 1:]),
+        _split(is_context[..., 1:]),
+        _split(hashes[..., :-1]),
+        _split(is_written),
     )
 
     def body(table: tuple[Array, Array], chunk: _Chunk) -> tuple[tuple[Array, Array], Array]:
-        chunk = chunk._replace(document=jnp.cumsum(chunk.document, 1, dtype=jnp.int32))
-        return _write(*table, chunk), _read(*table, chunk)
+        return _write(*table, chunk, has_resets), _read(*table, chunk)
 
-    table, found = jax.lax.scan(body, state[:2], jax.tree.map(_split, chunks))
+    table, found = jax.lax.scan(body, state[:2], chunks)
     found = jnp.moveaxis(found, 0, 2).reshape(b, o, -1)[..., :t]
     recent = _recent(state.recent, known, documents, valid)
     return jnp.where(valid[..., None], found.mT, ABSENT), NgramState(*table, recent)
@@ -163,12 +168,13 @@ def _read(hashes: Array, followers: Array, chunk: _Chunk) -> Array:
     return jnp.where(chunk.is_context, jnp.where(latest < 0, stored, new), ABSENT)
 
 
-def _write(hashes: Array, followers: Array, chunk: _Chunk) -> tuple[Array, Array]:
-    """Return the table after a chunk."""
+def _write(hashes: Array, followers: Array, chunk: _Chunk, has_resets: bool) -> tuple[Array, Array]:
+    """Return the table after a chunk; without resets only the slots of its contexts are written."""
     s = hashes.shape[-1]
     newest = chunk.document[:, -1:]
-    is_new = (newest > 0)[..., None]
-    hashes, followers = jnp.where(is_new, 0, hashes), jnp.where(is_new, ABSENT, followers)
+    if has_resets:
+        is_new = (newest > 0)[..., None]
+        hashes, followers = jnp.where(is_new, 0, hashes), jnp.where(is_new, ABSENT, followers)
     is_written = chunk.is_written & (chunk.document == newest)[:, None]
     slot = _slots(chunk.before, s)
     index = jnp.arange(slot.shape[-1])

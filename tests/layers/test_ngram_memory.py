@@ -14,7 +14,9 @@ from flax import nnx
 from famjax.cli.main import main
 from famjax.config.schema import Config
 from famjax.convert.open import open_model
+from famjax.core.errors import UserError
 from famjax.eval.ablations import ablated_leaves
+from famjax.experiment.checks import validate
 from famjax.experiment.load import load_config
 from famjax.models.remap_params import abstract_inference_model, remap_params
 from famjax.parallel.sharding import path_name
@@ -95,16 +97,25 @@ def test_the_memory_is_ablated_without_the_window(folder: Path) -> None:
     assert ablated == (False,) * (len(ablated) - 3) + (True,) * 3
 
 
-def test_contexts_may_become_longer_or_fewer(folder: Path) -> None:
+def test_contexts_may_become_longer(folder: Path) -> None:
     run = open_run(folder / "ngrams")
     old, params = run.config.model, nnx.state(run.model, nnx.Param)
-    for longest in (2, 4):
-        new = replace(old, ngram_memory=longest, ngram_slots=16)
-        graph, _ = abstract_inference_model(new)
-        model = nnx.merge(graph, remap_params(params, old, new))
-        kernel = np.asarray(model.stack.ngram_memory.kernel[...])
-        np.testing.assert_array_equal(kernel[:3], kernels(run)[:longest])
-        assert not kernel[3:].any()
+    new = replace(old, ngram_memory=4, ngram_slots=16)
+    graph, _ = abstract_inference_model(new)
+    model = nnx.merge(graph, remap_params(params, old, new))
+    kernel = np.asarray(model.stack.ngram_memory.kernel[...])
+    np.testing.assert_array_equal(kernel[:3], kernels(run))
+    assert not kernel[3:].any()
+    with pytest.raises(
+        UserError, match=r"ngram_memory=2: .* contexts to 3 tokens, which cannot be"
+    ):
+        remap_params(params, old, replace(old, ngram_memory=2))
+
+
+def test_another_stack_does_not_drop_the_memory(folder: Path) -> None:
+    given = [f"init={folder / 'ngrams'}", "model.stack=rmt", "data.files=x"]
+    with pytest.raises(UserError, match="model.stack=rmt has no n-gram memory; set 0"):
+        validate(load_config("text_bswa", given))
 
 
 def test_a_folder_is_given_the_memory(folder: Path, tmp_path: Path) -> None:
@@ -126,13 +137,11 @@ def test_exports_have_equal_logits(
         assert main(argv) == 0
     run = open_run(folder / "ngrams")
     np.testing.assert_array_equal(kernels(open_model(str(tmp_path / "hf"))), kernels(run))
-    for longest in (2, 4):
-        new = str(tmp_path / f"of_{longest}")
-        keys = ["--to", "bswa", f"model.ngram_memory={longest}"]
-        assert main(["convert", str(tmp_path / "hf"), new, *keys]) == 0
-        found = kernels(open_run(new))
-        np.testing.assert_array_equal(found[:3], kernels(run)[:longest])
-        assert not found[3:].any()
+    keys = ["--to", "bswa", "model.ngram_memory=4"]
+    assert main(["convert", str(tmp_path / "hf"), str(tmp_path / "more"), *keys]) == 0
+    found = kernels(open_run(tmp_path / "more"))
+    np.testing.assert_array_equal(found[:3], kernels(run))
+    assert not found[3:].any()
     tuned = tmp_path / "tuned"
     retrain(folder, tuned, "ngrams", "model.lora.rank=2")
     assert main(["export", str(tuned), str(tmp_path / "peft"), "--format", "peft"]) == 2

@@ -88,6 +88,8 @@ def normalize_model(model: ModelConfig) -> ResolvedModelConfig:
         rest.add("block_len")
     if not any(spec.smears_keys for spec in mixer_specs(model)):
         rest.add("smeared_keys")
+    if not model.ngram_memory:
+        rest.add("ngram_slots")
     if has_linear_cross(model):
         rest.discard("linear")
     else:
