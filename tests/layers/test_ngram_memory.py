@@ -114,7 +114,7 @@ def test_contexts_may_become_longer(folder: Path) -> None:
 
 def test_another_stack_does_not_drop_the_memory(folder: Path) -> None:
     given = [f"init={folder / 'ngrams'}", "model.stack=rmt", "data.files=x"]
-    with pytest.raises(UserError, match="model.stack=rmt has no n-gram memory; set 0"):
+    with pytest.raises(UserError, match=r"model\.stack=rmt has no n-gram memory; set 0"):
         validate(load_config("text_bswa", given))
 
 
