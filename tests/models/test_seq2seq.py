@@ -68,6 +68,7 @@ MODELS: dict[str, ModelConfig] = {
     "pattern": replace(SHAPE, mixer="swa,fam"),
     "gated": replace(SHAPE, mixer="fam", fam_update="gated"),
     "delta": replace(SHAPE, mixer="delta"),
+    "ngrams": replace(SHAPE, mixer="bswa", ngram_memory=2, ngram_slots=64),
     "linear": replace(
         SHAPE, mixer="linear", encoder=_LINEAR, linear=LinearConfig(features=2), norm="layernorm"
     ),
@@ -106,7 +107,9 @@ MODELS: dict[str, ModelConfig] = {
     ),
 }
 # those that have a transcription of their own here: the others are compared with themselves
-TRANSCRIBED = tuple(name for name in MODELS if name not in ("bswa", "pattern", "gated", "delta"))
+TRANSCRIBED = tuple(
+    name for name in MODELS if name not in ("bswa", "pattern", "gated", "delta", "ngrams")
+)
 
 # two pairs in one row: tokens of sources and of targets, whole blocks apart
 SOURCES = [np.array([3, 14, 15, 9, 2]), np.array([6, 5, 3])]
@@ -300,7 +303,7 @@ def test_models_equal_their_transcriptions(name):
 # those that are slow here have a transcription, or the mixer of others
 ALIKE = "full-unrolled own-embedding gated feedback-post feedback-sinusoids feedback-top "
 ALIKE += "transformer linear-elu linear-rfa"
-LONG = "bswa pattern delta linear-marian"
+LONG = "bswa pattern delta linear-marian ngrams"
 
 
 @some(*(n for n in MODELS if n not in f"{ALIKE} {LONG}".split()), slow=ALIKE, long=LONG)
@@ -350,7 +353,7 @@ def test_gradients_equal_finite_differences(name):
         np.testing.assert_allclose(along, float(moved[0] - moved[1]) / 2e-6, rtol=2e-5)
 
 
-@some("full", "linear", "feedback", slow="pattern")
+@some("full", "linear", "feedback", slow="pattern", long="ngrams")
 def test_beams_share_a_source(name):
     """Rows of the decoder that follow one row of the source read the same of it."""
     m = model(name)
@@ -366,7 +369,7 @@ def test_beams_share_a_source(name):
         state = steps[0][1]
 
 
-@some("full", "linear", long="pattern")
+@some("full", "linear", long="pattern ngrams")
 def test_an_unstacked_state_gives_the_same(name):
     m = model(name)
     ctx = Context(source=read_source(m, SOURCES[0][None], np.ones((1, 5), int)))
@@ -560,7 +563,7 @@ def read_row_of(
     return _read_row(graph, params, part, state)
 
 
-@some("full", "linear", "feedback", slow="gated", long="pattern delta")
+@some("full", "linear", "feedback", slow="gated", long="pattern delta ngrams")
 def test_a_second_call_goes_on_with_the_state_and_the_source(name):
     m = model(name)
     row, block = packed_row(m.block_len), max(m.block_len, 3)
