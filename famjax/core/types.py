@@ -90,9 +90,9 @@ class Context(NamedTuple):
       mutual: [b t] bool, or None for nowhere. True at tokens that attend to each other in both
         directions. Set by the stacks in `famjax.stacks.segments`; only full attention supports it,
         and `step` does not accept it.
-      tokens: [b t] int32, the call's tokens, and
-      embed: a function from tokens [...] to their embeddings [... d]. Set by
-        `LanguageModel.with_tokens` if the model has an n-gram memory; None otherwise.
+      tokens: [b t] int32, the call's tokens, for an n-gram memory (`LanguageModel.with_tokens`);
+        None if the model has none.
+      embed: a function from tokens [b t] to their embeddings [b t d], set with `tokens`.
       source: the source that cross attention attends to (`famjax.layers.cross_attention.Source`),
         with the keys of all layers, or, within a layer, with that layer's keys; None without an
         encoder.

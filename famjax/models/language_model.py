@@ -97,7 +97,7 @@ class LanguageModel(nnx.Module):
         return self.stack.restack(state)
 
     def embed(self, tokens: Array) -> Array:
-        """Embed tokens [...] int32: [... d]. The looked-up rows are scaled, not the table."""
+        """Embed tokens [b t] int32: [b t d]. The looked-up rows are scaled, not the table."""
         if isinstance(self.embedding, AdaptiveEmbedding):
             return with_logical_constraint(self.embedding(tokens) * self.embed_scale, TOKENS)
         x = look_up(self.embedding[...], tokens).astype(self.dtype) * self.embed_scale

@@ -156,8 +156,7 @@ def extend_ngrams(given: Array | None, shape: jax.ShapeDtypeStruct) -> Array:
     new = jnp.zeros(shape.shape, shape.dtype)
     if given is None:
         return new
-    shared = min(len(given), len(new))
-    return new.at[:shared].set(given[:shared])
+    return new.at[: len(given)].set(given)
 
 
 def _pattern(model: ModelConfig) -> tuple[str, ...]:
