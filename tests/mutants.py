@@ -108,8 +108,8 @@ MUTANTS = (
     Mutant(
         "ngrams: a document begins with the table of the one before",
         "ops/ngrams.py",
-        "hashes, followers = jnp.where(is_new, 0, hashes), jnp.where(is_new, ABSENT, followers)",
-        "hashes, followers = jnp.where(is_new, 0, hashes), jnp.where(is_new, followers, followers)",
+        "return jnp.where(is_new, 0, hashes), jnp.where(is_new, ABSENT, followers)",
+        "return jnp.where(is_new, 0, hashes), followers",
         "tests/ops/test_ngrams.py",
     ),
     Mutant(

@@ -103,10 +103,23 @@ def recall(
         _split(is_written),
     )
 
-    def body(table: tuple[Array, Array], chunk: _Chunk) -> tuple[tuple[Array, Array], Array]:
-        return _write(*table, chunk, has_resets), _read(*table, chunk)
+    has_reset = (chunks.document[..., -1] > 0).any(-1) if has_resets else None
 
-    table, found = jax.lax.scan(body, state[:2], chunks)
+    def body(
+        table: tuple[Array, Array], xs: tuple[_Chunk, Array | None]
+    ) -> tuple[tuple[Array, Array], Array]:
+        chunk, has_reset = xs
+        found = _read(*table, chunk)
+        # Always true. Because of it XLA does not write before it has read, and so writes the table
+        # in place instead of copying it.
+        is_read = (found >= ABSENT).all((1, 2))[:, None]
+        chunk = chunk._replace(
+            document=jnp.where(is_read, chunk.document, 0),
+            is_written=chunk.is_written & is_read[..., None],
+        )
+        return _write(*table, chunk, has_reset), found
+
+    table, found = jax.lax.scan(body, state[:2], (chunks, has_reset))
     found = jnp.moveaxis(found, 0, 2).reshape(b, o, -1)[..., :t]
     recent = _recent(state.recent, known, documents, valid)
     return jnp.where(valid[..., None], found.mT, ABSENT), NgramState(*table, recent)
@@ -168,13 +181,24 @@ def _read(hashes: Array, followers: Array, chunk: _Chunk) -> Array:
     return jnp.where(chunk.is_context, jnp.where(latest < 0, stored, new), ABSENT)
 
 
-def _write(hashes: Array, followers: Array, chunk: _Chunk, has_resets: bool) -> tuple[Array, Array]:
-    """Return the table after a chunk; without resets only the slots of its contexts are written."""
+def _write(
+    hashes: Array, followers: Array, chunk: _Chunk, has_reset: Array | None
+) -> tuple[Array, Array]:
+    """Return the table after a chunk.
+
+    Args:
+      has_reset: scalar bool, whether the chunk has a reset in any row; None if there are none.
+    """
     s = hashes.shape[-1]
     newest = chunk.document[:, -1:]
-    if has_resets:
-        is_new = (newest > 0)[..., None]
-        hashes, followers = jnp.where(is_new, 0, hashes), jnp.where(is_new, ABSENT, followers)
+    if has_reset is not None:
+        # a loop of no or one iteration: unlike a condition, it does not copy the table
+        hashes, followers = jax.lax.fori_loop(
+            0,
+            has_reset.astype(jnp.int32),
+            lambda _, table: _empty(table[0], table[1], newest),
+            (hashes, followers),
+        )
     is_written = chunk.is_written & (chunk.document == newest)[:, None]
     slot = _slots(chunk.before, s)
     index = jnp.arange(slot.shape[-1])
@@ -190,6 +214,12 @@ def _write(hashes: Array, followers: Array, chunk: _Chunk, has_resets: bool) -> 
 
     token = jnp.broadcast_to(chunk.tokens[:, None], slot.shape)
     return store(hashes, at, chunk.before), store(followers, at, token)
+
+
+def _empty(hashes: Array, followers: Array, newest: Array) -> tuple[Array, Array]:
+    """Empty the rows with a reset in the chunk."""
+    is_new = (newest > 0)[..., None]
+    return jnp.where(is_new, 0, hashes), jnp.where(is_new, ABSENT, followers)
 
 
 def _recent(recent: Array, known: Array, documents: Array, valid: Array) -> Array:

@@ -67,3 +67,18 @@ def test_padding_does_not_change_the_state():
     _, state = ngrams.recall(ngrams.init_state(2, ORDERS, 64), tokens, None, None)
     _, after = ngrams.recall(state, tokens, None, jnp.zeros(tokens.shape, bool))
     jax.tree.map(np.testing.assert_array_equal, after, state)
+
+
+@pytest.mark.parametrize("has_resets", [False, True])
+@pytest.mark.parametrize("t", [1, 200])
+def test_the_table_is_written_in_place(has_resets, t):
+    """Else every token of a stream takes time proportional to the slots."""
+    slots = 5003
+    tokens = jnp.zeros((2, t), jnp.int32)
+    reset = tokens == 1 if has_resets else None
+    recall = jax.jit(ngrams.recall, donate_argnums=0)
+    empty = ngrams.init_state(2, ORDERS, slots)
+    program = recall.lower(empty, tokens, reset, None).compile().as_text()
+    tables = [line for line in program.splitlines() if f"[2,{ORDERS},{slots}]" in line]
+    assert any(" while(" in line or "scatter(" in line for line in tables)
+    assert not [line for line in tables if " copy(" in line]
