@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,8 @@ _SHOWN = 4
 _PAPER = "-paper"
 # columns that only the table of a page has
 _COSTS = ("parameters", "tokens")
+# characters of a line of a figure's title
+_TITLE_WIDTH = 70
 # an axis is logarithmic if the largest x is at least so many times the smallest
 _FAR_APART = 100
 
@@ -262,7 +265,8 @@ def plot(results: Results) -> Figure:
     score = experiment.scores[0]
     height = 4 if experiment.axis else 1.2 + 0.35 * len(experiment.variants)
     figure, axes = new_figure(size=(7, height))
-    axes.set_title(f"{experiment.source}, here: {experiment.title}", fontsize="medium")
+    title = f"{experiment.source}, here: {experiment.title}"
+    axes.set_title(textwrap.fill(title, _TITLE_WIDTH), fontsize="medium")
     axes.grid(alpha=0.3, axis="y" if experiment.axis else "both")
     if experiment.axis and experiment.measure.points:
         _draw_points(axes, results)

@@ -78,8 +78,8 @@ class LoraConfig:
     """Low-rank adapters of frozen weights.
 
     Trained along with the adapters: the FAM prompt, memory gates, the weights of smeared keys, the
-    parameters of delta-rule memories, and feature maps; in rmt and autocompressor, the memory
-    tokens and the norm of the memory.
+    parameters of delta-rule memories and of the n-gram memory, and feature maps; in rmt and
+    autocompressor, the memory tokens and the norm of the memory.
     """
 
     # r, rank of the adapters; 0 = no adapters, everything is trained

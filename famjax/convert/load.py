@@ -28,6 +28,7 @@ from famjax.experiment.checks import validate_model
 from famjax.experiment.memory import check_model_fits
 from famjax.experiment.ranges import HIGHEST
 from famjax.layers.positions import sinusoids
+from famjax.mixers import convert_settings
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import (
     abstract_inference_model,
@@ -50,7 +51,8 @@ def load_pretrained(
       folder: has config.json and *.safetensors, with or without model.safetensors.index.json.
       mesh: devices that shard the parameters (`famjax.parallel.sharding.make_mesh`); no device ever
         holds a whole sharded parameter. None means the first device.
-      **changes: changes to the model's config, such as mixer="full" or capacity=1024.
+      **changes: changes to the model's config, such as mixer="full" or capacity=1024. A new mixer
+        has its `MixerSpec.convert_settings`, as in `famjax convert`, unless others are given.
 
     Raises:
       UserError: something is missing, damaged, of another shape, or unknown.
@@ -62,7 +64,8 @@ def load_pretrained(
         warnings.warn(line, stacklevel=2)
     for name in set(changes) - set(vars(config)):
         raise UserError(f"a model's config has no {name!r}{nearest(name, vars(config))}")
-    new = replace(config, **changes)
+    settings = convert_settings(config, replace(config, **changes))
+    new = replace(config, **{**settings, **changes})
     validate_model(new)
     check_compatible(config, new)
     if new.lora.rank:

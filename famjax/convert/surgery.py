@@ -9,7 +9,7 @@ from famjax.config.derived import layer_mixers
 from famjax.config.schema import ModelConfig
 from famjax.convert.families.common import shortest_pattern
 from famjax.core.errors import UserError, nearest
-from famjax.mixers import MIXERS
+from famjax.mixers import MIXERS, convert_settings
 
 # mixers that carry nothing beyond the tokens that they attend to
 _WITHOUT_MEMORY = {"full", "swa", "bswa", "bswa_sg"}
@@ -61,11 +61,10 @@ def replace_attention(
         chosen = [i for i in chosen if MIXERS[names[i]].is_bounded] or chosen
     if keep_every is not None:
         chosen = _drop_kept(chosen, keep_every, model.layers)
-    # if some layers already have this mixer, they keep its settings
-    settings = {} if known[to] in names else MIXERS[known[to]].convert_settings
     for i in chosen:
         names[i] = known[to]
-    return replace(model, mixer=shortest_pattern(names), **settings)
+    new = replace(model, mixer=shortest_pattern(names))
+    return replace(new, **convert_settings(model, new))
 
 
 def describe_window(old: ModelConfig, new: ModelConfig, given: Collection[str]) -> Iterator[str]:
@@ -92,7 +91,7 @@ def describe_window(old: ModelConfig, new: ModelConfig, given: Collection[str]) 
     unchanged = after and old.mixer == new.mixer
     has_none = set(after) <= _WITHOUT_MEMORY and not new.ngram_memory
     if unchanged and has_none and not new.encoder.layers:
-        yield "attention unchanged; --to delta or --to fam adds a memory"
+        yield "attention unchanged; --to delta, --to fam or model.ngram_memory=3 adds a memory"
 
 
 def _tokens_seen(model: ModelConfig, mixer: str) -> str:

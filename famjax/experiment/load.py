@@ -18,7 +18,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_type_hints
 
-from famjax.config.derived import mixer_pattern
 from famjax.config.keys import (
     check_types,
     has_type,
@@ -129,16 +128,11 @@ def _apply_convert_settings(config: Config, old: ModelConfig, given: Sequence[st
       given: keys that are not changed.
     """
     # imported late, as in `load_config`
-    from famjax.mixers import MIXERS
+    from famjax.mixers import convert_settings
 
-    new = set(mixer_pattern(config.model)) - set(mixer_pattern(old))
-    settings = {
-        f"model.{field}": value
-        for name, spec in MIXERS.items()
-        if name in new
-        for field, value in spec.convert_settings.items()
-    }
-    return replace_values(config, {k: v for k, v in settings.items() if k not in given})
+    settings = convert_settings(old, config.model).items()
+    changes = {f"model.{field}": value for field, value in settings}
+    return replace_values(config, {k: v for k, v in changes.items() if k not in given})
 
 
 def _without_unused_smearing(config: Config) -> Config:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from flax import nnx
 
 from famjax.config.derived import mixer_pattern
@@ -55,3 +57,14 @@ def mixer_specs(model: ModelConfig) -> list[MixerSpec]:
     """
     names = mixer_pattern(model)
     return [spec for name, spec in MIXERS.items() if name in names]
+
+
+def convert_settings(old: ModelConfig, new: ModelConfig) -> dict[str, Any]:
+    """Return the `MixerSpec.convert_settings` of the mixers of `new` that `old` lacks."""
+    present = mixer_pattern(old)
+    return {
+        field: value
+        for name, spec in MIXERS.items()
+        if name in mixer_pattern(new) and name not in present
+        for field, value in spec.convert_settings.items()
+    }

@@ -9,6 +9,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import jax
 import numpy as np
 from flax import nnx
 
@@ -59,7 +60,9 @@ def check_tasks(config: Config) -> None:
 def measure(session: Session, examples: int) -> dict[str, float]:
     """Return the scores with the current weights, by name and length."""
     state, config = session.state, session.config.eval
-    model = nnx.merge(session.program.inference_graph, state.params, *state.frozen[:1])
+    # copies of the variables, not of their arrays: an evaluation may cast its model's weights
+    params = jax.tree.map(lambda a: a, state.params)
+    model = nnx.merge(session.program.inference_graph, params, *state.frozen[:1])
     run = Run(session.given_config, session.tokenizer, model, session.step, session.base)
     fields: dict[str, float] = {}
     for name, files in parse_tasks(config.tasks):

@@ -149,7 +149,13 @@ def test_a_long_window_gives_the_logits_of_the_source(llama, tmp_path):
             "swa: window 128: a token sees 128 tokens directly (before: all of 4,096); "
             "model.window=512 would change it",
         ),
-        ({"mixer": "swa"}, {}, [], "attention unchanged; --to delta or --to fam adds a memory"),
+        (
+            {"mixer": "swa"},
+            {},
+            [],
+            "attention unchanged; --to delta, --to fam or model.ngram_memory=3 adds a memory",
+        ),
+        ({"mixer": "swa"}, {"ngram_memory": 2}, [], ""),
         ({"mixer": "delta"}, {"mixer": "fam"}, [], ""),
         ({"mixer": "delta"}, {}, [], ""),
         ({"mixer": "full"}, {"mixer": "linear"}, [], ""),

@@ -162,6 +162,23 @@ def test_a_folder_without_the_key_uses_the_update_of_the_paper(
     assert open_model(str(tmp_path / "hf")).config.model.fam_update == "sum"
 
 
+def test_a_new_fam_is_gated_when_loading_a_folder(folder: Path, tmp_path: Path) -> None:
+    """As in `famjax convert --to fam`."""
+    assert main(["export", str(folder / "sum"), str(tmp_path / "sum")]) == 0
+    window = tmp_path / "window"
+    assert main(["convert", str(folder / "sum"), str(window), "--to", "bswa"]) == 0
+    assert main(["export", str(window), str(tmp_path / "bswa")]) == 0
+    updates = [
+        load_pretrained(tmp_path / name, **changes)[0].fam_update
+        for name, changes in (
+            ("bswa", {"mixer": "bswa,fam"}),
+            ("bswa", {"mixer": "fam", "fam_update": "sum"}),
+            ("sum", {"mixer": "bswa,fam"}),
+        )
+    ]
+    assert updates == ["gated", "sum", "sum"]
+
+
 def test_the_update_can_be_changed_when_loading_a_folder(folder: Path, tmp_path: Path) -> None:
     assert main(["export", str(folder / "gated"), str(tmp_path / "hf")]) == 0
     _, same = load_pretrained(tmp_path / "hf", memory_segments=2)

@@ -1,24 +1,33 @@
 """`eval.tasks` and `eval.best`: what a run scores while it trains, and its best checkpoint."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 import small
+import tiny
+from flax import nnx
 from small import compiled_once  # noqa: F401
 
 from famjax.core.errors import UserError
 from famjax.eval.passkey import evaluate_passkey
 from famjax.eval.text import evaluate_text
 from famjax.experiment.load import load_config, override
+from famjax.tasks import TASKS
+from famjax.tasks.task import Request
 from famjax.train import best
 from famjax.train.loop import train
 from famjax.train.metrics import read_metrics
-from famjax.train.run import open_run
+from famjax.train.run import Run, open_run
+from famjax.train.task_scores import measure
 
-TASKS = ["eval.every=4", "eval.lengths=250,300", "eval.examples=6", "train.steps=8"]
-PASSKEY = [*TASKS, "eval.tasks=passkey", "eval.best=passkey"]
+SETTINGS = ["eval.every=4", "eval.lengths=250,300", "eval.examples=6", "train.steps=8"]
+PASSKEY = [*SETTINGS, "eval.tasks=passkey", "eval.best=passkey"]
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -141,3 +150,36 @@ def test_a_length_that_the_task_has_no_document_of_is_told_before_the_first_step
     with pytest.raises(UserError, match="5"):
         train(config, tmp_path / "run", quiet=True)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_an_evaluation_does_not_cast_the_weights_that_are_trained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On accelerators, tasks that decode cast the weights of their model in place."""
+    run = tiny.run_with("fam", dtype="bfloat16")
+    graph, params = nnx.split(run.model)
+    config = replace(run.config, eval=replace(run.config.eval, tasks="casts"))
+    evaluated = []
+
+    def evaluate(run: Run, request: Request) -> None:
+        run.for_inference()
+        evaluated.append(nnx.state(run.model, nnx.Param))
+
+    device = SimpleNamespace(platform="gpu")
+    monkeypatch.setattr("famjax.train.run.target_device", lambda: device)
+    task = SimpleNamespace(
+        options=(), needs_files=False, evaluate=evaluate, scores=lambda _: {None: 1.0}
+    )
+    monkeypatch.setitem(TASKS, "casts", task)
+    session = SimpleNamespace(
+        config=config,
+        given_config=config,
+        state=SimpleNamespace(params=params, frozen=()),
+        program=SimpleNamespace(inference_graph=graph),
+        tokenizer=run.tokenizer,
+        step=1,
+        base="",
+    )
+    assert measure(session, 1) == {"casts": 1.0}
+    assert jnp.dtype("bfloat16") in {a.dtype for a in jax.tree.leaves(evaluated)}
+    assert {a.dtype for a in jax.tree.leaves(params)} == {jnp.dtype("float32")}
