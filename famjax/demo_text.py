@@ -55,7 +55,7 @@ _MEMORIES = {
     "fam": ("model.mixer=fam", "model.fam_update=gated", "model.fam_len=8"),
     # as in configs/text_delta.py
     "bswa,delta": ("model.mixer=bswa,delta", "model.delta_order=8", "model.delta_heads=1"),
-    "n-grams": ("model.mixer=bswa", "model.ngram_memory=3"),
+    "n-grams": ("model.mixer=bswa", "model.ngram_memory=8"),
 }
 _WINDOW = "bswa"
 

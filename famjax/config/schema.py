@@ -287,11 +287,11 @@ class ModelConfig:
     # delta: number of key heads that have a memory, the last ones; 0 means all. One is as good as
     # all on text (docs/memory.md)
     delta_heads: int = 0
-    # o, the longest context of the n-gram memory, in tokens; 0 is no such memory. It adds to each
-    # embedding what followed the last 1 to o tokens at their last occurrence in the document
+    # o, the number of contexts of the n-gram memory; 0 is no such memory. It adds to each embedding
+    # what followed the last 1, 2, 3, 4, 6, 8, 12 ... tokens when the document last had them
     ngram_memory: int = 0
     # slots of the n-gram memory for the contexts of each length; newer ones replace older ones
-    ngram_slots: int = 4096
+    ngram_slots: int = 16384
     # block_recurrent: how the state vectors are updated (3.2 of arXiv 2203.07852). fixed: a learned
     # average; lstm: gates that depend on the block
     recurrent_gate: Literal["fixed", "lstm"] = "fixed"

@@ -91,7 +91,7 @@ def describe_window(old: ModelConfig, new: ModelConfig, given: Collection[str]) 
     unchanged = after and old.mixer == new.mixer
     has_none = set(after) <= _WITHOUT_MEMORY and not new.ngram_memory
     if unchanged and has_none and not new.encoder.layers:
-        yield "attention unchanged; --to delta, --to fam or model.ngram_memory=3 adds a memory"
+        yield "attention unchanged; --to delta, --to fam or model.ngram_memory=8 adds a memory"
 
 
 def _tokens_seen(model: ModelConfig, mixer: str) -> str:

@@ -111,7 +111,7 @@ HIGHEST = {
     "model.layers": 10_000,
     "model.encoder.layers": 10_000,
     # each length is a part of the program
-    "model.ngram_memory": 32,
+    "model.ngram_memory": 12,
     "data.passkey.digits": 1000,
     "data.passkey.keys": 8,
     # an episode is generated as a whole, in memory

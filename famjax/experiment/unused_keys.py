@@ -281,7 +281,7 @@ _RULES = (
     Rule(
         ("model.ngram_slots",),
         _unused_unless(lambda c: c.model.ngram_memory > 0, "model.ngram_memory"),
-        "model.ngram_memory=3",
+        "model.ngram_memory=8",
     ),
     Rule(
         ("train.write_loss",),

@@ -1,10 +1,10 @@
 """A memory of what followed the latest tokens the last time, at the input of the first layer.
 
-    x_i = E(token_i) + sum_k [f_k(i) exists] (E(f_k(i)) W_k + b_k)          k = 1 .. o
+    x_i = E(token_i) + sum_k [f_k(i) exists] (E(f_k(i)) W_k + b_k)      k = 1, 2, 3, 4, 6, 8 ...
 
 E is the token embedding, and f_k(i) is the token that followed the last earlier occurrence of the k
-tokens that end with i, anywhere in the document (`famjax.ops.ngrams`). W and b start as 0: a model
-that is given this memory computes what it did before.
+tokens that end with i, anywhere in the document (`famjax.ops.ngrams`). k has o values. W and b
+start as 0: a model that is given this memory computes what it did before.
 
 The layers see what an n-gram cache would predict, and learn when to believe it. What to remember is
 not learned: every token is written, and old contexts are overwritten. So there is no gradient
@@ -40,14 +40,14 @@ class NgramMemory(nnx.Module):
 
     def __init__(self, config: ResolvedModelConfig):
         o, d = config.ngram_memory, config.width
-        self.orders, self.slots = o, config.ngram_slots
+        self.contexts, self.slots = o, config.ngram_slots
         self.dtype = compute_dtype(config.dtype)
         self.kernel = nnx.Param(jnp.zeros((o, d, d)))
         self.bias = nnx.Param(jnp.zeros((o, d)))
 
     def init_state(self, batch: int) -> NgramState:
         """Return the state of empty documents, with a leading axis of size 1."""
-        state = ngrams.init_state(batch, self.orders, self.slots)
+        state = ngrams.init_state(batch, self.contexts, self.slots)
         return jax.tree.map(lambda a: a[None], state)
 
     def state_axes(self) -> NgramState:
@@ -62,7 +62,7 @@ class NgramMemory(nnx.Module):
         assert ctx.embed is not None
         before = jax.tree.map(lambda a: a[0], state)
         found, after = ngrams.recall(before, ctx.tokens, ctx.reset, ctx.valid)
-        for k in range(self.orders):
+        for k in range(self.contexts):
             recalled = self._project(k, ctx.embed(jnp.maximum(found[..., k], 0)))
             x = jnp.where(found[..., k, None] == ngrams.ABSENT, x, x + recalled)
         return x, jax.tree.map(lambda a: a[None], after)

@@ -299,8 +299,7 @@ def _check_ngrams(old: ModelConfig, new: ModelConfig) -> None:
     if new.ngram_memory < old.ngram_memory:
         raise UserError(
             f"model.ngram_memory={new.ngram_memory}: the given weights have an n-gram memory of "
-            f"contexts to {old.ngram_memory} tokens, which cannot be taken away; set it to "
-            f"{old.ngram_memory}"
+            f"{old.ngram_memory} contexts, which cannot be taken away; set it to {old.ngram_memory}"
         )
 
 

@@ -1,12 +1,12 @@
 """What followed the last occurrence of the latest tokens, in a table of constant size.
 
-For each order k = 1 .. o, the context of token i is the k tokens that end with it. `recall` returns
+For each of o lengths k, the context of token i is the k tokens that end with it. `recall` returns
 the token that followed the context's last earlier occurrence in the document:
 
     j    = max {j' < i : context_k(j') = context_k(i)}
     out  = token_{j+1}
 
-Contexts are in a hash table with s slots for each order. A slot holds the hash of its context and
+Contexts are in a hash table with s slots for each length. A slot holds the hash of its context and
 the token that followed; a newer context replaces an older one in the same slot. After n further
 contexts were written, a context is still there with probability (1 - 1/s)^n: 37% for n = s. Two
 contexts are confused only if their hashes of 32 bits are equal. Tokens are read and written one
@@ -15,6 +15,7 @@ after the other, which is computed for a chunk at a time.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -36,7 +37,8 @@ class NgramState(NamedTuple):
     Attributes:
       hashes: [b o s] int32, the hash of each slot's context.
       followers: [b o s] int32, the token that followed it; ABSENT in an empty slot.
-      recent: [b o] int32, the document's last o tokens, oldest first; ABSENT if it has fewer.
+      recent: [b l] int32, the document's last l tokens, oldest first, where l is the longest
+        context; ABSENT if it has fewer.
     """
 
     hashes: Array
@@ -63,9 +65,19 @@ class _Chunk(NamedTuple):
     is_written: Array
 
 
-def init_state(batch: int, orders: int, slots: int) -> NgramState:
-    empty = jnp.full((batch, orders, slots), ABSENT, jnp.int32)
-    return NgramState(jnp.zeros_like(empty), empty, jnp.full((batch, orders), ABSENT, jnp.int32))
+def context_lengths(count: int) -> tuple[int, ...]:
+    """Return lengths of contexts: 1, 2, 3, 4, 6, 8, 12, 16, ..., which double every second time.
+
+    The longer two contexts are, the more often they recall the same token, so not all are needed.
+    """
+    return (1, *((3 if n % 2 else 2) * 2 ** (n // 2 - 1) for n in range(2, count + 1)))[:count]
+
+
+def init_state(batch: int, count: int, slots: int) -> NgramState:
+    """Return the state of empty documents, for so many context lengths."""
+    empty = jnp.full((batch, count, slots), ABSENT, jnp.int32)
+    recent = jnp.full((batch, context_lengths(count)[-1]), ABSENT, jnp.int32)
+    return NgramState(jnp.zeros_like(empty), empty, recent)
 
 
 def recall(
@@ -83,16 +95,17 @@ def recall(
     """
     tokens = tokens.astype(jnp.int32)
     b, t = tokens.shape
-    o = state.recent.shape[1]
+    o = state.hashes.shape[1]
+    longest = state.recent.shape[1]
     valid = jnp.ones((b, t), bool) if valid is None else valid
     has_resets = reset is not None
     reset = jnp.zeros((b, t), bool) if reset is None else reset & valid
     known = jnp.concatenate([state.recent, tokens], 1)
     document = jnp.cumsum(reset, 1, dtype=jnp.int32)
-    documents = jnp.pad(document, ((0, 0), (o, 0)))
+    documents = jnp.pad(document, ((0, 0), (longest, 0)))
     # contexts that end with each token, and with the one before the first
-    hashes, is_context = _contexts(known, documents, o)
-    continues = documents[:, o - 1 : -1] == document
+    hashes, is_context = _contexts(known, documents, context_lengths(o))
+    continues = documents[:, longest - 1 : -1] == document
     is_written = is_context[..., :-1] & (continues & valid)[:, None]
     chunks = _Chunk(
         _split(tokens),
@@ -125,28 +138,31 @@ def recall(
     return jnp.where(valid[..., None], found.mT, ABSENT), NgramState(*table, recent)
 
 
-def _contexts(known: Array, documents: Array, o: int) -> tuple[Array, Array]:
+def _contexts(known: Array, documents: Array, lengths: Sequence[int]) -> tuple[Array, Array]:
     """Return the hash of each context, and whether there is such a context: [b o t+1].
 
     They end with the last token before the call and with each of the call.
 
     Args:
-      known: [b o+t] int32, the o tokens before the call and those of the call.
-      documents: [b o+t] int32, number of each token's document in the call.
+      known: [b l+t] int32, the l tokens before the call, the longest length, and those of the call.
+      documents: [b l+t] int32, number of each token's document in the call.
+      lengths: number of tokens of a context, increasing.
     """
-    ends = known.shape[1] - o + 1
+    longest = lengths[-1]
+    ends = known.shape[1] - longest + 1
 
     def last(x: Array, k: int) -> Array:
         """Return the k-th last element of each context."""
-        return x[:, o - k :][:, :ends]
+        return x[:, longest - k :][:, :ends]
 
     hashes, exists = [], []
     value = jnp.full_like(last(known, 1), _SEED, jnp.uint32)
-    for k in range(1, o + 1):
+    for k in range(1, longest + 1):
         value = _mix(value, last(known, k).astype(jnp.uint32))
-        hashes.append(jax.lax.bitcast_convert_type(value, jnp.int32))
-        is_known = last(known, k) != ABSENT
-        exists.append(is_known & (last(documents, k) == last(documents, 1)))
+        if k in lengths:
+            hashes.append(jax.lax.bitcast_convert_type(value, jnp.int32))
+            is_known = last(known, k) != ABSENT
+            exists.append(is_known & (last(documents, k) == last(documents, 1)))
     return jnp.stack(hashes, 1), jnp.stack(exists, 1)
 
 
@@ -223,10 +239,10 @@ def _empty(hashes: Array, followers: Array, newest: Array) -> tuple[Array, Array
 
 
 def _recent(recent: Array, known: Array, documents: Array, valid: Array) -> Array:
-    """Return the last tokens of the newest document, padding aside: [b o]."""
-    o = recent.shape[1]
-    last = jnp.where(valid, jnp.arange(valid.shape[1]), -1).max(-1) + o
-    at = last[:, None] + jnp.arange(1 - o, 1)
+    """Return the last tokens of the newest document, padding aside: [b l]."""
+    longest = recent.shape[1]
+    last = jnp.where(valid, jnp.arange(valid.shape[1]), -1).max(-1) + longest
+    at = last[:, None] + jnp.arange(1 - longest, 1)
     of = jnp.take_along_axis(documents, at, 1)
     return jnp.where(of == of[:, -1:], jnp.take_along_axis(known, at, 1), ABSENT)
 

@@ -137,7 +137,7 @@ CASES: dict[str, ModelConfig] = {
     "block_recurrent-lstm": replace(
         BASE, mixer="bswa,block_recurrent", memory_segments=0, recurrent_gate="lstm", kv_heads=1
     ),
-    "bswa-ngrams": replace(BASE, mixer="bswa", ngram_memory=2, ngram_slots=512),
+    "bswa-ngrams": replace(BASE, mixer="bswa", ngram_memory=5, ngram_slots=512),
     # with collisions, and other states beside it
     "fam-ngrams": replace(
         BASE,

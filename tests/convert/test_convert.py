@@ -153,7 +153,7 @@ def test_a_long_window_gives_the_logits_of_the_source(llama, tmp_path):
             {"mixer": "swa"},
             {},
             [],
-            "attention unchanged; --to delta, --to fam or model.ngram_memory=3 adds a memory",
+            "attention unchanged; --to delta, --to fam or model.ngram_memory=8 adds a memory",
         ),
         ({"mixer": "swa"}, {"ngram_memory": 2}, [], ""),
         ({"mixer": "delta"}, {"mixer": "fam"}, [], ""),

@@ -106,9 +106,7 @@ def test_contexts_may_become_longer(folder: Path) -> None:
     kernel = np.asarray(model.stack.ngram_memory.kernel[...])
     np.testing.assert_array_equal(kernel[:3], kernels(run))
     assert not kernel[3:].any()
-    with pytest.raises(
-        UserError, match=r"ngram_memory=2: .* contexts to 3 tokens, which cannot be"
-    ):
+    with pytest.raises(UserError, match=r"ngram_memory=2: .* 3 contexts, which cannot be"):
         remap_params(params, old, replace(old, ngram_memory=2))
 
 

@@ -9,21 +9,23 @@ import numpy as np
 
 from famjax.ops import ngrams
 
+LENGTHS = [1, 2, 3, 4, 6, 8, 12, 16]
 
-def recall(tokens: np.ndarray, orders: int, slots: int) -> np.ndarray:
+
+def recall(tokens: np.ndarray, count: int, slots: int) -> np.ndarray:
     """Return what followed each token's contexts in a document: [t] -> [t o], -1 if nothing did.
 
     An occurrence is lost if a later context of as many tokens had the same slot; the hash that
     gives the slot is famjax's.
     """
-    found = np.full((len(tokens), orders), -1)
-    for k in range(1, orders + 1):
+    found = np.full((len(tokens), count), -1)
+    for row, k in enumerate(LENGTHS[:count]):
         contexts = [tuple(tokens[i - k + 1 : i + 1]) for i in range(k - 1, len(tokens))]
         slot = {context: _slot(context, slots) for context in contexts}
         for i in range(1, len(contexts)):
             for j in reversed(range(i)):
                 if contexts[j] == contexts[i]:
-                    found[i + k - 1, k - 1] = tokens[j + k]
+                    found[i + k - 1, row] = tokens[j + k]
                 if slot[contexts[j]] == slot[contexts[i]]:
                     break
     return found
@@ -45,5 +47,5 @@ def recalled(
 def _slot(context: tuple[Any, ...], slots: int) -> int:
     o = len(context)
     known = jnp.asarray(context, jnp.int32)[None]
-    hashes, _ = ngrams._contexts(known, jnp.zeros_like(known), o)
+    hashes, _ = ngrams._contexts(known, jnp.zeros_like(known), [o])
     return int(ngrams._slots(hashes[0, -1, -1], slots))

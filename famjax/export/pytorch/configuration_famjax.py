@@ -27,7 +27,7 @@ class FamjaxConfig(PreTrainedConfig):
       fam_min_timescale, fam_max_timescale: initial gates in training; not read here.
       delta_order: number of features of a key in the memory of delta, divided by 2 * head_dim.
       delta_heads: number of key heads that have a memory of delta, the last ones; 0 means all.
-      ngram_memory: longest context of the n-gram memory, in tokens; 0 is no such memory.
+      ngram_memory: number of contexts of the n-gram memory; 0 is no such memory.
       ngram_slots: number of contexts of each length that it keeps.
       encoder: for a model with an encoder, a dict with its number of layers, and whether it shares
         the decoder's embedding (shared), its attention to the source (cross: softmax, linear), and
@@ -77,7 +77,7 @@ class FamjaxConfig(PreTrainedConfig):
         delta_order=2,
         delta_heads=0,
         ngram_memory=0,
-        ngram_slots=4096,
+        ngram_slots=16384,
         encoder=None,
         linear=None,
         feedback=None,

@@ -5,15 +5,16 @@ from __future__ import annotations
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
 from famjax.reproduce.experiments import _text
 
-_LONGEST = 4
+_CONTEXTS = (1, 3, 5, 8, 10)
+_BEST = "8 contexts"
 
 
 def _variant(name: str, *overrides: str) -> Variant:
     return Variant(name, (*_text.CONTINUED, "model.memory_segments=1", *overrides))
 
 
-def _ngrams(longest: int, slots: int = 4096) -> tuple[str, ...]:
-    return f"model.ngram_memory={longest}", f"model.ngram_slots={slots}"
+def _ngrams(contexts: int, slots: int = 16384) -> tuple[str, ...]:
+    return f"model.ngram_memory={contexts}", f"model.ngram_slots={slots}"
 
 
 MEMORY_NGRAMS = Experiment(
@@ -23,23 +24,27 @@ MEMORY_NGRAMS = Experiment(
     config="text_bswa",
     variants=(
         _variant("window"),
-        *(_variant(f"n-grams of {n}", *_ngrams(n)) for n in range(1, _LONGEST + 1)),
-        _variant("n-grams of 3 in 256 slots", *_ngrams(3, 256)),
+        *(_variant(f"{n} contexts", *_ngrams(n)) for n in _CONTEXTS),
+        _variant("8 contexts in 1024 slots", *_ngrams(8, 1024)),
         _variant("BSWA+DELTA", *_text.DELTA),
-        _variant("BSWA+DELTA and n-grams of 3", *_text.DELTA, *_ngrams(3)),
+        _variant("BSWA+DELTA and 8 contexts", *_text.DELTA, *_ngrams(8)),
     ),
     measure=_text.CODE,
     orderings=(
-        Ordering("n-grams of 3", "window"),
-        Ordering("n-grams of 3", "BSWA+DELTA"),
-        Ordering("n-grams of 3", "n-grams of 3 in 256 slots"),
-        Ordering("BSWA+DELTA and n-grams of 3", "n-grams of 3"),
-        *(Ordering(f"n-grams of {n + 1}", f"n-grams of {n}") for n in range(1, _LONGEST)),
+        Ordering(_BEST, "window"),
+        Ordering(_BEST, "BSWA+DELTA"),
+        Ordering(_BEST, "8 contexts in 1024 slots"),
+        Ordering("BSWA+DELTA and 8 contexts", _BEST),
+        *(
+            Ordering(f"{more} contexts", f"{fewer} contexts")
+            for fewer, more in zip(_CONTEXTS, _CONTEXTS[1:], strict=False)
+        ),
     ),
     overrides=_text.SHAPE,
     base=_text.BASE,
     note=_text.NOTE
-    + " Models have one memory segment. Those with n-grams are windows with an n-gram memory of "
-    "contexts of 1 to so many tokens, with 4,096 slots for each length unless the name says fewer.",
-    minutes=4.0,
+    + " Models have one memory segment. Those with contexts are windows with an n-gram memory of so "
+    "many lengths of contexts, 1, 2, 3, 4, 6, 8, 12, 16, 24 and 32 tokens, with 16,384 slots for "
+    "each unless the name says fewer.",
+    minutes=4.5,
 )

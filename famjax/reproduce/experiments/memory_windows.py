@@ -26,7 +26,7 @@ MEMORY_WINDOWS = Experiment(
         for variant in (
             _variant("window", segments),
             _variant("BSWA+DELTA", segments, *_text.DELTA),
-            _variant("n-grams", segments, "model.ngram_memory=3"),
+            _variant("n-grams", segments, "model.ngram_memory=8"),
         )
     ),
     measure=_text.CODE,
@@ -40,6 +40,6 @@ MEMORY_WINDOWS = Experiment(
     base=_text.BASE,
     note=_text.NOTE
     + " M1, M4 and M8 have so many memory segments of 64 tokens before the block of 64. Models "
-    "with n-grams are windows with an n-gram memory of contexts of 1 to 3 tokens.",
+    "with n-grams are windows with an n-gram memory of contexts of 1 to 16 tokens.",
     minutes=4.5,
 )
