@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a run with the memory, one without, and their training text."""
     folder = tmp_path_factory.mktemp("ngrams")
     (folder / "train.txt").write_text(tiny.TEXT * 40)
-    train(config(folder, "model.ngram_memory=3"), folder / "ngrams", quiet=True)
+    train(config(folder, "model.ngram_memory=5"), folder / "ngrams", quiet=True)
     train(config(folder), folder / "plain", quiet=True)
     return folder
 
@@ -100,13 +100,13 @@ def test_the_memory_is_ablated_without_the_window(folder: Path) -> None:
 def test_contexts_may_become_longer(folder: Path) -> None:
     run = open_run(folder / "ngrams")
     old, params = run.config.model, nnx.state(run.model, nnx.Param)
-    new = replace(old, ngram_memory=4, ngram_slots=16)
+    new = replace(old, ngram_memory=6, ngram_slots=16)
     graph, _ = abstract_inference_model(new)
     model = nnx.merge(graph, remap_params(params, old, new))
     kernel = np.asarray(model.stack.ngram_memory.kernel[...])
-    np.testing.assert_array_equal(kernel[:3], kernels(run))
-    assert not kernel[3:].any()
-    with pytest.raises(UserError, match=r"ngram_memory=2: .* 3 contexts, which cannot be"):
+    np.testing.assert_array_equal(kernel[:5], kernels(run))
+    assert not kernel[5:].any()
+    with pytest.raises(UserError, match=r"ngram_memory=2: .* 5 contexts, which cannot be"):
         remap_params(params, old, replace(old, ngram_memory=2))
 
 
@@ -135,15 +135,15 @@ def test_exports_have_equal_logits(
         assert main(argv) == 0
     run = open_run(folder / "ngrams")
     np.testing.assert_array_equal(kernels(open_model(str(tmp_path / "hf"))), kernels(run))
-    keys = ["--to", "bswa", "model.ngram_memory=4"]
+    keys = ["--to", "bswa", "model.ngram_memory=6"]
     assert main(["convert", str(tmp_path / "hf"), str(tmp_path / "more"), *keys]) == 0
     found = kernels(open_run(tmp_path / "more"))
-    np.testing.assert_array_equal(found[:3], kernels(run))
-    assert not found[3:].any()
+    np.testing.assert_array_equal(found[:5], kernels(run))
+    assert not found[5:].any()
     tuned = tmp_path / "tuned"
     retrain(folder, tuned, "ngrams", "model.lora.rank=2")
     assert main(["export", str(tuned), str(tmp_path / "peft"), "--format", "peft"]) == 2
-    assert "--format peft: does not support model.ngram_memory=3" in capsys.readouterr().err
+    assert "--format peft: does not support model.ngram_memory=5" in capsys.readouterr().err
 
 
 def test_a_document_is_read_once_and_asked_later(

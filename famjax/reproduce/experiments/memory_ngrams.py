@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
 from famjax.reproduce.experiments import _text
 
@@ -35,16 +37,13 @@ MEMORY_NGRAMS = Experiment(
         Ordering(_BEST, "BSWA+DELTA"),
         Ordering(_BEST, "8 contexts in 1024 slots"),
         Ordering("BSWA+DELTA and 8 contexts", _BEST),
-        *(
-            Ordering(f"{more} contexts", f"{fewer} contexts")
-            for fewer, more in zip(_CONTEXTS, _CONTEXTS[1:], strict=False)
-        ),
+        *(Ordering(f"{more} contexts", f"{fewer} contexts") for fewer, more in pairwise(_CONTEXTS)),
     ),
     overrides=_text.SHAPE,
     base=_text.BASE,
     note=_text.NOTE
-    + " Models have one memory segment. Those with contexts are windows with an n-gram memory of so "
-    "many lengths of contexts, 1, 2, 3, 4, 6, 8, 12, 16, 24 and 32 tokens, with 16,384 slots for "
-    "each unless the name says fewer.",
+    + " Models have one memory segment. Those with contexts are windows with an n-gram memory: of "
+    "the lengths of contexts 1, 2, 3, 4, 6, 8, 12, 16, 24 and 32 the first 1, 3, 5, 8 or 10, each "
+    "with 16,384 slots unless the name says fewer.",
     minutes=4.5,
 )
