@@ -40,6 +40,10 @@ _KINDS = {
 }
 
 
+# keys of a source and its target
+PAIR_KEYS = (("inputs", "targets"), ("prompt", "response"))
+
+
 class Line(NamedTuple):
     """A document on a line of a .jsonl file.
 
@@ -119,14 +123,7 @@ def parse_record(
     Raises:
       UserError, ValueError: see `wrap_line_errors`.
     """
-    if len(line) > _MAX_LINE_BYTES:
-        raise UserError(
-            f"more than {_MAX_LINE_BYTES:,} bytes; write so long a document to a text file of its "
-            "own"
-        )
-    record = parse_json(line)
-    if not isinstance(record, dict):
-        raise UserError(f"{_KINDS[type(record)]} instead of an object; {_EXPECTED_FORMS}")
+    record = _parse_object(line)
     if record.get("text") is not None or record.keys() == {"text"}:
         return [(_get_string(record, "text"), 1.0)], []
     if "targets" in record:
@@ -138,6 +135,33 @@ def parse_record(
         return [(prompt, 0.0), (response, 1.0)], []
     messages = (("user", record["prompt"]), ("assistant", record["response"]))
     return [], [{"role": role, "content": content} for role, content in messages]
+
+
+def parse_pair(line: bytes) -> tuple[bytes, bytes]:
+    """Parse a line into a source and its target; its other keys do not count.
+
+    Raises:
+      UserError, ValueError: see `wrap_line_errors`.
+    """
+    record = _parse_object(line)
+    for source, target in PAIR_KEYS:
+        if source in record and target in record:
+            return _get_string(record, source), _get_string(record, target)
+    forms = ", or ".join(f'"{source}" with "{target}"' for source, target in PAIR_KEYS)
+    keys = ", ".join(map(repr, list(record)[:5]))
+    raise UserError(f"is not a pair; it needs {forms}" + (f"; it has {keys}" if record else ""))
+
+
+def _parse_object(line: bytes) -> dict[str, Any]:
+    if len(line) > _MAX_LINE_BYTES:
+        raise UserError(
+            f"more than {_MAX_LINE_BYTES:,} bytes; write so long a document to a text file of its "
+            "own"
+        )
+    record = parse_json(line)
+    if not isinstance(record, dict):
+        raise UserError(f"{_KINDS[type(record)]} instead of an object; {_EXPECTED_FORMS}")
+    return record
 
 
 def _get_string(record: dict[str, Any], key: str) -> bytes:

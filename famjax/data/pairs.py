@@ -13,14 +13,13 @@ from famjax.core.errors import UserError
 from famjax.core.units import counted
 from famjax.data.files import decode_text, is_jsonl, open_text, wrap_read_errors
 from famjax.data.find_files import list_files
-from famjax.data.json_lines import iter_lines, parse_record, wrap_line_errors
+from famjax.data.json_lines import iter_lines, parse_pair, wrap_line_errors
 from famjax.data.other_json import check_not_json
 from famjax.data.tables import check_not_table
 
 # prefixes of the name of a data set
 _TFDS, _SEQIO = "tfds:", "seqio:"
 _SETS = (_TFDS, _SEQIO)
-_FORMS = '"inputs" with "targets", or "prompt" with "response"'
 _FORM = '{"inputs": ..., "targets": ...}'
 
 
@@ -210,10 +209,7 @@ def _read_json_columns(path: str) -> tuple[Column, Column]:
             if not line.strip():
                 continue
             with wrap_line_errors(path, functools.partial(int, number), _FORM):
-                parts, _ = parse_record(line, None)
-                if len(parts) != 2:
-                    raise UserError(f"is not a pair; it needs {_FORMS}")
-            (inputs, _), (outputs, _) = parts
-            sources.append(_strip(inputs))
-            targets.append(_strip(outputs))
+                source, target = parse_pair(line)
+            sources.append(_strip(source))
+            targets.append(_strip(target))
     return Column(sources), Column(targets)

@@ -12,7 +12,7 @@ from typing import Any
 from famjax.core.errors import UserError
 from famjax.core.optional import missing_message, missing_modules
 from famjax.eval import leval_scores, longbench_scores
-from famjax.eval.unicode_words import UnicodeTokenizer
+from famjax.eval.unicode_words import UnicodeTokenizer, is_mostly_latin
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _SENTENCE_END = re.compile(r"(?<=[.?!])\s+")
@@ -48,8 +48,13 @@ def f1(output: str, reference: str) -> float:
 
 
 def rouge(kind: str, output: str, reference: str, stemmed: bool = True) -> float:
-    """Return the F1 that rouge-score computes for `kind`: "rouge1", "rouge2" or "rougeL"."""
-    return float(_rouge_scorer(kind, stemmed).score(reference, output)[kind].fmeasure)
+    """Return the F1 that rouge-score computes for `kind`: "rouge1", "rouge2" or "rougeL".
+
+    rouge-score only knows Latin letters without marks and digits. If these are less than half of
+    the reference, this is `rouge_unicode`.
+    """
+    scorer = _rouge_scorer(kind, stemmed) if is_mostly_latin(reference) else _unicode_scorer(kind)
+    return float(scorer.score(reference, output)[kind].fmeasure)
 
 
 def rouge_unicode(kind: str, output: str, reference: str) -> float:

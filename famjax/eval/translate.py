@@ -268,7 +268,7 @@ def bleu_scores(
     outputs: Sequence[str], references: Sequence[str], tokenized: bool
 ) -> dict[str, Any]:
     """Return the scores of translations, and their signatures: see `evaluate_search`."""
-    how: translation_scores.Tokenizer = "none" if tokenized else "13a"
+    how = "none" if tokenized else translation_scores.choose_tokenizer(references)
     scores = {
         "bleu": translation_scores.bleu(outputs, references, how),
         "chrf": translation_scores.chrf(outputs, references),

@@ -12,10 +12,12 @@ from typing import Any, Literal, NamedTuple
 
 from famjax.core.errors import UserError
 from famjax.core.optional import missing_message, missing_modules
+from famjax.eval.unicode_words import UNSPACED
 
 # sacrebleu's tokenizers; "none" is for texts that are already tokenized, for example by Moses in
 # fairseq's preprocessing
-Tokenizer = Literal["13a", "none"]
+Tokenizer = Literal["13a", "zh", "char", "none"]
+_HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f]")
 _COMPOUND = re.compile(rb"(\S)-(\S)")
 
 
@@ -24,6 +26,23 @@ class Score(NamedTuple):
 
     value: float
     signature: str
+
+
+def choose_tokenizer(references: Sequence[str]) -> Tokenizer:
+    """Return the tokenizer for the script in which most of the references' letters are written.
+
+    That is zh for Chinese, and char for other scripts without spaces, such as Japanese: sacrebleu's
+    tokenizers for these need dictionaries.
+    """
+    letters = unspaced = han = 0
+    for text in references:
+        letters += sum(char.isalpha() for char in text)
+        unspaced += len(UNSPACED.findall(text))
+        han += len(_HAN.findall(text))
+    if 2 * unspaced <= letters:
+        return "13a"
+    # Japanese has a Kana or more for each Han
+    return "zh" if 4 * han > 3 * unspaced else "char"
 
 
 def bleu(

@@ -18,6 +18,7 @@ from famjax.core.types import Array, Context, Params, State
 from famjax.eval.beam import BeamSettings, Hypotheses, Step, beam_search
 from famjax.eval.generate import check_beams
 from famjax.eval.sampling import Sampling
+from famjax.experiment.memory import check_bytes_fit
 from famjax.models.seq2seq import Seq2Seq
 from famjax.train.run import Run
 
@@ -171,6 +172,10 @@ class Translator:
             best=1,
             output_size=tokenizer.output_size,
         )
+        hypotheses = len(tokens) * self._beams
+        what = f"decoding with {hypotheses:,} hypotheses"
+        # their logits and tokens
+        check_bytes_fit(what, hypotheses * (4 * settings.size + 8 * settings.max_tokens))
         first = None if tokenizer.first_id is None else np.int32(tokenizer.first_id)
         start = np.int32(tokenizer.start_id), first
         arguments = (self._params, tokens, segment, settings, self._stops, start)

@@ -7,11 +7,17 @@ import unicodedata
 from typing import Any
 
 # scripts that are written without spaces: Thai and Lao, Burmese, Khmer, Kana, Han
-_UNSPACED = re.compile(
+UNSPACED = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\ua9e0-\ua9ff\uaa60-\uaa7f\u1780-\u17ff\u3040-\u30ff\u31f0-\u31ff"
     "\uff66-\uff9f\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f]"
 )
 _LATIN = re.compile("[a-z0-9]+")
+
+
+def is_mostly_latin(text: str) -> bool:
+    """Return whether rouge-score knows at least half of the letters and digits of a text."""
+    known = sum(map(len, _LATIN.findall(text.lower())))
+    return 2 * known >= sum(char.isalnum() for char in text)
 
 
 def split_words(text: str) -> list[str]:
@@ -33,7 +39,7 @@ def split_words(text: str) -> list[str]:
             words[-1] += char
             continue
         words.append(char)
-        joins, marks = _UNSPACED.match(char) is None, True
+        joins, marks = UNSPACED.match(char) is None, True
     return words
 
 

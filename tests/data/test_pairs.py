@@ -137,8 +137,14 @@ def test_files_that_are_no_pairs_are_refused(tmp_path):
         Pairs("", target)
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"inputs": "a", "targets": "b"}\n{"text": "c"}\n')
-    with pytest.raises(UserError, match=r"broken\.jsonl, line 2: is not a pair"):
+    with pytest.raises(UserError, match=r"broken\.jsonl, line 2: is not a pair; .*; it has 'text'"):
         Pairs(str(broken))
+    # other keys are no part of a pair
+    more = tmp_path / "more.jsonl"
+    more.write_text(
+        '{"text": "c", "inputs": "a", "targets": "b"}\n{"prompt": "d", "response": "e"}\n'
+    )
+    assert list(Pairs(str(more))) == [("a", "b"), ("d", "e")]
     with pytest.raises(UserError, match=r"pairs\.jsonl is JSON lines, not lines of text"):
         Pairs(source, str(tmp_path / "pairs.jsonl"))
     for name in ("a.csv", "a.json"):

@@ -144,6 +144,14 @@ def test_rouge_of_any_script() -> None:
     assert split_words("می‌خواهم A_b") == ["میخواهم", "a", "b"]
 
 
+def test_rouge_of_a_script_that_rouge_score_does_not_know() -> None:
+    for name in ("rouge_1", "rouge_2", "rouge_l", "rouge_lsum"):
+        assert score_answer(name, "Двое мужчин идут", ["Двое мужчин идут"]) == 1
+        assert score_answer(name, "Три кошки спят", ["Двое мужчин идут"]) == 0
+    # é is no letter for rouge-score, which finds two words
+    assert score_answer("rouge_1", "caf d", ["café d"]) == 1
+
+
 def test_rouge_of_leval_has_no_stemmer() -> None:
     assert score_answer("rouge_l", "dogs ran", ["dog ran"]) == 1
     assert score_answer("rouge_l_unstemmed", "dogs ran", ["dog ran"]) == pytest.approx(0.5)

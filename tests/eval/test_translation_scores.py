@@ -11,6 +11,7 @@ from famjax.core.errors import UserError
 from famjax.eval import translation_scores
 from famjax.eval.translation_scores import (
     bleu,
+    choose_tokenizer,
     chrf,
     compound_split_bleu,
     split_compounds,
@@ -111,6 +112,26 @@ def test_tokenized_bleu_splits_no_compounds() -> None:
     split = compound_split_bleu(hypotheses, references)
     assert split.value == pytest.approx(100 * (6 / 7 * 5 / 6 * 4 / 5 * 3 / 4) ** 0.25)
     assert tokenized_bleu(["this is a fest"], ["this is a test"]).value == 0
+
+
+@pytest.mark.parametrize(
+    ("reference", "tokenizer"),
+    [
+        ("Two men, one of them old.", "13a"),
+        ("Двое мужчин идут по улице.", "13a"),
+        ("두 남자가 거리를 걷고 있다.", "13a"),
+        ("两个男人走在街上,他们在说话。", "zh"),
+        ("二人の男性が通りを歩いている。", "char"),
+        ("ชายสองคนเดินอยู่บนถนน", "char"),
+        ("", "13a"),
+    ],
+)
+def test_the_tokenizer_fits_the_script(reference: str, tokenizer: str) -> None:
+    assert choose_tokenizer([reference, "a b", reference]) == tokenizer
+    if reference:
+        score, signature = bleu([reference], [reference], choose_tokenizer([reference]))
+        assert score == pytest.approx(100)
+        assert f"tok:{tokenizer}" in signature
 
 
 @pytest.mark.parametrize("score", [bleu, tokenized_bleu, compound_split_bleu])
