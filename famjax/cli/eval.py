@@ -79,8 +79,8 @@ class Arguments:
     """Try length penalties from 0 to 2 in beam search, and take the best; for a development set."""
     max_tokens: int | None = None
     """Maximum tokens of a translation or summary, eos included.
-    Default: twice the source's, rounded up to a multiple of 16, plus 16, but at most the
-    longest target in training."""
+    Default: twice the source's, rounded up to 16, 32, 48, 64, 96, 128, 192 ..., plus 16, but at
+    most the longest target in training."""
     tokenized: bool = False
     """The files of translate are already tokenized, for example by Moses, so that BLEU does not
     tokenize them again."""

@@ -61,8 +61,8 @@ class Arguments:
     compute. For the stacks feedback and transformer."""
     max_tokens: int | None = None
     """Maximum number of tokens to write. Default: 256; for a model with an encoder
-    twice the source's, rounded up to a multiple of 16, plus 16, but at most the longest
-    target in training."""
+    twice the source's, rounded up to 16, 32, 48, 64, 96, 128, 192 ..., plus 16, but at most
+    the longest target in training."""
     temperature: float = 0.0
     """Sampling temperature: 0 decodes greedily, 1 samples from the model's distribution."""
     top_k: int = 0

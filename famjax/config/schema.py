@@ -577,7 +577,8 @@ class EvalConfig:
     tasks: str = ""
     # document lengths for `tasks`, in tokens, separated by commas
     lengths: str = "1024"
-    # number of documents of each length
+    # number of documents of each length, or of pairs or questions in a task's files; 0 means all of
+    # the files, and for generated documents as many as famjax eval has
     examples: int = 20
     # score by which the best checkpoint is kept in RUN/best, as a run like any other:
     # heldout_bits_per_byte, or the name of one of `tasks`, as the mean over its lengths

@@ -22,8 +22,8 @@ from famjax.experiment.memory import check_bytes_fit
 from famjax.models.seq2seq import Seq2Seq
 from famjax.train.run import Run
 
-# lengths of sources are rounded up to a multiple of this, so that few shapes are compiled
-_MULTIPLE = 16
+# lengths of sources are rounded up to this or a multiple of it, see `padded_size`
+_SMALLEST = 16
 # the maximum number of tokens of a target is _LONGER times the source's, plus _MORE
 _LONGER, _MORE = 2, 16
 
@@ -61,7 +61,7 @@ class Translator:
       batch: number of sources that are decoded together.
       sampling: sampling parameters, to sample targets instead of searching; None searches.
       max_tokens: maximum number of tokens of a target, including eos. None is twice the source's
-        number, rounded up to a multiple of 16, plus 16, but at most the longest target in training.
+        number as padded (`padded_size`), plus 16, but at most the longest target in training.
 
     Attributes:
       seconds: time that compiled programs have run so far, without compilation.
@@ -313,13 +313,26 @@ def _begin(
     return functools.partial(model.step, ctx=ctx), logits[:, 0], state
 
 
+def padded_size(length: int) -> int:
+    """Return the size to which a source is padded: 16, 32, 48, 64, 96, 128, 192, 256, ...
+
+    A program is compiled for each size, and the last batch of a size is not full. So there are few
+    sizes for long sources.
+    """
+    size = -(-length // _SMALLEST) * _SMALLEST
+    if size <= 4 * _SMALLEST:
+        return size
+    double = 1 << (size - 1).bit_length()  # the next power of two
+    return double * 3 // 4 if size <= double * 3 // 4 else double
+
+
 def batches(
     sources: Sequence[np.ndarray], batch: int
 ) -> Iterator[tuple[list[int], np.ndarray, np.ndarray]]:
     """Yield batches of sources whose rounded-up lengths are equal, longest first.
 
-    The padding of a source, and the maximum number of tokens of its target, thus do not depend on
-    other sources.
+    The padding of a source (`padded_size`), and the maximum number of tokens of its target, thus do
+    not depend on other sources.
 
     Yields:
       numbers [n] of the sources, at most `batch`; tokens and segment [batch s] for
@@ -327,7 +340,7 @@ def batches(
     """
 
     def size_of(number: int) -> int:
-        return -(-len(sources[number]) // _MULTIPLE) * _MULTIPLE
+        return padded_size(len(sources[number]))
 
     order = sorted(range(len(sources)), key=size_of, reverse=True)
     for size, group in itertools.groupby(order, size_of):

@@ -99,7 +99,7 @@ _LOWEST: dict[str, float] = {
     "train.keep": 1,
     "eval.every": 0,
     "eval.batches": 1,
-    "eval.examples": 1,
+    "eval.examples": 0,
     "profile.memory": 0,
 }
 # maximum of every int except the seed: shapes and step counts are 32-bit integers

@@ -42,7 +42,7 @@ class TaskScores(Hook):
         if not session.config.eval.tasks or not evaluates_at(session):
             return {}
         with session.clock.stopped():
-            return measure(session, session.config.eval.examples)
+            return measure(session, session.config.eval.examples or None)
 
 
 def check_tasks(config: Config) -> None:
@@ -57,8 +57,12 @@ def check_tasks(config: Config) -> None:
             raise UserError(str(error).replace("--tasks", "eval.tasks", 1)) from None
 
 
-def measure(session: Session, examples: int) -> dict[str, float]:
-    """Return the scores with the current weights, by name and length."""
+def measure(session: Session, examples: int | None) -> dict[str, float]:
+    """Return the scores with the current weights, by name and length.
+
+    Args:
+      examples: see `Request.examples`.
+    """
     state, config = session.state, session.config.eval
     # copies of the variables, not of their arrays: an evaluation may cast its model's weights
     params = jax.tree.map(lambda a: a, state.params)

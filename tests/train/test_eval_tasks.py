@@ -1,6 +1,7 @@
 """`eval.tasks` and `eval.best`: what a run scores while it trains, and its best checkpoint."""
 
 import re
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from famjax.eval.text import evaluate_text
 from famjax.experiment.load import load_config, override
 from famjax.tasks import TASKS
 from famjax.tasks.task import Request
-from famjax.train import best
+from famjax.train import best, task_scores
 from famjax.train.loop import train
 from famjax.train.metrics import read_metrics
 from famjax.train.run import Run, open_run
@@ -150,6 +151,18 @@ def test_a_length_that_the_task_has_no_document_of_is_told_before_the_first_step
     with pytest.raises(UserError, match="5"):
         train(config, tmp_path / "run", quiet=True)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(("examples", "asked"), [(3, 3), (0, None)])
+def test_no_number_of_examples_is_all_of_them(
+    examples: int, asked: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tiny.run().config
+    config = override(config, ["eval.every=1", "eval.tasks=passkey", f"eval.examples={examples}"])
+    session = SimpleNamespace(config=config, clock=SimpleNamespace(stopped=nullcontext))
+    monkeypatch.setattr(task_scores, "evaluates_at", lambda _: True)
+    monkeypatch.setattr(task_scores, "measure", lambda _, given: {"given": given})
+    assert task_scores.TaskScores().after_log(session, {}) == {"given": asked}
 
 
 def test_an_evaluation_does_not_cast_the_weights_that_are_trained(

@@ -28,7 +28,7 @@ from famjax.eval import translation_scores
 from famjax.eval.sampling import Sampling
 from famjax.eval.translate import evaluate
 from famjax.eval.translation_scores import Score
-from famjax.eval.translator import Translator
+from famjax.eval.translator import Translator, padded_size
 from famjax.experiment.checks import validate
 from famjax.experiment.load import load_config, override
 from famjax.export.export import export
@@ -271,6 +271,12 @@ def test_a_translation_depends_on_no_other_source(tmp_path: Path) -> None:
     # trained on 28 tokens
     translator = Translator(run)
     assert [each.source_tokens > translator.longest for each in together] == [False, True, False]
+
+
+def test_sources_are_padded_to_few_sizes() -> None:
+    lengths = [1, 16, 17, 48, 49, 64, 65, 96, 97, 128, 129, 192, 193, 256, 1024, 1025]
+    sizes = [16, 16, 32, 48, 64, 64, 96, 96, 128, 128, 192, 192, 256, 256, 1024, 1536]
+    assert [padded_size(length) for length in lengths] == sizes
 
 
 @pytest.mark.usefixtures("compiled_once")
