@@ -4,6 +4,8 @@
 # make demo-finetune-full  the same with three seeds, with FAM, the paper's update, and the key anywhere; an hour and a half
 # make demo-finetune-large BOOKS=TRAINING:HELD_OUT  with a base pretrained for an hour; hours
 # make demo-text  memories and windows on the standard library's code, three seeds; hours
+# make demo-translation DATA=FOLDER  German captions of Multi30k to English; half an hour
+# make demo-translation-full DATA=FOLDER  Transformer and Feedback decoders of 1, 2 and 4 layers; hours
 # make test       the quick tests; with CI=1 the long ones too, which take seconds each
 # make test-slow  the long tests, and those that take minutes each
 # make test-mutants  deliberate bugs, each of which the tests must catch
@@ -19,7 +21,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PLAIN := .venv-plain
 
-.PHONY: demo demo-full demo-finetune demo-finetune-full demo-finetune-large demo-text test test-slow test-mutants tour docs lint types clean
+.PHONY: demo demo-full demo-finetune demo-finetune-full demo-finetune-large demo-text demo-translation demo-translation-full test test-slow test-mutants tour docs lint types clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m famjax.demo
@@ -38,6 +40,12 @@ demo-finetune-large: $(VENV)/.installed
 
 demo-text: $(VENV)/.installed
 	$(BIN)/python -m famjax.demo_text
+
+demo-translation: $(VENV)/.installed-sacrebleu
+	$(BIN)/python -m famjax.demo_translation $(DATA)
+
+demo-translation-full: $(VENV)/.installed-sacrebleu
+	$(BIN)/python -m famjax.demo_translation $(DATA) --full
 
 # two processes, one test file each: most of the time is compilation, on one core
 test: $(VENV)/.installed-dev
@@ -76,6 +84,10 @@ $(VENV)/.installed $(PLAIN)/.installed: %/.installed: pyproject.toml | %/bin/pyt
 $(VENV)/.installed-dev: $(VENV)/.installed
 	@echo "installing what the tests need, once; this takes some minutes"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,seqio]'
+	@touch $@
+
+$(VENV)/.installed-sacrebleu: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'sacrebleu>=2.4'
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed
