@@ -48,6 +48,11 @@ def check_unused_keys(config: Config, overridden: Iterable[str]) -> None:
                 raise UserError(f"{key}: has no effect with {value}; remove it, or set {rule.fix}")
 
 
+def has_effect(key: str, config: Config) -> bool:
+    """Return whether a key has an effect in a config."""
+    return not any(rule.unused(config) for rule in find_rules(key))
+
+
 def find_rules(key: str) -> list[Rule]:
     """Return the rules that apply to a key, in order."""
     rules = make_rules()

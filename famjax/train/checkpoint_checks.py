@@ -10,6 +10,7 @@ from famjax.config.keys import values
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.errors import UserError
 from famjax.experiment.load import from_json
+from famjax.experiment.unused_keys import has_effect
 from famjax.mixers import mixer_constants
 from famjax.processes.collective import broadcast_from_first
 from famjax.train.checkpoint import Checkpoints
@@ -49,18 +50,19 @@ def check_not_edited(
     if not saved:
         return
     try:
-        before = values(from_json(json.dumps(saved), report=lambda line: None))
+        then = from_json(json.dumps(saved), report=lambda line: None)
     except UserError as error:
         raise UserError(
             f"{checkpoints.path(step or 0) / EXTRA}: damaged ({error}); restore it from a copy"
         ) from None
-    now = values(config)
+    before, now = values(then), values(config)
     changed = [
         key
         for key in now
         if now[key] != before[key]
         and key.startswith(_MODEL_KEYS)
         and not key.startswith(_UNCHECKED)
+        and (has_effect(key, then) or has_effect(key, config))
     ]
     if changed:
         edits = ", ".join(f"{key}={now[key]!r} (was {before[key]!r})" for key in changed)

@@ -12,6 +12,7 @@ from famjax.core.json_files import read_whole
 from famjax.experiment.checks import validate_model
 from famjax.experiment.load import difference, from_json, to_json
 from famjax.experiment.memory import check_training_fits
+from famjax.experiment.unused_keys import has_effect
 from famjax.pipeline import make_tokenizer
 from famjax.processes.collective import process_index
 from famjax.tokenizers.load import (
@@ -118,12 +119,21 @@ def check_resumable(before: Config, config: Config, where: Path) -> None:
     if not config.train.bptt_double_every:
         # BPTT warm-up assigns documents permanently to the initial lanes
         free = (*free, "data.batch")
-    changed = [line for line in difference(before, config) if not line.startswith(free)]
+    changed = [
+        line
+        for line in difference(before, config)
+        # the version that made the run may have another default of a key without effect
+        if not line.startswith(free) and _has_effect(line.partition(":")[0], before, config)
+    ]
     if changed:
         raise UserError(
             f"{where} holds a run with another config ({'; '.join(changed)}); "
             "give --run another folder, or the same values"
         )
+
+
+def _has_effect(key: str, *configs: Config) -> bool:
+    return any(has_effect(key, config) for config in configs)
 
 
 def _with_same_vocab_size(config: Config, before: Config) -> Config:

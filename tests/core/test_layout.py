@@ -31,7 +31,7 @@ ORDER = (
     {"reproduce"},
     {"cli"},
     {"demo"},
-    {"demo_finetune", "demo_text"},
+    {"demo_finetune", "demo_text", "demo_translation"},
 )
 
 

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import tiny
 
+from famjax import replace_values
 from famjax.cli.main import main
 from famjax.convert.folder import write_model
 from famjax.core.errors import UserError
 from famjax.experiment.load import load_config
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.run import initial_weights, open_run
+from famjax.train.run_folder import check_resumable
 
 
 @pytest.fixture
@@ -36,6 +38,23 @@ def edit(run: Path, key: str, value: Any) -> Any:
     return before
 
 
+def test_edits_of_keys_without_effect_change_nothing(run: Path) -> None:
+    """As the config of a run from a version with another default."""
+    edit(run, "model.ngram_slots", 9)
+    assert open_run(run).step == 2
+    edit(run, "model.ngram_memory", 1)
+    with pytest.raises(UserError, match=r"was edited, .*: model\.ngram_memory=1 \(was 0\)"):
+        open_run(run)
+
+
+def test_a_run_resumes_with_another_default_of_a_key_without_effect(run: Path) -> None:
+    before = tiny.run().config
+    check_resumable(before, replace_values(before, {"model.ngram_slots": 9}), run)
+    used = replace_values(before, {"model.ngram_memory": 2})
+    with pytest.raises(UserError, match=r"another config \(model\.ngram_slots: \d+ -> 9\)"):
+        check_resumable(used, replace_values(used, {"model.ngram_slots": 9}), run)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
@@ -44,7 +63,7 @@ def edit(run: Path, key: str, value: Any) -> Any:
         ("model.fam_previous", 3),
         ("model.memory_segments", 2),
         ("model.arch.norm_eps", 1e-3),
-        ("model.arch.rope_scaling", "linear"),
+        ("model.arch.rotary_fraction", 0.5),
         ("model.width", 32),
         ("seed", 5),
         ("data.holdout", 2),
