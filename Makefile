@@ -42,10 +42,10 @@ demo-text: $(VENV)/.installed
 	$(BIN)/python -m famjax.demo_text
 
 demo-translation: $(VENV)/.installed-sacrebleu
-	$(BIN)/python -m famjax.demo_translation $(DATA)
+	$(BIN)/python -m famjax.demo_translation "$(DATA)"
 
 demo-translation-full: $(VENV)/.installed-sacrebleu
-	$(BIN)/python -m famjax.demo_translation $(DATA) --full
+	$(BIN)/python -m famjax.demo_translation "$(DATA)" --full
 
 # two processes, one test file each: most of the time is compilation, on one core
 test: $(VENV)/.installed-dev

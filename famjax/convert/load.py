@@ -64,9 +64,9 @@ def load_pretrained(
         warnings.warn(line, stacklevel=2)
     for name in set(changes) - set(vars(config)):
         raise UserError(f"a model's config has no {name!r}{nearest(name, vars(config))}")
-    settings = convert_settings(config, replace(config, **changes))
-    new = replace(config, **{**settings, **changes})
+    new = replace(config, **changes)
     validate_model(new)
+    new = replace(new, **{**convert_settings(config, new), **changes})
     check_compatible(config, new)
     if new.lora.rank:
         raise UserError("lora: adapters need training: famjax.fit with init and model.lora.rank")

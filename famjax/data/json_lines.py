@@ -41,7 +41,7 @@ _KINDS = {
 
 
 # keys of a source and its target
-PAIR_KEYS = (("inputs", "targets"), ("prompt", "response"))
+_PAIR_KEYS = (("inputs", "targets"), ("prompt", "response"))
 
 
 class Line(NamedTuple):
@@ -144,12 +144,14 @@ def parse_pair(line: bytes) -> tuple[bytes, bytes]:
       UserError, ValueError: see `wrap_line_errors`.
     """
     record = _parse_object(line)
-    for source, target in PAIR_KEYS:
+    for source, target in _PAIR_KEYS:
         if source in record and target in record:
             return _get_string(record, source), _get_string(record, target)
-    forms = ", or ".join(f'"{source}" with "{target}"' for source, target in PAIR_KEYS)
+    forms = ", or ".join(f'"{source}" with "{target}"' for source, target in _PAIR_KEYS)
     keys = ", ".join(map(repr, list(record)[:5]))
-    raise UserError(f"is not a pair; it needs {forms}" + (f"; it has {keys}" if record else ""))
+    has = f"; it has {keys}" if record else ""
+    how = f"; {command}" if (command := conversion(record)) else ""
+    raise UserError(f"is not a pair; it needs {forms}{has}{how}")
 
 
 def _parse_object(line: bytes) -> dict[str, Any]:

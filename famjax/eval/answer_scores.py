@@ -53,8 +53,8 @@ def rouge(kind: str, output: str, reference: str, stemmed: bool = True) -> float
     rouge-score only knows Latin letters without marks and digits. If these are less than half of
     the reference, this is `rouge_unicode`.
     """
-    scorer = _rouge_scorer(kind, stemmed) if is_mostly_latin(reference) else _unicode_scorer(kind)
-    return float(scorer.score(reference, output)[kind].fmeasure)
+    make = _rouge_scorer if is_mostly_latin(reference) else _unicode_scorer
+    return float(make(kind, stemmed).score(reference, output)[kind].fmeasure)
 
 
 def rouge_unicode(kind: str, output: str, reference: str) -> float:
@@ -65,7 +65,7 @@ def rouge_unicode(kind: str, output: str, reference: str) -> float:
     characters instead of by the words of a segmenter, and only words that rouge-score knows are
     stemmed.
     """
-    return float(_unicode_scorer(kind).score(reference, output)[kind].fmeasure)
+    return float(_unicode_scorer(kind, True).score(reference, output)[kind].fmeasure)
 
 
 def rouge_lsum(output: str, reference: str) -> float:
@@ -92,11 +92,11 @@ def _rouge_scorer(kind: str, stemmed: bool) -> Any:
 
 
 @functools.cache
-def _unicode_scorer(kind: str) -> Any:
+def _unicode_scorer(kind: str, stemmed: bool) -> Any:
     make = _scorer_class()
     from rouge_score.tokenizers import DefaultTokenizer
 
-    return make([kind], tokenizer=UnicodeTokenizer(DefaultTokenizer(use_stemmer=True)))
+    return make([kind], tokenizer=UnicodeTokenizer(DefaultTokenizer(use_stemmer=stemmed)))
 
 
 def _scorer_class() -> Any:

@@ -190,7 +190,10 @@ def model_fingerprint(run: Run) -> str:
     """
     if run.memory_of:
         return run.memory_of
-    digest = hashlib.sha256(json.dumps(_non_defaults(run.config.model), sort_keys=True).encode())
+    values = _non_defaults(run.config.model)
+    if not run.config.model.ngram_memory:  # a former default
+        values.pop("ngram_slots", None)
+    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
     if constants := mixer_constants(run.config.model):
         digest.update(json.dumps(constants, sort_keys=True).encode())
     for name, leaf in zip(*_flatten(nnx.state(run.model, nnx.Param)), strict=True):

@@ -253,9 +253,9 @@ def _scores(output: str, target: str, is_summary: bool) -> dict[str, float]:
 
 
 def _rouge(examples: list[Example]) -> dict[str, float]:
-    return {
-        name: sum(example.scores[name] for example in examples) / len(examples) for name in _ROUGE
-    }
+    # computed anew, since stored examples may have scores of an earlier version
+    scores = [_scores(example.output, example.references[0], True) for example in examples]
+    return {name: sum(each[name] for each in scores) / len(scores) for name in _ROUGE}
 
 
 def _bleu(examples: list[Example], tokenized: bool) -> dict[str, Any]:

@@ -173,9 +173,10 @@ class Translator:
             output_size=tokenizer.output_size,
         )
         hypotheses = len(tokens) * self._beams
-        what = f"decoding with {hypotheses:,} hypotheses"
-        # their logits and tokens
-        check_bytes_fit(what, hypotheses * (4 * settings.size + 8 * settings.max_tokens))
+        what = f"decoding {len(tokens):,} sources at a time with --beam {self._beams}"
+        # at least the logits and the tokens of the hypotheses
+        needed = hypotheses * (4 * settings.size + 8 * settings.max_tokens)
+        check_bytes_fit(what, needed, devices=1)
         first = None if tokenizer.first_id is None else np.int32(tokenizer.first_id)
         start = np.int32(tokenizer.start_id), first
         arguments = (self._params, tokens, segment, settings, self._stops, start)

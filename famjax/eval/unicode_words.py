@@ -15,9 +15,9 @@ _LATIN = re.compile("[a-z0-9]+")
 
 
 def is_mostly_latin(text: str) -> bool:
-    """Return whether rouge-score knows at least half of the letters and digits of a text."""
-    known = sum(map(len, _LATIN.findall(text.lower())))
-    return 2 * known >= sum(char.isalnum() for char in text)
+    """Return whether rouge-score knows at least half of the letters of a text."""
+    letters = [char for char in text.lower() if char.isalpha()]
+    return 2 * sum("a" <= char <= "z" for char in letters) >= len(letters)
 
 
 def split_words(text: str) -> list[str]:

@@ -18,6 +18,7 @@ from famjax.mixers import is_bounded, mixer_specs
 from famjax.models.language_model import LanguageModel
 from famjax.models.seq2seq import Seq2Seq
 from famjax.ops.kernels import without_kernels
+from famjax.ops.ngrams import context_lengths
 
 # largest accepted difference of logits, as a fraction of their range
 _LIMIT = 1e-4
@@ -34,6 +35,8 @@ def sample_tokens(config: ModelConfig) -> tuple[np.ndarray, int]:
     specs = mixer_specs(config)
     block = max([config.block_len, *(spec.window(config) for spec in specs)])
     count = 2 * block + 3
+    if config.ngram_memory:
+        count = max(count, 2 * context_lengths(config.ngram_memory)[-1] + 4)
     if is_bounded(config):
         count = min(count, config.capacity)
     tokens = np.random.default_rng(0).integers(config.vocab_size, size=(2, count))

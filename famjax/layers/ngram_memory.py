@@ -40,14 +40,14 @@ class NgramMemory(nnx.Module):
 
     def __init__(self, config: ResolvedModelConfig):
         o, d = config.ngram_memory, config.width
-        self.contexts, self.slots = o, config.ngram_slots
+        self.count, self.slots = o, config.ngram_slots
         self.dtype = compute_dtype(config.dtype)
         self.kernel = nnx.Param(jnp.zeros((o, d, d)))
         self.bias = nnx.Param(jnp.zeros((o, d)))
 
     def init_state(self, batch: int) -> NgramState:
         """Return the state of empty documents, with a leading axis of size 1."""
-        state = ngrams.init_state(batch, self.contexts, self.slots)
+        state = ngrams.init_state(batch, self.count, self.slots)
         return jax.tree.map(lambda a: a[None], state)
 
     def state_axes(self) -> NgramState:
@@ -62,7 +62,7 @@ class NgramMemory(nnx.Module):
         assert ctx.embed is not None
         before = jax.tree.map(lambda a: a[0], state)
         found, after = ngrams.recall(before, ctx.tokens, ctx.reset, ctx.valid)
-        for k in range(self.contexts):
+        for k in range(self.count):
             recalled = self._project(k, ctx.embed(jnp.maximum(found[..., k], 0)))
             x = jnp.where(found[..., k, None] == ngrams.ABSENT, x, x + recalled)
         return x, jax.tree.map(lambda a: a[None], after)

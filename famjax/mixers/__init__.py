@@ -18,6 +18,7 @@ from famjax.mixers.full import FullSpec
 from famjax.mixers.linear import LinearSpec
 from famjax.mixers.mixer import Mixer, MixerSpec
 from famjax.mixers.window import BswaSpec, BswaStopGradientSpec, SwaSpec
+from famjax.ops.ngrams import context_lengths
 
 MIXERS: dict[str, MixerSpec] = {
     "full": FullSpec(),
@@ -40,9 +41,14 @@ def make_mixer(name: str, config: ResolvedModelConfig, *, rngs: nnx.Rngs) -> Mix
 
 
 def mixer_constants(model: ModelConfig) -> dict[str, float]:
-    """Return the constants (`MixerSpec.constants`) of all the model's mixers in one dict."""
+    """Return the constants (`MixerSpec.constants`) of all the model's mixers in one dict.
+
+    And of its n-gram memory the longest context, where that is not the number of contexts.
+    """
     constants = (spec.constants(model) for spec in mixer_specs(model))
-    return {name: value for found in constants for name, value in found.items()}
+    found = {name: value for each in constants for name, value in each.items()}
+    longest = context_lengths(model.ngram_memory)[-1] if model.ngram_memory else 0
+    return found | ({"ngram_memory.longest": longest} if longest > model.ngram_memory else {})
 
 
 def is_bounded(model: ModelConfig) -> bool:

@@ -230,7 +230,8 @@ class MixerSpec(abc.ABC):
       layer_type: its name in Hugging Face's `layer_types`; "" if there is none.
       convert_name: its name for `famjax convert --to`; "" means its registered name.
       convert_settings: model config settings that apply, unless others are given, where
-        `famjax convert` adds this mixer, or a run starts from a model without it (`init`).
+        `famjax convert` or `load_pretrained` adds this mixer, or a run starts from a model without
+        it (`init`).
     """
 
     title: ClassVar[str]

@@ -208,12 +208,8 @@ def _write(
     s = hashes.shape[-1]
     newest = chunk.document[:, -1:]
     if has_reset is not None:
-        # a loop of no or one iteration: unlike a condition, it does not copy the table
-        hashes, followers = jax.lax.fori_loop(
-            0,
-            has_reset.astype(jnp.int32),
-            lambda _, table: _empty(table[0], table[1], newest),
-            (hashes, followers),
+        hashes, followers = jax.lax.cond(
+            has_reset, _empty, lambda *table: table[:2], hashes, followers, newest
         )
     is_written = chunk.is_written & (chunk.document == newest)[:, None]
     slot = _slots(chunk.before, s)

@@ -41,7 +41,7 @@ class Request(NamedTuple):
         `famjax.eval.translator.Translator`.
       tune: for pairs, whether to try several length penalties, and take the best.
       max_tokens: for pairs, maximum number of tokens of an output; None is twice the source's
-        number, rounded up to a multiple of 16, plus 16, but at most the longest target in training.
+        number as padded, plus 16, but at most the longest target in training.
       tokenized: whether the files of translations are already tokenized, for example by Moses.
     """
 

@@ -65,8 +65,8 @@ def measure(session: Session, examples: int | None) -> dict[str, float]:
     """
     state, config = session.state, session.config.eval
     # copies of the variables, not of their arrays: an evaluation may cast its model's weights
-    params = jax.tree.map(lambda a: a, state.params)
-    model = nnx.merge(session.program.inference_graph, params, *state.frozen[:1])
+    weights = jax.tree.map(lambda a: a, (state.params, *state.frozen[:1]))
+    model = nnx.merge(session.program.inference_graph, *weights)
     run = Run(session.given_config, session.tokenizer, model, session.step, session.base)
     fields: dict[str, float] = {}
     for name, files in parse_tasks(config.tasks):

@@ -148,6 +148,9 @@ def test_rouge_of_a_script_that_rouge_score_does_not_know() -> None:
     for name in ("rouge_1", "rouge_2", "rouge_l", "rouge_lsum"):
         assert score_answer(name, "Двое мужчин идут", ["Двое мужчин идут"]) == 1
         assert score_answer(name, "Три кошки спят", ["Двое мужчин идут"]) == 0
+    # numbers are no script
+    assert score_answer("rouge_1", "2020 кот", ["2020 год"]) == 0.5
+    assert score_answer("rouge_l_unstemmed", "Двое dogs идут", ["Двое dog идут"]) < 1
     # é is no letter for rouge-score, which finds two words
     assert score_answer("rouge_1", "caf d", ["café d"]) == 1
 

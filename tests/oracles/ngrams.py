@@ -9,7 +9,7 @@ import numpy as np
 
 from famjax.ops import ngrams
 
-LENGTHS = [1, 2, 3, 4, 6, 8, 12, 16]
+LENGTHS = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64]
 
 
 def recall(tokens: np.ndarray, count: int, slots: int) -> np.ndarray:

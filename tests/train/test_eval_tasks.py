@@ -170,7 +170,7 @@ def test_an_evaluation_does_not_cast_the_weights_that_are_trained(
 ) -> None:
     """On accelerators, tasks that decode cast the weights of their model in place."""
     run = tiny.run_with("fam", dtype="bfloat16")
-    graph, params = nnx.split(run.model)
+    graph, params, frozen = nnx.split(run.model, lambda path, _: "embedding" in path, ...)
     config = replace(run.config, eval=replace(run.config.eval, tasks="casts"))
     evaluated = []
 
@@ -187,7 +187,7 @@ def test_an_evaluation_does_not_cast_the_weights_that_are_trained(
     session = SimpleNamespace(
         config=config,
         given_config=config,
-        state=SimpleNamespace(params=params, frozen=()),
+        state=SimpleNamespace(params=params, frozen=(frozen,)),
         program=SimpleNamespace(inference_graph=graph),
         tokenizer=run.tokenizer,
         step=1,
@@ -195,4 +195,4 @@ def test_an_evaluation_does_not_cast_the_weights_that_are_trained(
     )
     assert measure(session, 1) == {"casts": 1.0}
     assert jnp.dtype("bfloat16") in {a.dtype for a in jax.tree.leaves(evaluated)}
-    assert {a.dtype for a in jax.tree.leaves(params)} == {jnp.dtype("float32")}
+    assert {a.dtype for a in jax.tree.leaves((params, frozen))} == {jnp.dtype("float32")}

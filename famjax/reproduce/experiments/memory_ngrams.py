@@ -8,7 +8,7 @@ from famjax.reproduce.experiment import Experiment, Ordering, Variant
 from famjax.reproduce.experiments import _text
 
 _CONTEXTS = (1, 3, 5, 8, 10)
-_BEST = "8 contexts"
+_CHOSEN = "8 contexts"
 
 
 def _variant(name: str, *overrides: str) -> Variant:
@@ -33,10 +33,10 @@ MEMORY_NGRAMS = Experiment(
     ),
     measure=_text.CODE,
     orderings=(
-        Ordering(_BEST, "window"),
-        Ordering(_BEST, "BSWA+DELTA"),
-        Ordering(_BEST, "8 contexts in 1024 slots"),
-        Ordering("BSWA+DELTA and 8 contexts", _BEST),
+        Ordering(_CHOSEN, "window"),
+        Ordering(_CHOSEN, "BSWA+DELTA"),
+        Ordering(_CHOSEN, "8 contexts in 1024 slots"),
+        Ordering("BSWA+DELTA and 8 contexts", _CHOSEN),
         *(Ordering(f"{more} contexts", f"{fewer} contexts") for fewer, more in pairwise(_CONTEXTS)),
     ),
     overrides=_text.SHAPE,
