@@ -8,7 +8,7 @@ from famjax.reproduce.experiment import Experiment, Ordering, Variant
 from famjax.reproduce.experiments import _text
 
 _CONTEXTS = (1, 3, 5, 8, 10)
-_CHOSEN = "8 contexts"
+_CHOSEN = "n-grams of 8 contexts"
 
 
 def _variant(name: str, *overrides: str) -> Variant:
@@ -26,23 +26,26 @@ MEMORY_NGRAMS = Experiment(
     config="text_bswa",
     variants=(
         _variant("window"),
-        *(_variant(f"{n} contexts", *_ngrams(n)) for n in _CONTEXTS),
-        _variant("8 contexts in 1024 slots", *_ngrams(8, 1024)),
+        *(_variant(f"n-grams of {n} contexts", *_ngrams(n)) for n in _CONTEXTS),
+        _variant("n-grams of 8 contexts in 1024 slots", *_ngrams(8, 1024)),
         _variant("BSWA+DELTA", *_text.DELTA),
-        _variant("BSWA+DELTA and 8 contexts", *_text.DELTA, *_ngrams(8)),
+        _variant("BSWA+DELTA and n-grams of 8 contexts", *_text.DELTA, *_ngrams(8)),
     ),
     measure=_text.CODE,
     orderings=(
         Ordering(_CHOSEN, "window"),
         Ordering(_CHOSEN, "BSWA+DELTA"),
-        Ordering(_CHOSEN, "8 contexts in 1024 slots"),
-        Ordering("BSWA+DELTA and 8 contexts", _CHOSEN),
-        *(Ordering(f"{more} contexts", f"{fewer} contexts") for fewer, more in pairwise(_CONTEXTS)),
+        Ordering(_CHOSEN, "n-grams of 8 contexts in 1024 slots"),
+        Ordering("BSWA+DELTA and n-grams of 8 contexts", _CHOSEN),
+        *(
+            Ordering(f"n-grams of {more} contexts", f"n-grams of {fewer} contexts")
+            for fewer, more in pairwise(_CONTEXTS)
+        ),
     ),
     overrides=_text.SHAPE,
     base=_text.BASE,
     note=_text.NOTE
-    + " Models have one memory segment. Those with contexts are windows with an n-gram memory: of "
+    + " Models have one memory segment. Those with n-grams are windows with an n-gram memory: of "
     "the lengths of contexts 1, 2, 3, 4, 6, 8, 12, 16, 24 and 32 the first 1, 3, 5, 8 or 10, each "
     "with 16,384 slots unless the name says fewer.",
     minutes=4.5,
