@@ -21,7 +21,7 @@ def recall(tokens: np.ndarray, count: int, slots: int) -> np.ndarray:
     found = np.full((len(tokens), count), -1)
     for row, k in enumerate(LENGTHS[:count]):
         contexts = [tuple(tokens[i - k + 1 : i + 1]) for i in range(k - 1, len(tokens))]
-        slot = {context: _slot(context, slots) for context in contexts}
+        slot = _slots(contexts, slots)
         for i in range(1, len(contexts)):
             for j in reversed(range(i)):
                 if contexts[j] == contexts[i]:
@@ -44,8 +44,13 @@ def recalled(
     return added
 
 
-def _slot(context: tuple[Any, ...], slots: int) -> int:
-    o = len(context)
-    known = jnp.asarray(context, jnp.int32)[None]
-    hashes, _ = ngrams._contexts(known, jnp.zeros_like(known), [o])
-    return int(ngrams._slots(hashes[0, -1, -1], slots))
+def _slots(contexts: list[tuple[Any, ...]], slots: int) -> dict[tuple[Any, ...], int]:
+    """Return the slot of each context, all of the same length."""
+    if not contexts:
+        return {}
+    # padded, so that few shapes are compiled
+    known = np.zeros((-(-len(contexts) // 256) * 256, len(contexts[0])), np.int32)
+    known[: len(contexts)] = contexts
+    hashes, _ = ngrams._contexts(jnp.asarray(known), jnp.zeros_like(known), [known.shape[1]])
+    found = ngrams._slots(hashes[: len(contexts), -1, -1], slots).tolist()
+    return dict(zip(contexts, found, strict=True))
