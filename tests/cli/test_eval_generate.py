@@ -367,6 +367,7 @@ def test_generate_rejects_invalid_flags(
     assert what in error_line(["generate", run, *argv], capsys)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [[], ["--beam", "3"], ["--state-in", "MEMORY"]])
 def test_each_line_of_a_file_is_continued(
     run: str, text: Path, tmp_path: Path, options: list[str], capsys: pytest.CaptureFixture[str]

@@ -150,6 +150,7 @@ def _loss(scan: Any, case: Case, *args: Any) -> tuple[Array, Any]:
     return total, results
 
 
+@pytest.mark.long
 @QUICK
 @given(cases)
 @example(Case(EVERYTHING, 5, 3, (2, 3)))

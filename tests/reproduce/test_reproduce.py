@@ -167,6 +167,7 @@ def test_versions_are_not_mixed_and_this_is_told_before_anything_trains(fake, tm
     assert f"{COPY}: its results are from" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_an_experiment_of_several_versions_stops_no_other(fake, tmp_path, capsys):
     reverse = "ft-table-1-reverse"
     assert reproduce(tmp_path, COPY, "--seeds", "1") == 0
