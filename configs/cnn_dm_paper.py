@@ -35,7 +35,8 @@ def config() -> Config:
             "data.target": "summaries.txt",
             "data.batch": 256,
             "data.length": 256,
-            # an article of 400 words is about seven times as long as its summary
+            # assumes that an article of 400 words is seven times as long as its summary; training
+            # reports the padding, and which value would suit
             "data.source_length": 1792,
         },
     )

@@ -191,7 +191,7 @@ def model_fingerprint(run: Run) -> str:
     if run.memory_of:
         return run.memory_of
     values = _non_defaults(run.config.model)
-    if not run.config.model.ngram_memory:  # a former default
+    if not run.config.model.ngram_memory:  # without effect; older configs have another default
         values.pop("ngram_slots", None)
     digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode())
     if constants := mixer_constants(run.config.model):

@@ -38,7 +38,7 @@ def choose_tokenizer(references: Sequence[str]) -> Tokenizer:
     unspaced = len(UNSPACED.findall(letters))
     if 2 * unspaced <= len(letters):
         return "13a"
-    # a tenth of the letters of Japanese headlines are Kana, most letters of its other texts
+    # Japanese mixes Han with Kana, Chinese has hardly any other letters than Han
     return "zh" if 20 * len(_HAN.findall(letters)) > 19 * unspaced else "char"
 
 

@@ -43,7 +43,8 @@ def make_mixer(name: str, config: ResolvedModelConfig, *, rngs: nnx.Rngs) -> Mix
 def mixer_constants(model: ModelConfig) -> dict[str, float]:
     """Return the constants (`MixerSpec.constants`) of all the model's mixers in one dict.
 
-    And of its n-gram memory the longest context, where that is not the number of contexts.
+    Of an n-gram memory of more than four contexts, the dict has the longest context, which was the
+    number of contexts in earlier versions.
     """
     constants = (spec.constants(model) for spec in mixer_specs(model))
     found = {name: value for each in constants for name, value in each.items()}

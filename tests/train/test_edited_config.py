@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ import tiny
 
 from famjax import replace_values
 from famjax.cli.main import main
+from famjax.config.schema import ModelConfig
 from famjax.convert.folder import write_model
 from famjax.core.errors import UserError
+from famjax.eval.state_file import model_fingerprint
 from famjax.experiment.load import load_config
+from famjax.mixers import mixer_constants
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.run import initial_weights, open_run
 from famjax.train.run_folder import check_resumable
@@ -45,6 +49,20 @@ def test_edits_of_keys_without_effect_change_nothing(run: Path) -> None:
     edit(run, "model.ngram_memory", 1)
     with pytest.raises(UserError, match=r"was edited, .*: model\.ngram_memory=1 \(was 0\)"):
         open_run(run)
+
+
+def test_memory_files_do_not_depend_on_keys_without_effect() -> None:
+    before = tiny.run()
+    for changes, is_same in (({"ngram_slots": 9}, True), ({"memory_segments": 2}, False)):
+        config = replace(before.config, model=replace(before.config.model, **changes))
+        same = model_fingerprint(replace(before, config=config)) == model_fingerprint(before)
+        assert same == is_same
+
+
+def test_contexts_of_other_lengths_are_another_model() -> None:
+    """Up to four contexts, the longest has as many tokens as in earlier versions."""
+    found = [mixer_constants(ModelConfig(mixer="bswa", ngram_memory=n)) for n in (0, 4, 5)]
+    assert found == [{}, {}, {"ngram_memory.longest": 6}]
 
 
 def test_a_run_resumes_with_another_default_of_a_key_without_effect(run: Path) -> None:

@@ -31,6 +31,7 @@ from famjax.eval.translation_scores import Score
 from famjax.eval.translator import Translator, padded_size
 from famjax.experiment.checks import validate
 from famjax.experiment.load import load_config, override
+from famjax.experiment.memory import DeviceMemory
 from famjax.export.export import export
 from famjax.parallel.sharding import path_name
 from famjax.pipeline import make_source
@@ -271,6 +272,15 @@ def test_a_translation_depends_on_no_other_source(tmp_path: Path) -> None:
     # trained on 28 tokens
     translator = Translator(run)
     assert [each.source_tokens > translator.longest for each in together] == [False, True, False]
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_a_beam_that_cannot_fit_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = train(config(tmp_path, "train.steps=1"), tmp_path / "run", quiet=True)
+    small = DeviceMemory(1000, "this machine has")
+    monkeypatch.setattr("famjax.experiment.memory.device_memory", lambda devices: small)
+    with pytest.raises(UserError, match=r"^decoding 2 sources at a time with --beam 5 would take"):
+        Translator(run, beams=5, batch=2).translate(["abc"])
 
 
 def test_sources_are_padded_to_few_sizes() -> None:
