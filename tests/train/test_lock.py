@@ -311,20 +311,29 @@ def test_a_lock_is_acquired_when_its_remote_holder_ends(tmp_path: Path, monkeypa
 def test_one_of_many_that_wait_for_a_dead_host_holds_the_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # a thread stands for a process: `hold` tells processes apart by what they write into the file
+    describe = lock._describe_self
+    monkeypatch.setattr(
+        lock, "_describe_self", lambda: describe() | {"user": threading.current_thread().name}
+    )
     # all threads must see the silence within this time, also on a loaded machine
-    monkeypatch.setattr(lock, "NAME_SECONDS", 1.0)
-    path, count, held, done = write_remote_holder(tmp_path), 5, [], threading.Event()
+    monkeypatch.setattr(lock, "NAME_SECONDS", 2.0)
+    path, held, done = write_remote_holder(tmp_path), [], threading.Event()
 
     def acquire() -> None:
         with contextlib.suppress(UserError), lock.hold(tmp_path, lambda _: None):
             held.append(1)
-            done.wait(10)
+            done.wait(60)
 
     with hold_file_lock(path):
-        threads = [threading.Thread(target=acquire) for _ in range(count)]
+        threads = [threading.Thread(target=acquire) for _ in range(5)]
         for thread in threads:
             thread.start()
-        time.sleep(lock.SILENCE_SECONDS + 3)
+        end = time.monotonic() + 30
+        while time.monotonic() < end and (
+            sum(thread.is_alive() for thread in threads) > 1 or not held
+        ):
+            time.sleep(0.1)
         assert held == [1]
         done.set()
         for thread in threads:
