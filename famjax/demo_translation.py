@@ -240,26 +240,25 @@ def _read_result(demo: TranslationDemo, decoder: Decoder) -> dict[str, Any]:
 
 
 def table(results: Sequence[dict[str, Any]]) -> Table:
-    """Return the table of scores and speeds."""
-    columns = ["decoder", "seed", "training, s"]
-    for beams in _BEAMS:
-        named = "greedy" if beams == 1 else f"beam {beams}"
-        columns += [f"BLEU, {named}", f"chrF, {named}", f"tokens/s, {named}"]
-    out = Table("Translations of the test captions", tuple(columns), words=(0,))
+    """Return the table of scores and speeds, with a row for each decoder and number of beams."""
+    columns = ("decoder", "seed", "training, s", "search", "BLEU", "chrF", "tokens/s")
+    out = Table("Translations of the test captions", columns, words=(0, 3))
     for result in results:
-        scores = [
-            value
-            for found in result["searches"]
-            for value in (
+        cells = (result["name"], str(result["seed"]), f"{result['training_seconds']:,.0f}")
+        for found in result["searches"]:
+            out.add_row(
+                *cells,
+                _describe_search(found),
                 f"{found['bleu']:.1f}",
                 f"{found['chrf']:.1f}",
                 f"{found['tokens_per_second']:,.0f}",
             )
-        ]
-        out.add_row(
-            result["name"], str(result["seed"]), f"{result['training_seconds']:,.0f}", *scores
-        )
+            cells = ("", "", "")
     return out
+
+
+def _describe_search(found: dict[str, Any]) -> str:
+    return "greedy" if found["beam"] == 1 else f"beam {found['beam']}"
 
 
 def draw(demo: TranslationDemo, results: Sequence[dict[str, Any]]) -> Path:
@@ -268,7 +267,7 @@ def draw(demo: TranslationDemo, results: Sequence[dict[str, Any]]) -> Path:
     for color, kind in enumerate(dict.fromkeys(r["name"].split()[0] for r in results)):
         own = [r for r in results if r["name"].split()[0] == kind and r["seed"] == 0]
         for found, style in zip(zip(*(r["searches"] for r in own), strict=True), "o^", strict=True):
-            label = f"{kind}, {'greedy' if found[0]['beam'] == 1 else 'beam search'}"
+            label = f"{kind}, {_describe_search(found[0])}"
             speeds = [each["tokens_per_second"] for each in found]
             scores = [each["bleu"] for each in found]
             axes.plot(speeds, scores, f"{style}-", color=f"C{color}", label=label)
