@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from famjax.config.schema import Config, DataConfig
-from famjax.core.errors import UserError
+from famjax.config.schema import Config
 from famjax.data.pairs import Pairs
-from famjax.data.train_tokenizer import train_sentencepiece
 from famjax.eval import translate, translation_scores
+from famjax.reproduce import pair_files
 from famjax.reproduce.experiment import Measure, Measured, Score
 from famjax.tasks.task import Request
 from famjax.train.run import Run
@@ -57,30 +56,18 @@ class TranslationMeasure(Measure):
             return ()
         pairs = folder / self.folder
         source, target = (
-            _find(pairs / f"train.{language}", pairs / f"train.{language}.gz")
+            pair_files.find_file(pairs / f"train.{language}", pairs / f"train.{language}.gz")
             for language in _LANGUAGES
         )
         for path in (source, target):
-            _find(Path(_test_name(str(path))))
-        tokenizer, made_of = pairs / "joint.model", pairs / "joint.model.texts"
-        texts = f"{Pairs(str(source), str(target)).digest()} {self.vocabulary}"
-        if not (tokenizer.exists() and made_of.exists() and made_of.read_text() == texts):
-            train_sentencepiece(f"{source},{target}", self.vocabulary, tokenizer)
-            made_of.write_text(texts)
-        return f"data.source={source}", f"data.target={target}", f"data.tokenizer={tokenizer}"
+            pair_files.find_file(Path(pair_files.test_name(str(path))))
+        return pair_files.prepare_pairs(source, target, self.vocabulary)
 
     def check(self, config: Config) -> None:
-        """Raise a `UserError` if the test files for the config's training files are missing."""
-        files = _test_files(config.data)
-        try:
-            Pairs(*files)
-        except UserError as error:
-            raise UserError(
-                f"{error}; put the test files beside those to train on, test.de beside train.de"
-            ) from None
+        pair_files.check_test_files(config)
 
     def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
-        source, target = _test_files(run.config.data)
+        source, target = pair_files.test_files(run.config.data)
         request = Request(
             "translate",
             f"{source}={target}",
@@ -108,40 +95,3 @@ class TranslationMeasure(Measure):
     @property
     def _paper_bleu(self) -> str:
         return "bleu_compounds" if self.compounds else "bleu_tokenized"
-
-
-def _find(*paths: Path) -> Path:
-    """Return the first of several files that exists.
-
-    Raises:
-      UserError: none of them exists.
-    """
-    for path in paths:
-        if path.exists():
-            return path
-    raise UserError(f"{paths[0]}: put its sentences there, one on each line")
-
-
-def _test_files(data: DataConfig) -> tuple[str, str]:
-    """Return the test files of sources and of targets that belong to the training files."""
-    return _test_name(data.source), _test_name(data.target)
-
-
-def _test_name(training: str) -> str:
-    """Return the test files that belong to a list of training files.
-
-    Raises:
-      UserError: the name of a training file has no "train", so that it would be its own test file.
-    """
-    return ",".join(_test_part(part) for part in training.split(","))
-
-
-def _test_part(training: str) -> str:
-    folder, slash, name = training.rpartition("/")
-    if training and "train" not in name:
-        raise UserError(
-            f"{training}: cannot find its test file: the name of the training file must contain "
-            '"train", and that of the test file has "test" there; rename them, such as to train.en '
-            "and test.en"
-        )
-    return folder + slash + name.replace("train", "test")

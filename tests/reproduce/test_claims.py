@@ -16,6 +16,7 @@ from famjax.reproduce.experiments import EXPERIMENTS
 from famjax.reproduce.measures import CodeMeasure, CodeTexts, PasskeyMeasure
 from famjax.reproduce.penn_treebank import PennTreebankMeasure
 from famjax.reproduce.runner import make_cells
+from famjax.reproduce.summary_measure import SummaryMeasure
 from famjax.reproduce.translation_measure import TranslationMeasure
 
 each = pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=lambda e: e.id)
@@ -45,7 +46,7 @@ NAMES = {
 def expected(experiment, name):
     if experiment.id.startswith("t2r") and name == "Transformer":
         return "full"
-    if "translation" in experiment.id and name.startswith("Transformer"):
+    if re.search("translation|summaries", experiment.id) and name.startswith("Transformer"):
         return "full"
     found = (kind for pattern, kind in NAMES.items() if re.search(pattern, name))
     return next(found, "fam" if experiment.id.startswith(("fam", "memory")) else "feedback")
@@ -72,7 +73,13 @@ def test_each_file_has_experiments_with_ids_of_their_own():
 
 @pytest.fixture
 def no_data(monkeypatch):
-    for measure in (CodeTexts, PasskeyMeasure, PennTreebankMeasure, TranslationMeasure):
+    for measure in (
+        CodeTexts,
+        PasskeyMeasure,
+        PennTreebankMeasure,
+        SummaryMeasure,
+        TranslationMeasure,
+    ):
         monkeypatch.setattr(measure, "prepare", lambda *_: ())
 
 

@@ -18,8 +18,9 @@ from famjax.eval import translate
 from famjax.experiment.load import load_config, to_json
 from famjax.reproduce.cell import DATA, RESULT, Cell, run_cell
 from famjax.reproduce.experiments import EXPERIMENTS
+from famjax.reproduce.pair_files import test_files as find_test_files
 from famjax.reproduce.runner import make_cells
-from famjax.reproduce.translation_measure import TranslationMeasure, _test_files
+from famjax.reproduce.translation_measure import TranslationMeasure
 from famjax.train.average import open_average
 from famjax.train.run import open_run
 
@@ -152,7 +153,7 @@ def test_data_is_found_or_asked_for(tmp_path):
 
 def test_test_files_are_beside_those_to_train_on():
     def of(source, target):
-        return _test_files(DataConfig(source=source, target=target))
+        return find_test_files(DataConfig(source=source, target=target))
 
     assert of("train.de", "train.en.gz") == ("test.de", "test.en.gz")
     assert of("/train/train.de", "a/train.en") == ("/train/test.de", "a/test.en")
@@ -167,7 +168,7 @@ def test_test_files_are_beside_those_to_train_on():
 def test_training_files_are_not_their_own_test_files(name):
     for files in (name, f"wmt/train.en,{name}"):
         with pytest.raises(UserError, match=f"^{name}: cannot find its test file"):
-            _test_files(DataConfig(source=files, target="wmt/train.de"))
+            find_test_files(DataConfig(source=files, target="wmt/train.de"))
 
 
 def test_a_tokenizer_is_of_the_texts_that_are_there(tmp_path):

@@ -21,12 +21,15 @@ _FEEDBACK = ("model.stack=feedback",)
 _OWN_KEYS = ("model.feedback.shared_kv=false",)
 DEPTHS, PAPER_DEPTHS = (1, 2, 4), (1, 2, 4, 6)
 SPLIT = " Tokenized BLEU has compounds split, as the papers' of WMT14 English-German."
-NOTE = (
+SIZES = (
     "An encoder of three layers of width 128, 1,600 steps of 1,024 tokens of targets, of 4,000 "
-    "SentencePiece tokens; pairs with more than 64 are not trained on. Beam 5 "
-    "unless greedy. BLEU is sacrebleu's. Tokens of the outputs a second, and seconds of training, "
-    "on one process's part of the cores and while others train: rough figures."
+    "SentencePiece tokens; pairs with more than 64 are not trained on. "
 )
+SPEEDS = (
+    "Tokens of the outputs a second, and seconds of training, on one process's part of the cores "
+    "and while others train: rough figures."
+)
+NOTE = f"{SIZES}Beam 5 unless greedy. BLEU is sacrebleu's. {SPEEDS}"
 
 
 def by_depth(

@@ -1,0 +1,87 @@
+"""Measure of summaries of test files: their ROUGE, and the speed of decoding."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from famjax.config.schema import Config
+from famjax.data.docstrings import FUNCTIONS, SUMMARIES, write_docstrings
+from famjax.data.pairs import Pairs
+from famjax.eval import translate
+from famjax.eval.answer_scores import check_metrics, score_answer
+from famjax.reproduce import pair_files
+from famjax.reproduce.experiment import Measure, Measured, Score
+from famjax.tasks.task import Request
+from famjax.train.run import Run
+
+# the names that papers use, and the metrics: their ROUGE-L is that of sentences
+_ROUGE = {"ROUGE-L": "rouge_lsum", "ROUGE-1": "rouge_1", "ROUGE-2": "rouge_2"}
+_SPEED = "tokens/s"
+
+
+@dataclass(frozen=True)
+class SummaryMeasure(Measure):
+    """ROUGE of a test set and tokens of the outputs per second, by beam search.
+
+    The pairs are functions of Python's standard library and the summaries in their docstrings. If a
+    run is trained on other files, its test files are beside them, with "test" in place of "train"
+    in the name of each file.
+
+    Attributes:
+      words: maximum number of words of a function, the rest is cut; 0 makes no pairs, and models
+        are trained on other files.
+      vocabulary: number of tokens of the joint SentencePiece model.
+      beam, length_penalty, no_repeat_ngram: see `famjax.eval.beam`.
+    """
+
+    words: int
+    vocabulary: int = 4000
+    beam: int = 5
+    length_penalty: float = 1.0
+    no_repeat_ngram: int = 3
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        return (*map(Score, _ROUGE), Score(_SPEED, unit="", digits=0))
+
+    def prepare(self, folder: Path) -> tuple[str, ...]:
+        check_metrics(tuple(_ROUGE.values()))
+        if not self.words:
+            return ()
+        pairs = folder / f"docstrings-{self.words}"
+        write_docstrings(pairs, self.words)
+        source, target = (pairs / f"train.{name}" for name in (FUNCTIONS, SUMMARIES))
+        return pair_files.prepare_pairs(source, target, self.vocabulary)
+
+    def check(self, config: Config) -> None:
+        pair_files.check_test_files(config)
+
+    def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
+        files = pair_files.test_files(run.config.data)
+        request = Request(
+            "summarize",
+            "=".join(files),
+            batch=32,
+            quiet=quiet,
+            beam=self.beam,
+            length_penalty=self.length_penalty,
+            no_repeat_ngram=self.no_repeat_ngram,
+        )
+        found = translate.evaluate(run, request)
+        scores = {name: found[metric] for name, metric in _ROUGE.items()}
+        scores[_SPEED] = found["tokens_per_second"]
+        return Measured(scores, {"the first words": _first_words(Pairs(*files))})
+
+
+def _first_words(pairs: Pairs) -> dict[str, float]:
+    """Return the scores of the sources' first words, as many as a summary has on average."""
+    sources, targets = zip(*(pairs[i] for i in range(len(pairs))), strict=True)
+    count = round(sum(len(target.split()) for target in targets) / len(targets))
+    outputs = [" ".join(source.split()[:count]) for source in sources]
+
+    def score(metric: str) -> float:
+        both = zip(outputs, targets, strict=True)
+        return sum(score_answer(metric, output, [target]) for output, target in both) / len(targets)
+
+    return {name: score(metric) for name, metric in _ROUGE.items()}
