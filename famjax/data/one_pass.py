@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import heapq
+import math
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -21,25 +23,58 @@ class DocumentPass(Source):
     Unlike other sources it ends: `key` then raises `EndOfDocuments`. The arguments of `key` have no
     effect.
 
+    Args:
+      source: the documents.
+      max_bytes: no further document is handed out after this number of bytes; None is no limit.
+      order: the documents to hand out, by their index in `TextSource.document_sizes`; None is all
+        in random order.
+
     Attributes:
       keys: keys of the documents handed out so far.
       bytes: number of bytes of text, counted by the caller.
     """
 
-    def __init__(self, source: TextSource, max_bytes: int | None):
-        self._source, self._max_bytes = source, max_bytes
+    def __init__(
+        self, source: TextSource, max_bytes: int | None = None, order: Sequence[int] | None = None
+    ):
+        self._source, self._max_bytes, self._order = source, max_bytes, order
+        self._count = len(source) if order is None else len(order)
         self.keys: list[Key] = []
         self.bytes = 0
 
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
         enough = self._max_bytes is not None and self.bytes >= self._max_bytes
-        if enough or len(self.keys) == len(self._source):
+        number = len(self.keys)
+        if enough or number == self._count:
             raise EndOfDocuments
-        self.keys.append(self._source.key(0, 1, len(self.keys)))
+        if self._order is None:
+            self.keys.append(self._source.key(0, 1, number))
+        else:
+            self.keys.append(self._source.whole_key(self._order[number]))
         return self.keys[-1]
 
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
         return self._source.open(key, piece)
+
+
+def fewest_rows(sizes: Sequence[int], most: int) -> int:
+    """Return how few rows read all documents as soon as `most` rows do.
+
+    More rows would be empty at the end, while the longest documents are read.
+
+    Args:
+      sizes: sizes of the documents, in the order in which rows take them.
+    """
+
+    def last_end(rows: int) -> int:
+        ends = [0] * rows
+        for size in sizes:
+            heapq.heapreplace(ends, ends[0] + size)
+        return max(ends)
+
+    end = last_end(most)
+    least = max(math.ceil(sum(sizes) / max(end, 1)), 1)
+    return next(rows for rows in range(least, most + 1) if last_end(rows) <= end)
 
 
 def one_pass(source: Source, lanes: int, length: int, block: int) -> Iterator[Batch[np.ndarray]]:

@@ -46,7 +46,7 @@ class TextParts(TextSource):
     def _indexed_key(self, index: int, epoch: int, group: int) -> Key:
         document = bisect.bisect_right(self._first_parts, index) - 1
         part, count = index - self._first_parts[document], self._counts[document]
-        key = self._make_key(int(self._documents[document]))
+        key = self.whole_key(document)
         if count == 1:
             return key
         first, last = key[2], self._text_size(key) if self._end is None else self._end

@@ -290,15 +290,15 @@ class TextSource(Source):
         Returns:
           The number of tokens; None if the size of a compressed text is not known.
         """
-        if (sizes := self._document_sizes()) is None:
+        if (sizes := self.document_sizes()) is None:
             return None
         tokens = sizes * self._tokens_per_byte(sizes) / self._counts + 2  # bos and eos
         if multiple > 1:
             tokens = np.ceil(tokens / multiple) * multiple
         return round(float((tokens * self._counts).sum()))
 
-    def _document_sizes(self) -> np.ndarray | None:
-        """Return the bytes of the split's documents in their files, [documents], if known."""
+    def document_sizes(self) -> np.ndarray | None:
+        """Return the bytes of the whole documents in their files, [documents], if known."""
         sizes: list[np.ndarray] = []
         for path, size in zip(self._paths, self._sizes, strict=True):
             file = self._files[path]
@@ -370,6 +370,10 @@ class TextSource(Source):
 
     def _indexed_key(self, index: int, epoch: int, group: int) -> Key:
         """Return the key of one of `document_count()` documents."""
+        return self.whole_key(index)
+
+    def whole_key(self, index: int) -> Key:
+        """Return the key of a whole document, by its index in `document_sizes`."""
         return self._make_key(int(self._documents[index]))
 
     def _make_key(self, document: int) -> Key:

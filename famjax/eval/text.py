@@ -16,7 +16,13 @@ from famjax.core.errors import UserError
 from famjax.core.types import Batch
 from famjax.data.find_files import list_files
 from famjax.data.lanes import Reader, empty_row, stack_rows, write_span
-from famjax.data.one_pass import DocumentPass, EndOfDocuments, one_pass, reset_blocks
+from famjax.data.one_pass import (
+    DocumentPass,
+    EndOfDocuments,
+    fewest_rows,
+    one_pass,
+    reset_blocks,
+)
 from famjax.data.sources import Key, Source, TextSource
 from famjax.eval.document_sums import DocumentSums
 from famjax.eval.guessing import TokenCounts
@@ -88,7 +94,7 @@ def evaluate_text(
       files: texts, in the form of `data.files`; None is the holdout.
       max_bytes: start no further document after this number of bytes of text. Started documents are
         read to their end.
-      batch: number of documents per batch.
+      batch: maximum number of documents per batch; fewer if that takes no more batches.
       quiet: whether to hide the progress.
       window: tokens per window, a multiple of the model's block; None reads whole documents.
       score: number of predictions that are scored per window, at most `window`; None is `window`.
@@ -119,12 +125,14 @@ def evaluate_text(
         raise UserError(f"text: batch={batch}, max_bytes={max_bytes}: must be at least 1")
     _check_window(run, window, score)
     source = text_source(run, files)
-    documents = DocumentPass(source, max_bytes)
     block = update_tokens(run.config)
+    documents = DocumentPass(source, max_bytes)
     if window is None:
+        batch = min(batch, len(source))
         if max_bytes is None:
             _check_documents(run, source)
-        streamer = Streamer(run.model, min(batch, len(source)), max(CHUNK // block, 1) * block)
+            documents, batch = _longest_first(source, batch)
+        streamer = Streamer(run.model, batch, max(CHUNK // block, 1) * block)
         rows = one_pass(documents, streamer.batch, streamer.chunk, block)
     else:
         score = score or window
@@ -184,6 +192,20 @@ def evaluate_text(
         "unigram": with_memory_sums.compute_scores(*counts.unigram()),
         "uniform": with_memory_sums.compute_scores(*counts.uniform()),
     }
+
+
+def _longest_first(source: TextSource, batch: int) -> tuple[DocumentPass, int]:
+    """Return a pass with the longest documents first, and how many rows are enough for it.
+
+    In random order, the last rows with a document keep the others waiting. Without known sizes it
+    is the order, and as many rows as given.
+    """
+    sizes = source.document_sizes()
+    if sizes is None:
+        return DocumentPass(source), batch
+    order = np.argsort(-sizes, kind="stable").tolist()
+    rows = fewest_rows(sizes[order].astype(int).tolist(), batch)
+    return DocumentPass(source, order=order), rows
 
 
 def _check_window(run: Run, window: int | None, score: int | None) -> None:

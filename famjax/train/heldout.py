@@ -146,7 +146,7 @@ def read_batches(session: Session, split: Split) -> list[Batch[np.ndarray]]:
             f"eval.every={config.eval.every}: seqio and TFDS sets hold out no documents; set "
             "eval.every=0"
         )
-    documents = DocumentPass(source, None)
+    documents = DocumentPass(source)
     batches = list(
         islice(
             one_pass(documents, session.rows, session.length, config.model.block_len),

@@ -16,6 +16,7 @@ import pytest
 import tiny
 
 from famjax.core.errors import UserError
+from famjax.eval import text as text_module
 from famjax.eval.lane_stream import LaneStream
 from famjax.eval.passkey import Documents, evaluate_passkey
 from famjax.eval.passkey import evaluate as evaluate_task
@@ -88,6 +89,29 @@ def test_text_losses_equal_a_direct_computation(batch: int, tmp_path: Path) -> N
         assert row["tokens"] == len(text.encode()) + 1
         for name, block in (("nats", None), ("nats_without_memory", W)):
             assert row[name] == pytest.approx(direct_losses(run, text, block)[0].sum(), rel=1e-5)
+
+
+def test_longest_documents_are_read_first_in_few_rows(tmp_path, monkeypatch):
+    """More rows than two would wait for the longest document."""
+    sizes = [3 * W, 20 * W, 5 * W, 2 * W]
+    files = str(write(tmp_path / "d", ["x" * size for size in sizes]))
+    passes, one_pass = [], text_module.one_pass
+
+    def keep(documents, lanes, *rest):
+        passes.append((documents, lanes))
+        return one_pass(documents, lanes, *rest)
+
+    monkeypatch.setattr(text_module, "one_pass", keep)
+    result = evaluate_text(tiny.run(), files, batch=4, quiet=True)
+    ((documents, lanes),) = passes
+    assert lanes == 2
+    assert result["bytes"] == sum(sizes)
+    longest_first = [Path(key[0]).read_text() for key in documents.keys]
+    assert [len(each) for each in longest_first] == sorted(sizes, reverse=True)
+    # with a limit, a random part of the documents is read
+    limited = evaluate_text(tiny.run(), files, batch=4, quiet=True, max_bytes=10**6)
+    assert passes[1][1] == 4
+    assert limited["loss"] == pytest.approx(result["loss"], rel=1e-5)
 
 
 def test_predictions_without_context_equal_a_direct_computation(tmp_path: Path) -> None:
