@@ -4,7 +4,7 @@
 # make demo-finetune-full  the same with three seeds, with FAM, the paper's update, and the key anywhere; an hour and a half
 # make demo-finetune-large BOOKS=TRAINING:HELD_OUT  with a base pretrained for an hour; hours
 # make demo-text  memories and windows on the standard library's code, three seeds; hours
-# make demo-translation DATA=FOLDER  German captions of Multi30k to English; half an hour
+# make demo-translation DATA=FOLDER  German captions of Multi30k to English; 30 to 50 minutes
 # make demo-translation-full DATA=FOLDER  Transformer and Feedback decoders of 1, 2 and 4 layers; hours
 # make test       the quick tests; with CI=1 the long ones too, which take seconds each
 # make test-slow  the long tests, and those that take minutes each

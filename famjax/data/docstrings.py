@@ -1,74 +1,122 @@
-"""Functions of Python's standard library with the summaries in their docstrings.
+"""Functions of Python's standard library with the beginnings of their docstrings.
 
-These pairs for summarization are on every machine.
+These pairs for summarization are on every machine. They depend on the version of Python.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 import shutil
 import sysconfig
+import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-# one module with documented functions in this many is held out
-_HELD_OUT = 16
+from famjax.core.errors import UserError
+
+# one module in about so many is held out
+_HELD_OUT = 10
+# folders that some installations lack
+_LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 FUNCTIONS, SUMMARIES = "functions", "summaries"
 
 
-def write_docstrings(folder: Path, words: int) -> None:
-    """Write pairs to train.functions and train.summaries, and of other modules to test.*.
+def write_docstrings(folder: Path, words: int, summary_words: int) -> None:
+    """Write pairs to train.functions and train.summaries, and those of held-out modules to test.*.
 
-    A line of `functions` is a function without its docstring, in one line; that of `summaries` is
-    the first paragraph of the docstring (PEP 257). Files that are there are kept.
+    A line of `functions` is a function without its docstring, comments and layout. That line of
+    `summaries` has the first paragraphs of the docstring. If the folder exists, nothing is written.
 
     Args:
-      folder: folder of the files, named for the number of words by the caller.
+      folder: folder of the files.
       words: maximum number of words of a function; the rest is cut.
+      summary_words: maximum number of words of a summary. Functions whose first paragraph is longer
+        are left out.
+
+    Raises:
+      UserError: this Python has no source code of its library.
     """
     if folder.exists():
         return
+    pairs = _find_pairs(words, summary_words)
+    if not all(pairs.values()):
+        raise UserError(
+            f"{_library()}: has too few functions with docstrings; run famjax with a Python whose "
+            "library is there as source code"
+        )
+    folder.parent.mkdir(parents=True, exist_ok=True)
     # renamed when all files are there, so that the folder is never incomplete
-    partial = folder.with_name(folder.name + ".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+    partial = temporary / folder.name
+    try:
+        partial.mkdir()  # with the usual permissions
+        for split, both in pairs.items():
+            for name, lines in zip((FUNCTIONS, SUMMARIES), zip(*both, strict=True), strict=True):
+                text = "".join(f"{line}\n" for line in lines)
+                (partial / f"{split}.{name}").write_text(text, encoding="utf-8")
+        partial.rename(folder)
+    except OSError:
+        if not folder.exists():  # else another process was faster
+            raise
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _find_pairs(words: int, summary_words: int) -> dict[str, list[tuple[str, str]]]:
+    """Return the pairs of each split, each pair once."""
     pairs: dict[str, list[tuple[str, str]]] = {"train": [], "test": []}
     seen: set[tuple[str, str]] = set()
-    for number, found in enumerate(_documented_modules(), start=1):
-        split = "train" if number % _HELD_OUT else "test"
-        for function, summary in found:
+    for module in sorted(_library().rglob("*.py")):
+        name = module.relative_to(_library())
+        if _LEFT_OUT & set(name.parts):
+            continue
+        # by its name, so that a module more or less changes no others
+        held_out = zlib.crc32(name.as_posix().encode()) % _HELD_OUT == 0
+        for function, docstring in _documented_functions(module):
+            summary = _summarize(docstring, summary_words)
             pair = " ".join(function.split()[:words]), summary
-            if pair not in seen:
+            if summary and pair not in seen:
                 seen.add(pair)
-                pairs[split].append(pair)
-    for split, both in pairs.items():
-        for name, lines in zip((FUNCTIONS, SUMMARIES), zip(*both, strict=True), strict=True):
-            text = "".join(f"{line}\n" for line in lines)
-            (partial / f"{split}.{name}").write_text(text, encoding="utf-8")
-    partial.rename(folder)
+                pairs["test" if held_out else "train"].append(pair)
+    return pairs
 
 
-def _documented_modules() -> Iterator[list[tuple[str, str]]]:
-    """Yield the functions and summaries of each module that has any."""
-    library = Path(sysconfig.get_paths()["stdlib"])
-    for path in sorted(library.rglob("*.py")):
-        if {"site-packages", "dist-packages"} & set(path.parts):
-            continue
-        try:
-            module = ast.parse(path.read_bytes())
-        except (SyntaxError, ValueError):  # files that test parsers
-            continue
-        if found := list(_documented_functions(module)):
-            yield found
+def _library() -> Path:
+    return Path(sysconfig.get_paths()["stdlib"])
 
 
-def _documented_functions(module: ast.Module) -> Iterator[tuple[str, str]]:
-    for node in ast.walk(module):
+def _documented_functions(module: Path) -> Iterator[tuple[str, str]]:
+    """Yield the code of functions, without the docstring, and the docstring.
+
+    What cannot be parsed, or written as a line of UTF-8, is left out.
+    """
+    try:
+        tree = ast.parse(module.read_bytes())
+    except (OSError, SyntaxError, ValueError):  # some files test parsers
+        return
+    for node in ast.walk(tree):
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
         docstring = ast.get_docstring(node)
-        if not docstring or len(node.body) == 1:
-            continue
-        summary = " ".join(docstring.split("\n\n")[0].split())
-        node.body = node.body[1:]
-        yield ast.unparse(node), summary
+        if docstring and len(node.body) > 1:
+            node.body = node.body[1:]
+            try:
+                code = ast.unparse(node)
+                f"{code}{docstring}".encode()
+            except (ValueError, RecursionError):
+                continue
+            if "\0" not in code + docstring:
+                yield code, docstring
+
+
+def _summarize(docstring: str, words: int) -> str:
+    """Return the first paragraphs that together have at most so many words, in one line."""
+    summary: list[str] = []
+    for paragraph in re.split(r"\n\s*\n", docstring.strip()):
+        own = paragraph.split()
+        if len(summary) + len(own) > words:
+            break
+        summary += own
+    return " ".join(summary)

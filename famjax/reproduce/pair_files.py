@@ -11,7 +11,15 @@ from famjax.data.train_tokenizer import train_sentencepiece
 
 
 def prepare_pairs(source: Path, target: Path, vocabulary: int) -> tuple[str, ...]:
-    """Train a joint SentencePiece model beside the files, unless it is there; return overrides."""
+    """Train a joint SentencePiece model beside the files, unless that of these texts is there.
+
+    Args:
+      source, target: files to train on.
+      vocabulary: number of tokens.
+
+    Returns:
+      overrides with which a config uses the files and the model.
+    """
     tokenizer, made_of = source.with_name("joint.model"), source.with_name("joint.model.texts")
     texts = f"{Pairs(str(source), str(target)).digest()} {vocabulary}"
     if not (tokenizer.exists() and made_of.exists() and made_of.read_text() == texts):
@@ -22,12 +30,12 @@ def prepare_pairs(source: Path, target: Path, vocabulary: int) -> tuple[str, ...
 
 def check_test_files(config: Config) -> None:
     """Raise a `UserError` if the test files for the config's training files are missing."""
-    files = test_files(config.data)
+    files = find_test_files(config.data)
     try:
         Pairs(*files)
     except UserError as error:
         raise UserError(
-            f"{error}; put the test files beside those to train on, test.de beside train.de"
+            f"{error}; put the test files beside those to train on, test.en beside train.en"
         ) from None
 
 
@@ -40,20 +48,20 @@ def find_file(*paths: Path) -> Path:
     for path in paths:
         if path.exists():
             return path
-    raise UserError(f"{paths[0]}: put its sentences there, one on each line")
+    raise UserError(f"{paths[0]}: put its texts there, one on each line")
 
 
-def test_files(data: DataConfig) -> tuple[str, str]:
-    """Return the test files of sources and of targets that belong to the training files."""
-    return test_name(data.source), test_name(data.target)
-
-
-def test_name(training: str) -> str:
-    """Return the test files that belong to a list of training files.
+def find_test_files(data: DataConfig) -> tuple[str, str]:
+    """Return the test files of sources and of targets that belong to the training files.
 
     Raises:
       UserError: the name of a training file has no "train", so that it would be its own test file.
     """
+    return name_test_files(data.source), name_test_files(data.target)
+
+
+def name_test_files(training: str) -> str:
+    """Return the test files that belong to a list of training files; see `find_test_files`."""
     return ",".join(_test_part(part) for part in training.split(","))
 
 

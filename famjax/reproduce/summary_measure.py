@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,21 +22,23 @@ _SPEED = "tokens/s"
 
 
 @dataclass(frozen=True)
-class SummaryMeasure(Measure):
+class PairSummaryMeasure(Measure):
     """ROUGE of a test set and tokens of the outputs per second, by beam search.
 
-    The pairs are functions of Python's standard library and the summaries in their docstrings. If a
-    run is trained on other files, its test files are beside them, with "test" in place of "train"
+    The pairs are functions of Python's standard library and the beginnings of their docstrings. If
+    a run is trained on other files, its test files are beside them, with "test" in place of "train"
     in the name of each file.
 
     Attributes:
       words: maximum number of words of a function, the rest is cut; 0 makes no pairs, and models
         are trained on other files.
+      summary_words: maximum number of words of a summary.
       vocabulary: number of tokens of the joint SentencePiece model.
       beam, length_penalty, no_repeat_ngram: see `famjax.eval.beam`.
     """
 
     words: int
+    summary_words: int = 60
     vocabulary: int = 4000
     beam: int = 5
     length_penalty: float = 1.0
@@ -49,8 +52,9 @@ class SummaryMeasure(Measure):
         check_metrics(tuple(_ROUGE.values()))
         if not self.words:
             return ()
-        pairs = folder / f"docstrings-{self.words}"
-        write_docstrings(pairs, self.words)
+        python = "python{}.{}".format(*sys.version_info[:2])
+        pairs = folder / f"docstrings-{python}-{self.words}-{self.summary_words}"
+        write_docstrings(pairs, self.words, self.summary_words)
         source, target = (pairs / f"train.{name}" for name in (FUNCTIONS, SUMMARIES))
         return pair_files.prepare_pairs(source, target, self.vocabulary)
 
@@ -58,7 +62,7 @@ class SummaryMeasure(Measure):
         pair_files.check_test_files(config)
 
     def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
-        files = pair_files.test_files(run.config.data)
+        files = pair_files.find_test_files(run.config.data)
         request = Request(
             "summarize",
             "=".join(files),

@@ -60,14 +60,14 @@ class TranslationMeasure(Measure):
             for language in _LANGUAGES
         )
         for path in (source, target):
-            pair_files.find_file(Path(pair_files.test_name(str(path))))
+            pair_files.find_file(Path(pair_files.name_test_files(str(path))))
         return pair_files.prepare_pairs(source, target, self.vocabulary)
 
     def check(self, config: Config) -> None:
         pair_files.check_test_files(config)
 
     def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
-        source, target = pair_files.test_files(run.config.data)
+        source, target = pair_files.find_test_files(run.config.data)
         request = Request(
             "translate",
             f"{source}={target}",

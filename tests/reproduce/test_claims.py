@@ -16,7 +16,7 @@ from famjax.reproduce.experiments import EXPERIMENTS
 from famjax.reproduce.measures import CodeMeasure, CodeTexts, PasskeyMeasure
 from famjax.reproduce.penn_treebank import PennTreebankMeasure
 from famjax.reproduce.runner import make_cells
-from famjax.reproduce.summary_measure import SummaryMeasure
+from famjax.reproduce.summary_measure import PairSummaryMeasure
 from famjax.reproduce.translation_measure import TranslationMeasure
 
 each = pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=lambda e: e.id)
@@ -77,7 +77,7 @@ def no_data(monkeypatch):
         CodeTexts,
         PasskeyMeasure,
         PennTreebankMeasure,
-        SummaryMeasure,
+        PairSummaryMeasure,
         TranslationMeasure,
     ):
         monkeypatch.setattr(measure, "prepare", lambda *_: ())

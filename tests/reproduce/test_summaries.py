@@ -1,6 +1,7 @@
 """The experiment on summaries: its data, what is measured, and that its models can be trained."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from famjax.reproduce import summary_measure
 from famjax.reproduce.cell import RESULT, run_cell
 from famjax.reproduce.experiments import EXPERIMENTS
 from famjax.reproduce.runner import make_cells
-from famjax.reproduce.summary_measure import SummaryMeasure
+from famjax.reproduce.summary_measure import PairSummaryMeasure
 
 FIGURE_7 = "ft-figure-7-summaries"
 TINY = (
@@ -22,7 +23,7 @@ TINY = (
 )
 
 
-def write_pairs(folder: Path, words: int = 0) -> None:
+def write_pairs(folder: Path, *_: int) -> None:
     """Write functions and summaries of them."""
     folder.mkdir(parents=True, exist_ok=True)
     for split, count in (("train", 40), ("test", 2)):
@@ -45,29 +46,38 @@ def test_a_training_is_measured(tmp_path, monkeypatch):
     assert result["scores"]["tokens/s"] > 0
 
 
-def test_data_is_made_once_for_each_number_of_words(tmp_path, monkeypatch):
+def test_data_is_made_for_each_number_of_words(tmp_path, monkeypatch):
     made = []
 
-    def write(folder, words):
+    def write(folder, *words):
         made.append((folder.name, words))
         write_pairs(folder)
 
     monkeypatch.setattr(summary_measure, "write_docstrings", write)
-    measure, folder = SummaryMeasure(64, vocabulary=300), tmp_path / "docstrings-64"
-    assert measure.prepare(tmp_path) == (
+    python = "python{}.{}".format(*sys.version_info[:2])
+    folder = tmp_path / f"docstrings-{python}-64-60"
+    given = PairSummaryMeasure(64, vocabulary=300).prepare(tmp_path)
+    assert given == (
         f"data.source={folder}/train.functions",
         f"data.target={folder}/train.summaries",
         f"data.tokenizer={folder}/joint.model",
     )
-    assert made == [("docstrings-64", 64)]
-    assert SummaryMeasure(0).prepare(tmp_path) == ()
-    assert len(made) == 1
+    tokenizer = (folder / "joint.model").stat().st_mtime_ns
+    assert PairSummaryMeasure(64, vocabulary=300).prepare(tmp_path) == given
+    assert (folder / "joint.model").stat().st_mtime_ns == tokenizer
+    PairSummaryMeasure(32, 50, vocabulary=300).prepare(tmp_path)
+    other = f"docstrings-{python}-32-50"
+    assert made == [(folder.name, (64, 60))] * 2 + [(other, (32, 50))]
+    # on the user's files
+    assert PairSummaryMeasure(0).prepare(tmp_path) == ()
+    assert len(made) == 3
 
 
 def test_what_is_measured(tmp_path, monkeypatch):
     write_pairs(tmp_path)
-    (tmp_path / "test.functions").write_text("def f(x): return x\nreturn a\n")
-    (tmp_path / "test.summaries").write_text("Return x.\nReturn b twice.\n")
+    # summaries of 2 and 4 words, so that the first 3 words of the functions are taken
+    (tmp_path / "test.functions").write_text("def run(x): x\nreturn each value later\n")
+    (tmp_path / "test.summaries").write_text("Return x.\nReturn each value twice.\n")
     requests = []
 
     def evaluate(run, request):
@@ -82,21 +92,30 @@ def test_what_is_measured(tmp_path, monkeypatch):
         )
 
     monkeypatch.setattr(translate, "evaluate", evaluate)
-    measured = SummaryMeasure(0, beam=4, length_penalty=0.8).measure(Run, tmp_path, quiet=True)
+    measured = PairSummaryMeasure(0, beam=4, length_penalty=0.8).measure(Run, tmp_path, quiet=True)
     assert measured.scores == {"ROUGE-L": 0.3, "ROUGE-1": 0.4, "ROUGE-2": 0.1, "tokens/s": 20.0}
     (request,) = requests
     assert request.task == "summarize"
     assert request.files == f"{tmp_path}/test.functions={tmp_path}/test.summaries"
     assert (request.beam, request.length_penalty, request.no_repeat_ngram) == (4, 0.8, 3)
-    # two words, the mean of the summaries' 2 and 3 (rounded to even): "def f(x):" and "return a";
-    # words are def, f, x and return, a: of the first summary's words, x is among three
+    # def, run, x, x has x in common with return, x; return, each, value has all its words in common
+    # with the second summary's four
+    shared = f1(1 / 4, 1 / 2), f1(3 / 3, 3 / 4)
     found = measured.baselines["the first words"]
-    assert found["ROUGE-1"] == pytest.approx((2 * (1 / 3) * (1 / 2) / (1 / 3 + 1 / 2) + 0.4) / 2)
+    assert found["ROUGE-1"] == found["ROUGE-L"] == pytest.approx(sum(shared) / 2)
+    # pairs of words: return each, each value of three
+    assert found["ROUGE-2"] == pytest.approx(f1(2 / 2, 2 / 3) / 2)
+
+
+def f1(precision, recall):
+    return 2 * precision * recall / (precision + recall)
 
 
 def test_missing_test_files_are_told(tmp_path):
     write_pairs(tmp_path)
     (tmp_path / "test.summaries").unlink()
     files = [f"data.source={tmp_path}/train.functions", f"data.target={tmp_path}/train.summaries"]
-    with pytest.raises(UserError, match="put the test files beside those to train on"):
-        SummaryMeasure(0).check(load_config("cnn_dm_paper", files))
+    with pytest.raises(
+        UserError, match=r"test\.summaries.*put the test files beside those to train on"
+    ):
+        PairSummaryMeasure(0).check(load_config("cnn_dm_paper", files))

@@ -18,7 +18,7 @@ from famjax.eval import translate
 from famjax.experiment.load import load_config, to_json
 from famjax.reproduce.cell import DATA, RESULT, Cell, run_cell
 from famjax.reproduce.experiments import EXPERIMENTS
-from famjax.reproduce.pair_files import test_files as find_test_files
+from famjax.reproduce.pair_files import find_test_files
 from famjax.reproduce.runner import make_cells
 from famjax.reproduce.translation_measure import TranslationMeasure
 from famjax.train.average import open_average
@@ -125,7 +125,7 @@ def test_what_is_measured(tmp_path, monkeypatch):
 
 def test_data_is_found_or_asked_for(tmp_path):
     measure = TranslationMeasure("multi30k")
-    with pytest.raises(UserError, match=r"multi30k/train\.de: put its sentences there"):
+    with pytest.raises(UserError, match=r"multi30k/train\.de: put its texts there"):
         measure.prepare(tmp_path)
     folder = write_pairs(tmp_path / "multi30k")
     given = measure.prepare(tmp_path)
@@ -143,11 +143,11 @@ def test_data_is_found_or_asked_for(tmp_path):
     assert (folder / "joint.model").stat().st_mtime_ns == made
     # compressed as those to train on
     (folder / "test.de.gz").rename(folder / "test.de")
-    with pytest.raises(UserError, match=r"test\.de\.gz: put its sentences there"):
+    with pytest.raises(UserError, match=r"test\.de\.gz: put its texts there"):
         measure.prepare(tmp_path)
     (folder / "train.de").write_bytes(text)
     (folder / "test.de").rename(folder / "test.de.gz")
-    with pytest.raises(UserError, match=r"test\.de: put its sentences there"):
+    with pytest.raises(UserError, match=r"test\.de: put its texts there"):
         measure.prepare(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Shared parts of translation experiments: small encoder-decoders, and variants by depth."""
+"""Shared parts of experiments with encoder-decoders: small ones, and variants by depth."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ _FEEDBACK = ("model.stack=feedback",)
 _OWN_KEYS = ("model.feedback.shared_kv=false",)
 DEPTHS, PAPER_DEPTHS = (1, 2, 4), (1, 2, 4, 6)
 SPLIT = " Tokenized BLEU has compounds split, as the papers' of WMT14 English-German."
-SIZES = (
-    "An encoder of three layers of width 128, 1,600 steps of 1,024 tokens of targets, of 4,000 "
-    "SentencePiece tokens; pairs with more than 64 are not trained on. "
-)
 SPEEDS = (
     "Tokens of the outputs a second, and seconds of training, on one process's part of the cores "
     "and while others train: rough figures."
 )
-NOTE = f"{SIZES}Beam 5 unless greedy. BLEU is sacrebleu's. {SPEEDS}"
+NOTE = (
+    "An encoder of three layers of width 128, 1,600 steps of 1,024 tokens of targets, of 4,000 "
+    "SentencePiece tokens; pairs with more than 64 are not trained on. Beam 5 "
+    f"unless greedy. BLEU is sacrebleu's. {SPEEDS}"
+)
 
 
 def by_depth(
@@ -38,6 +38,7 @@ def by_depth(
     paper: Mapping[str, float] | None = None,
     depths: tuple[int, ...] = DEPTHS,
     shared_at_paper: bool = False,
+    span_here: int = 64,
 ) -> tuple[Variant, ...]:
     """Return the variants of the figures: both decoders at each depth.
 
@@ -48,6 +49,7 @@ def by_depth(
       depths: numbers of layers of the decoders.
       shared_at_paper: whether the layers of a feedback decoder share keys and values at the paper's
         size, as on its large data sets (4).
+      span_here: span of the feedback memory at the size here.
     """
 
     def variant(line: str, layers: int) -> Variant:
@@ -55,7 +57,7 @@ def by_depth(
         here: tuple[str, ...] = depth
         there = (*depth, *at_paper)
         if line == "Feedback":
-            here = (*here, *_FEEDBACK, *_OWN_KEYS, "model.feedback.span=64")
+            here = (*here, *_FEEDBACK, *_OWN_KEYS, f"model.feedback.span={span_here}")
             own = () if shared_at_paper else _OWN_KEYS
             there = (*there, *_FEEDBACK, *own, f"model.feedback.span={span}")
         figures = {"tokenized BLEU": paper[name]} if paper and name in paper else {}
