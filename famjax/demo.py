@@ -370,5 +370,5 @@ def format_count(number: int) -> str:
 
 
 if __name__ == "__main__":
-    runtime.use_huge_pages()
+    runtime.start_program()
     sys.exit(main())

@@ -533,5 +533,5 @@ def _memory_and_seed(name: str) -> tuple[str, int]:
 
 
 if __name__ == "__main__":
-    runtime.use_huge_pages()
+    runtime.start_program()
     sys.exit(main())

@@ -139,6 +139,8 @@ def main() -> int:
 
 
 def _read_arguments(arguments: argparse.Namespace) -> TextDemo:
+    if arguments.seeds < 1:
+        raise UserError(f"--seeds {arguments.seeds}: must be at least 1")
     folder = Path("runs/demo-text")
     if arguments.data is None:
         texts = standard_library(folder / "library")
@@ -384,5 +386,5 @@ def draw(demo: TextDemo, results: Sequence[dict[str, Any]]) -> Path:
 
 
 if __name__ == "__main__":
-    runtime.use_huge_pages()
+    runtime.start_program()
     sys.exit(main())

@@ -284,5 +284,5 @@ def draw(demo: TranslationDemo, results: Sequence[dict[str, Any]]) -> Path:
 
 
 if __name__ == "__main__":
-    runtime.use_huge_pages()
+    runtime.start_program()
     sys.exit(main())

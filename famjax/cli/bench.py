@@ -116,6 +116,11 @@ def run(argv: list[str]) -> int:
     # a config without a vocabulary size takes that of the byte tokenizer
     model = replace(model, vocab_size=model.vocab_size or 258)
     _check_sizes(arguments, model)
+    # before anything asks JAX for its devices
+    if arguments.name == "mesh":
+        runtime.set_cpu_devices(8)
+    elif arguments.name == "feedback":
+        runtime.share_cores(arguments.batch)
     _check_memory(arguments, model)
     console = Output(stderr=arguments.json)
     note = Output(stderr=True)
@@ -150,13 +155,11 @@ def run(argv: list[str]) -> int:
     if arguments.name == "mesh":
         from famjax.cli import bench_mesh
 
-        runtime.set_cpu_devices(8)
         bench_mesh.run(model, sizes, arguments.json, console, note)
         return 0
     if arguments.name == "feedback":
         from famjax.cli import bench_feedback
 
-        runtime.share_cores(arguments.batch)
         measure = bench_feedback.run_lengths if sizes.lengths else bench_feedback.run
         measure(_reshape(model, arguments), sizes, arguments.json, console, note)
         return 0

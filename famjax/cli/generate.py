@@ -120,7 +120,7 @@ def run(argv: list[str]) -> int:
     if arguments.small_cache:
         opened = opened.with_small_cache()
     # a memory belongs to the run as it is, before it is changed for inference
-    state = None if a.state_in is None else load_state(a.state_in, opened)
+    state = None if a.state_in is None else load_state(expanded(a.state_in), opened)
     if a.state_out is not None:
         opened = replace(opened, memory_of=model_fingerprint(opened))
     opened = opened.for_inference()
@@ -196,7 +196,7 @@ def _check(arguments: Arguments) -> None:
         raise UserError("--state-out saves the memory of what --read reads; give --read FILE")
     _check_decoding(a)
     if a.state_out is not None and a.read is not None:
-        _check_writable(Path(a.state_out), expanded(a.read))
+        _check_writable(expanded(a.state_out), expanded(a.read))
 
 
 def _check_decoding(a: Arguments) -> None:
@@ -236,8 +236,9 @@ def _read_document(
 
     state = generator.read_document(expanded(document), quiet=False)
     if state_out is not None:
-        save_state(state_out, state, opened)
-        size = Path(state_out).stat().st_size
+        file = expanded(state_out)
+        save_state(file, state, opened)
+        size = file.stat().st_size
         print(f"read {state.tokens:,} tokens; wrote {state_out}, {size:,} bytes", file=sys.stderr)
     return state
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import gc
 import importlib
 import io
 import os
@@ -28,7 +27,7 @@ from famjax.core.errors import (
 )
 from famjax.core.paths import url_message
 from famjax.experiment.hints import find_hint
-from famjax.processes.runtime import describe_missing_device, use_huge_pages
+from famjax.processes.runtime import describe_missing_device, start_program
 
 VERBS = {
     "train": "train a model from a config, or continue a run",
@@ -74,10 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def script() -> None:
     """Run `main` as a program, and exit with its status."""
     # feedback's loop runs on several devices in parallel, and one malloc arena would serialize them
-    use_huge_pages(keep=sys.argv[1:2] == ["bench"] and "feedback" not in sys.argv)
-    # collect garbage less often: a traced program is a million objects that stay alive, and
-    # searching them again and again takes an eighth of the time until the first step
-    gc.set_threshold(200_000, 20, 100)
+    start_program(keep=sys.argv[1:2] == ["bench"] and "feedback" not in sys.argv)
     status = main()
     if status == EXIT_SIGNAL + signal.SIGINT:
         # After Ctrl-C XLA's threads may still compile, and interpreter shutdown can then crash.

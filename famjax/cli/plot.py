@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from famjax.core.errors import UserError
+from famjax.core.paths import expanded
 
 
 def plot_file(name: str) -> Path:
@@ -13,7 +14,7 @@ def plot_file(name: str) -> Path:
     Raises:
       UserError: the file cannot be written.
     """
-    path = Path(name)
+    path = expanded(name)
     if path.suffix not in (".png", ".svg", ".pdf"):
         raise UserError(f"--plot {name}: must end in .png, .svg or .pdf")
     if not path.parent.is_dir():

@@ -1,9 +1,9 @@
 """A process of `famjax reproduce`, which runs one training and its measurement.
 
-    python -m famjax.cli.reproduce_cell CELL CORES
+    python -m famjax.cli.reproduce_cell CELL CORES PARENT
 
 CELL is a JSON object with the fields of `famjax.reproduce.cell.Cell`. CORES is a list such as
-"0,1", or "" for all cores.
+"0,1", or "" for all cores. PARENT is the number of the process that starts this one.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ import sys
 from famjax.cli.main import run_guarded
 from famjax.core.json_files import parse_json
 from famjax.processes import runtime
+from famjax.processes.parent import end_with_parent
 
 
 def main() -> int:
-    spec, cores = sys.argv[1:]
+    spec, cores, parent = sys.argv[1:]
+    end_with_parent(int(parent))
     if cores:
         # before JAX starts its threads
         os.sched_setaffinity(0, set(map(int, cores.split(","))))
@@ -32,5 +34,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    runtime.use_huge_pages()
+    runtime.start_program()
     sys.exit(run_guarded(main))

@@ -10,6 +10,7 @@ import tyro
 
 from famjax.cli.main import parse
 from famjax.core.errors import UserError, nearest
+from famjax.core.paths import expanded
 from famjax.core.ticker import format_seconds, ticker
 
 if TYPE_CHECKING:
@@ -69,15 +70,15 @@ def _report(seconds: float) -> None:
 
 
 def _train(arguments: Arguments) -> Tokenizer:
-    files, size = ",".join(arguments.files), arguments.vocab_size
+    files, size, out = ",".join(arguments.files), arguments.vocab_size, expanded(arguments.out)
     if arguments.kind == "words":
         from famjax.data.train_tokenizer import build_word_list
 
-        return build_word_list(files, arguments.out, arguments.min_count, size)
+        return build_word_list(files, out, arguments.min_count, size)
     if size is None:
         raise UserError("tokenizer train needs --vocab-size N, except with --kind words")
     if arguments.min_count != 1:
         raise UserError(f"--min-count {arguments.min_count} is for --kind words; remove it")
     from famjax.data.train_tokenizer import train_sentencepiece
 
-    return train_sentencepiece(files, size, arguments.out)
+    return train_sentencepiece(files, size, out)

@@ -9,6 +9,7 @@ from pathlib import Path
 from famjax.cli import train_help
 from famjax.config.schema import Config, MeshConfig
 from famjax.core.errors import UserError
+from famjax.core.paths import expanded
 from famjax.experiment.hints import find_hint
 from famjax.experiment.load import available_configs, check_starts_from_weights, load_config
 from famjax.processes import collective, runtime
@@ -30,7 +31,7 @@ def run(argv: list[str]) -> int:
         runtime.share_cores(config.data.batch // config.train.accumulate)
     from famjax.train.loop import train_with_source
 
-    folder = Path(run_dir) if run_dir else Path("runs") / config.name
+    folder = expanded(run_dir) if run_dir else Path("runs") / config.name
     with all_or_nothing(process):
         done, source = train_with_source(config, folder)
     if process is not None and process.index:

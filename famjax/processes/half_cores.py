@@ -9,17 +9,16 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
 
-from famjax.core.errors import StopRequested, UserError
+from famjax.core.errors import UserError
 from famjax.processes import runtime
+from famjax.processes.parent import end_with_parent
 
 Item = TypeVar("Item")
 # seconds for the other process to save after an interruption
@@ -52,15 +51,10 @@ def _exit_with_status(work: Callable[..., int], arguments: tuple[Any, ...]) -> N
 
 
 def _end_with_parent() -> None:
-    """Make this process save and end when the one that started it has ended, however it ended."""
     parent = multiprocessing.parent_process()
     assert parent
-
-    def wait() -> None:
-        parent.join()
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=wait, daemon=True).start()
+    assert parent.pid
+    end_with_parent(parent.pid)
 
 
 def run_in_halves(
@@ -94,7 +88,7 @@ def run_in_halves(
             work(item, False)
         with console.status("waiting for the other process"):
             process.join()
-    except (KeyboardInterrupt, StopRequested):
+    except BaseException:  # an interruption, or an error of this process's item
         process.terminate()  # it saves, and ends
         process.join(_SECONDS_TO_SAVE)
         raise

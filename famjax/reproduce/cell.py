@@ -47,6 +47,8 @@ def code_version() -> str:
         commit = git("log", "-1", "--format=%h", "--abbrev=10", *code)
         new = git("ls-files", "--others", "--exclude-standard", "--full-name", *code).splitlines()
         changed = git("diff", "HEAD", *code), [(name, (home / name).read_bytes()) for name in new]
+        if not commit:  # installed within a repository of something else
+            return famjax.__version__
         return commit + (f"+{_digest(changed)}" if any(changed) else "")
     except (OSError, subprocess.SubprocessError):
         return famjax.__version__

@@ -171,9 +171,14 @@ class _Process:
         folder = cell.folder(experiment)
         folder.mkdir(parents=True, exist_ok=True)
         self.log, self._begin = folder / "log.txt", time.monotonic()
-        arguments = [sys.executable, "-m", _PROCESS, json.dumps(asdict(cell)), cores]
+        own = json.dumps(asdict(cell)), cores, str(os.getpid())
+        arguments = [sys.executable, "-m", _PROCESS, *own]
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(arguments, stdout=log, stderr=log)
+            self._begin_of_log = log.tell()
+            # in a process group of its own: Ctrl-C reaches only this process, which tells the
+            # others to save and end; a second signal would interrupt that
+            group = 0 if hasattr(os, "setpgid") else None
+            self._process = subprocess.Popen(arguments, stdout=log, stderr=log, process_group=group)
 
     def has_ended(self) -> bool:
         return self._process.poll() is not None
@@ -183,14 +188,21 @@ class _Process:
 
     def check(self) -> None:
         """Raise a `UserError` with the reason if the process failed."""
-        if not self._process.returncode:
+        status = self._process.returncode
+        if not status:
             return
-        lines = self.log.read_text(errors="replace").strip().splitlines() or ["no output"]
+        if status < 0:
+            name = signal.Signals(-status).name
+            reason = f"was ended by {name}; if the machine ran out of memory, give --jobs 1"
+        else:
+            text = self.log.read_bytes()[self._begin_of_log :].decode(errors="replace")
+            lines = text.strip().splitlines() or ["no output"]
+            reason = lines[-1].removeprefix("famjax: ")
         what = f"{self.cell.experiment}, {self.cell.variant or 'base'}, seed {self.cell.seed}"
-        raise UserError(f"{what}: {lines[-1].removeprefix('famjax: ')}; see {self.log}")
+        raise UserError(f"{what}: {reason}; see {self.log}")
 
     def terminate(self) -> None:
-        """Tell the process to save and end. After Ctrl-C it has got that signal itself already."""
+        """Tell the process to save and end."""
         self._process.terminate()
 
     def wait(self) -> None:

@@ -376,10 +376,12 @@ def _machine_id() -> str:
 
 
 def _start_time(pid: int) -> str:
-    """Return a process's start time, in ticks since boot; "" if there is no such process."""
+    """Return a process's start time, in ticks since boot; "" if no such process is running."""
     try:
-        # field 22 of proc(5), counted after the program's name, which may contain spaces
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+        # proc(5), after the program's name, which may contain spaces: fields 3 and 22
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        # one that has ended stays until its parent asks for its status, which some never do
+        return "" if fields[0] in "ZX" else fields[19]
     except FileNotFoundError:
         if Path("/proc/self/stat").exists():
             return ""

@@ -19,6 +19,7 @@ from famjax.bench import (
     linear_peers,
     mesh,
 )
+from famjax.cli import bench, bench_feedback, bench_mesh
 from famjax.cli.main import main
 from famjax.config.schema import Config, FeedbackConfig, LinearConfig, ModelConfig
 from famjax.core.errors import UserError
@@ -386,3 +387,16 @@ def test_transformers_writes_the_same_hypotheses():
     peer = beam.measure_peer(model, 2, 6, 2)
     assert peer.same == 1
     assert peer.time.ratio == peer.time.first / peer.time.second
+
+
+@pytest.mark.parametrize("name", ["mesh", "feedback"])
+def test_devices_are_set_before_jax_is_asked_for_them(name, monkeypatch):
+    calls = []
+    for function in ("set_cpu_devices", "share_cores"):
+        monkeypatch.setattr(bench.runtime, function, lambda *_, f=function: calls.append(f))
+    monkeypatch.setattr(bench, "_check_memory", lambda *_: calls.append("memory"))
+    for module in (bench_mesh, bench_feedback):
+        monkeypatch.setattr(module, "run", lambda *_: calls.append("run"))
+    assert bench.run([name]) == 0
+    first = "set_cpu_devices" if name == "mesh" else "share_cores"
+    assert calls == [first, "memory", "run"]

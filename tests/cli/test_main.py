@@ -410,7 +410,7 @@ def test_train_help_of_an_unknown_group_is_an_error(capsys: pytest.CaptureFixtur
 def test_tokenizer_train_passes_its_flags(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], made: int, said: str
 ) -> None:
-    calls: list[tuple[str, int, str]] = []
+    calls: list[tuple[str, int, Path]] = []
 
     def train_sentencepiece(*args: Any) -> Any:
         calls.append(args)
@@ -422,7 +422,7 @@ def test_tokenizer_train_passes_its_flags(
     assert (
         main(["tokenizer", "train", "a.txt", "b", "--vocab-size", "500", "--out", "m.model"]) == 0
     )
-    assert calls == [("a.txt,b", 500, "m.model")]
+    assert calls == [("a.txt,b", 500, Path("m.model"))]
     out = capsys.readouterr().out
     assert said in out
     assert "data.tokenizer=m.model" in out
@@ -480,9 +480,11 @@ def test_every_verb_has_help(verb: str, capsys: pytest.CaptureFixture[str]) -> N
 def test_garbage_collection_thresholds_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tracing is slower with Python's default thresholds."""
     thresholds: list[int] = []
-    monkeypatch.setattr("famjax.cli.main.use_huge_pages", lambda keep: None)
+    monkeypatch.setattr("famjax.processes.runtime.use_huge_pages", lambda keep: None)
     monkeypatch.setattr("famjax.cli.main.main", lambda: 0)
-    monkeypatch.setattr("famjax.cli.main.gc.set_threshold", lambda *n: thresholds.extend(n))
+    monkeypatch.setattr(
+        "famjax.processes.runtime.gc.set_threshold", lambda *n: thresholds.extend(n)
+    )
     with pytest.raises(SystemExit):
         script()
     assert thresholds[0] >= 100_000

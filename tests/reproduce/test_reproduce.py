@@ -261,7 +261,11 @@ def test_bases_come_first_and_are_shared(fake, tmp_path, monkeypatch):
 def test_sigterm_stops_the_processes(tmp_path, monkeypatch):
     monkeypatch.setattr("famjax.reproduce.measures.CodeMeasure.prepare", lambda *_: ())
     seen = tmp_path / "pid"
-    program = f"import os, time\nopen({str(seen)!r}, 'w').write(str(os.getpid()))\ntime.sleep(99)\n"
+    program = (
+        "import os, time\n"
+        f"open({str(seen)!r}, 'w').write(f'{{os.getpid()}} {{os.getpgid(0)}}')\n"
+        "time.sleep(99)\n"
+    )
     (tmp_path / "sleeper.py").write_text(program)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr("famjax.reproduce.runner._PROCESS", "sleeper")
@@ -278,9 +282,33 @@ def test_sigterm_stops_the_processes(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         runner.run([Cell(str(tmp_path), COPY, EXPERIMENTS[COPY].variants[0].name, 0)])
     thread.join()
+    pid, group = map(int, seen.read_text().split())
     with pytest.raises(ProcessLookupError):
-        os.kill(int(seen.read_text()), 0)
+        os.kill(pid, 0)
+    # Ctrl-C in a terminal does not reach it: the runner's signal is its only one
+    assert group != os.getpgid(0)
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("import os; os.kill(os.getpid(), 9)", "was ended by SIGKILL; if the machine ran out of"),
+        ("import sys; sys.exit('famjax: no data')", "no data; see"),
+        ("raise SystemExit(1)", "no output; see"),
+    ],
+)
+def test_why_a_process_failed_is_said(program, reason, tmp_path, monkeypatch):
+    monkeypatch.setattr("famjax.reproduce.measures.CodeMeasure.prepare", lambda *_: ())
+    (tmp_path / "failing.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("famjax.reproduce.runner._PROCESS", "failing")
+    cell = Cell(str(tmp_path), COPY, EXPERIMENTS[COPY].variants[0].name, 0)
+    log = cell.folder(EXPERIMENTS[COPY]) / "log.txt"
+    log.parent.mkdir(parents=True)
+    log.write_text("300/1200 of an earlier process\n")
+    with pytest.raises(UserError, match=reason):
+        Runner({COPY: EXPERIMENTS[COPY]}, 1, print).run([cell])
 
 
 def test_equal_trainings_do_not_run_at_once(tmp_path, monkeypatch):
@@ -392,6 +420,10 @@ def test_pages_and_experiments_are_no_change_of_the_code(tmp_path, monkeypatch):
         changed.add(code_version.__wrapped__())
     assert len(changed) == 2
     assert all(re.fullmatch(rf"{clean}\+[0-9a-f]+", version) for version in changed)
+    # an installation within a repository that ignores it
+    monkeypatch.setattr(famjax, "__file__", str(tmp_path / "docs" / "famjax" / "__init__.py"))
+    (tmp_path / "docs" / "famjax").mkdir()
+    assert code_version.__wrapped__() == famjax.__version__
 
 
 def test_cores_are_split():

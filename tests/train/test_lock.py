@@ -70,6 +70,15 @@ def test_a_killed_process_releases_the_lock(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
+def test_a_process_that_has_ended_holds_no_lock_before_its_parent_knows(tmp_path: Path) -> None:
+    with holder_process(tmp_path) as process:
+        process.send_signal(signal.SIGKILL)
+        # waits for its end, and leaves it a zombie
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert Path(f"/proc/{process.pid}/stat").exists()
+        hold(tmp_path)
+
+
 def check_one_holds(
     folder: Path, count: int, report: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
