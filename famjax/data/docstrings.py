@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import ast
 import re
-import shutil
 import sysconfig
-import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 from famjax.core.errors import UserError
+from famjax.core.folders import fill_folder
 
 # one module in about so many is held out
 _HELD_OUT = 10
@@ -46,22 +45,11 @@ def write_docstrings(folder: Path, words: int, summary_words: int) -> None:
             f"{_library()}: has too few functions with docstrings; run famjax with a Python whose "
             "library is there as source code"
         )
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # renamed when all files are there, so that the folder is never incomplete
-    temporary = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
-    partial = temporary / folder.name
-    try:
-        partial.mkdir()  # with the usual permissions
+    with fill_folder(folder) as partial:
         for split, both in pairs.items():
             for name, lines in zip((FUNCTIONS, SUMMARIES), zip(*both, strict=True), strict=True):
                 text = "".join(f"{line}\n" for line in lines)
                 (partial / f"{split}.{name}").write_text(text, encoding="utf-8")
-        partial.rename(folder)
-    except OSError:
-        if not folder.exists():  # else another process was faster
-            raise
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _find_pairs(words: int, summary_words: int) -> dict[str, list[tuple[str, str]]]:

@@ -234,7 +234,7 @@ def is_jsonl(path: str) -> bool:
 
 def is_json(path: str) -> bool:
     """Return whether a file is one JSON value, by its name."""
-    return _without_compression(path).endswith(".json")
+    return _without_compression(path).endswith(".json") and not is_parquet(path)
 
 
 def is_compressed(path: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -65,16 +65,17 @@ def fewest_rows(sizes: Sequence[int], most: int) -> int:
     Args:
       sizes: sizes of the documents, in the order in which rows take them.
     """
-
-    def last_end(rows: int) -> int:
-        ends = [0] * rows
-        for size in sizes:
-            heapq.heapreplace(ends, ends[0] + size)
-        return max(ends)
-
-    end = last_end(most)
+    end = last_end(sizes, most)
     least = max(math.ceil(sum(sizes) / max(end, 1)), 1)
-    return next(rows for rows in range(least, most + 1) if last_end(rows) <= end)
+    return next(rows for rows in range(least, most + 1) if last_end(sizes, rows) <= end)
+
+
+def last_end(sizes: Iterable[int], rows: int) -> int:
+    """Return when the last row ends, if each document goes to the first free row."""
+    ends = [0] * rows
+    for size in sizes:
+        heapq.heapreplace(ends, ends[0] + size)
+    return max(ends)
 
 
 def one_pass(source: Source, lanes: int, length: int, block: int) -> Iterator[Batch[np.ndarray]]:

@@ -10,6 +10,8 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
+from famjax.core.folders import fill_folder
+
 # minimum size of a module in bytes; one module in this many is held out
 _MODULE_BYTES, _HELD_OUT = 30_000, 16
 
@@ -39,12 +41,9 @@ def standard_library(folder: Path) -> Texts:
             if not {"site-packages", "dist-packages"} & set(path.parts)
             and path.stat().st_size >= _MODULE_BYTES
         )
-        # renamed when all files are there, so that the folder is never incomplete
-        partial = folder.with_name(folder.name + ".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        for number, module in enumerate(modules):
-            target = partial / ("training" if (number + 1) % _HELD_OUT else "held_out")
-            target.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(library / module, target / ".".join(module.parts))
-        partial.rename(folder)
+        with fill_folder(folder) as partial:
+            for number, module in enumerate(modules):
+                target = partial / ("training" if (number + 1) % _HELD_OUT else "held_out")
+                target.mkdir(exist_ok=True)
+                shutil.copyfile(library / module, target / ".".join(module.parts))
     return texts

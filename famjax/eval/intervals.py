@@ -17,7 +17,8 @@ def paired_interval(
     """Return by how many bits per byte a model is worse than another, with a bootstrap interval.
 
     Documents are drawn with replacement, the same ones for both models, so that the difficulty of a
-    document cancels. Training seeds are not drawn: they are averaged.
+    document cancels. Empty documents are not drawn. Training seeds are not either: they are
+    averaged.
 
     Args:
       nats: [documents], the model's loss summed over a document's tokens, averaged over seeds.
@@ -31,8 +32,10 @@ def paired_interval(
       one document.
     """
     difference = (nats - other_nats) / np.log(2)
+    mean = float(difference.sum() / size.sum())
+    difference, size = difference[size > 0], size[size > 0]
     if len(size) == 1:
-        return float(difference[0] / size[0]), None, None
+        return mean, None, None
     rng = np.random.default_rng(0)
     # one sample at a time, so that memory does not grow with samples * documents
     means = []
@@ -40,7 +43,7 @@ def paired_interval(
         drawn = rng.integers(len(size), size=len(size))
         means.append(difference[drawn].sum() / size[drawn].sum())
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return float(difference.sum() / size.sum()), float(low), float(high)
+    return mean, float(low), float(high)
 
 
 def ratio_interval(

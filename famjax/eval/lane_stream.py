@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from famjax.core.types import Array, Batch, Context, State
+from famjax.data.one_pass import last_end
 from famjax.eval.ablations import ablated_leaves, restore_lanes
 from famjax.eval.streaming import CHUNK, Streamer, rechunk
 from famjax.models.language_model import LanguageModel
@@ -288,9 +289,9 @@ def plan_lanes(sizes: Sequence[int], batch: int, block: int, longest: int = CHUN
     read = sum(size // block * block for size in sizes)
     chunk = max(longest // block, 1) * block
     while chunk:
-        calls = [-(-(size // block * block) // chunk) for size in sizes]
+        calls = sorted((-(-(size // block * block) // chunk) for size in sizes), reverse=True)
         for lanes in range(min(batch, len(sizes)), 0, -1):
-            computed = _count_calls(calls, lanes) * lanes * chunk
+            computed = last_end(calls, lanes) * lanes * chunk
             plans.append(LanePlan(lanes, chunk, 1 - read / computed if computed else 0.0))
         chunk = chunk // block // 2 * block
     least = max(min(plan.padding for plan in plans), MOST_PADDING)
@@ -298,14 +299,6 @@ def plan_lanes(sizes: Sequence[int], batch: int, block: int, longest: int = CHUN
         (plan for plan in plans if plan.padding <= least),
         key=lambda plan: (plan.lanes * plan.chunk, plan.lanes),
     )
-
-
-def _count_calls(calls: Sequence[int], lanes: int) -> int:
-    """Return the number of calls if each document goes to the first free lane, long ones first."""
-    loads = [0] * lanes
-    for count in sorted(calls, reverse=True):
-        loads[loads.index(min(loads))] += count
-    return max(loads)
 
 
 class ReadDocument(NamedTuple):

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from famjax.core.types import Batch
-from famjax.data.one_pass import EndOfDocuments, one_pass
+from famjax.data.one_pass import EndOfDocuments, fewest_rows, one_pass
 from famjax.data.sources import Key, Piece, Source
 from famjax.eval.document_sums import DocumentSums
 from famjax.eval.memory import update_tokens
@@ -51,24 +51,29 @@ def log_likelihoods(
     Raises:
       UserError: a context and its continuation exceed full attention's KV cache.
     """
-    if not continuations:
-        return []
-    sizes = [len(c.context) + len(c.tokens) for c in continuations]
+    # what has no tokens has a likelihood of 1
+    scores = [Score(0.0, True) for _ in continuations]
+    numbers = [i for i, each in enumerate(continuations) if len(each.tokens)]
+    if not numbers:
+        return scores
+    sizes = [len(continuations[i].context) + len(continuations[i].tokens) for i in numbers]
     check_capacity(run.model.stack.capacity, max(sizes))
     # lanes end at about the same time if the long ones begin first
-    order = np.argsort([-size for size in sizes], kind="stable")
+    order = sorted(range(len(numbers)), key=lambda i: -sizes[i])
     block = update_tokens(run.config)
     longest = -(-min(max(sizes), CHUNK) // block) * block
-    streamer = Streamer(run.model, min(batch, len(continuations)), longest)
-    source = _Continuations([continuations[i] for i in order])
+    lanes = fewest_rows([sizes[i] for i in order], min(batch, len(order)))
+    streamer = Streamer(run.model, lanes, longest)
+    source = _Continuations([continuations[numbers[i]] for i in order])
     sums = DocumentSums(streamer.batch)
     with TokenProgress("log-likelihoods", sum(sizes), quiet) as progress:
         for rows, (nll, correct) in _losses(streamer, source, block):
             predicted = rows["weights"] > 0
             sums.add(rows["reset"], np.stack([-nll * predicted, ~correct & predicted]))
             progress.advance(int(rows["valid"].sum()))
-    scores = [Score(float(total), wrong == 0) for total, wrong in sums.sums]
-    return [scores[i] for i in np.argsort(order)]
+    for i, (total, wrong) in zip(order, sums.sums, strict=True):
+        scores[numbers[i]] = Score(float(total), wrong == 0)
+    return scores
 
 
 def _losses(

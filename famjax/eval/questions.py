@@ -6,7 +6,7 @@ Each document is read once; its questions are answered from the state after it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
@@ -348,7 +348,7 @@ def _answer(
         return _rank(run, task, reading, name, prompts, progress)
     stream = reading.answering[name]
     found: dict[int, _Output] = {}
-    for numbers in _batches(prompts, stream.batch):
+    for numbers in _batches(prompts, stream.batch, lambda prompt: _most(run, task, prompt.asked)):
         together = [prompts[i] for i in numbers]
 
         def is_done(lane: int, text: str, together: list[_Prompt] = together) -> bool:
@@ -421,9 +421,16 @@ def _rank(
     return found
 
 
-def _batches(prompts: Sequence[_Prompt], batch: int) -> Iterator[list[int]]:
-    """Yield batches of indices of prompts with similar lengths."""
-    order = sorted(range(len(prompts)), key=lambda i: len(prompts[i].tokens))
+def _batches(
+    prompts: Sequence[_Prompt], batch: int, most: Callable[[_Prompt], int] = lambda _: 0
+) -> Iterator[list[int]]:
+    """Yield batches of indices of prompts with similar lengths.
+
+    Args:
+      most: maximum number of tokens of a prompt's answer. All answers of a batch wait for the
+        longest one, so prompts are sorted by it first.
+    """
+    order = sorted(range(len(prompts)), key=lambda i: (most(prompts[i]), len(prompts[i].tokens)))
     for first in range(0, len(order), batch):
         yield order[first : first + batch]
 

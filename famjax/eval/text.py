@@ -148,9 +148,9 @@ def evaluate_text(
     tokens = 0
     with TokenProgress("text", source.text_bytes, quiet) as progress:
         with progress.compiling():  # now, so that timings exclude compilation
-            streamer.new_stream().lane_losses(
-                stack_rows([empty_row(streamer.chunk)] * streamer.batch)
-            )
+            empty = stack_rows([empty_row(streamer.chunk)] * streamer.batch)
+            for stream in streams:
+                stream.new_stream().lane_losses(empty)
         begin = time.perf_counter()
         for batch_read, positions, results in _predictions(run, rows, streams, block):
             counted = batch_read["weights"] > 0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from famjax.core.folders import fill_folder
 from famjax.data.standard_library import standard_library
 from famjax.data.train_tokenizer import train_sentencepiece
 from famjax.eval.passkey import asks_anywhere, evaluate_passkey
@@ -115,14 +116,11 @@ class CodeTexts(Measure):
 
 def _write_beginnings(modules: Path, folder: Path) -> None:
     """Write the first lines of each module, except for `encodings`, whose tables are not code."""
-    partial = folder.with_name(folder.name + ".partial")
-    partial.mkdir(exist_ok=True)
-    for module in modules.iterdir():
-        if not module.name.startswith("encodings."):
-            begin, newline, _ = module.read_bytes()[:_BEGINNING_BYTES].rpartition(b"\n")
-            (partial / module.name).write_bytes(begin + newline)
-    # renamed last, so that the folder only appears when all files are in it
-    partial.rename(folder)
+    with fill_folder(folder) as partial:
+        for module in modules.iterdir():
+            if not module.name.startswith("encodings."):
+                begin, newline, _ = module.read_bytes()[:_BEGINNING_BYTES].rpartition(b"\n")
+                (partial / module.name).write_bytes(begin + newline)
 
 
 @dataclass(frozen=True)

@@ -182,3 +182,8 @@ def test_pairs_and_questions_are_read(tmp_path):
     assert [document._replace(name="") for document in found] == [
         document._replace(name="") for document in expected
     ]
+
+
+def test_a_file_named_json_parquet_is_parquet(tmp_path):
+    write(tmp_path / "a.json.parquet", ROWS)
+    assert len(TextSource(str(tmp_path / "a.json.parquet"), BYTES, seed=0, holdout=0)) == len(ROWS)

@@ -116,6 +116,11 @@ def test_batches_of_unequal_lengths_are_each_document_alone(folder: Path) -> Non
         np.testing.assert_allclose(score.log_likelihood, -nll[0, asked].sum(), rtol=1e-5)
         assert score.is_greedy == bool(correct[0, asked].all())
     assert log_likelihoods(run, [], quiet=True) == []
+    # an empty text has a likelihood of 1, and takes no place in the rows
+    empty = Continuation(documents[0].context, np.zeros(0, int))
+    some = log_likelihoods(run, [empty, *documents, empty], batch=2, quiet=True)
+    assert some == [(0.0, True), *found, (0.0, True)]
+    assert log_likelihoods(run, [empty], quiet=True) == [(0.0, True)]
 
 
 def write_task(folder: Path, name: str, fields: str, rows: list[dict[str, Any]]) -> Path:

@@ -42,6 +42,16 @@ def test_equal_scores_of_sets_have_the_interval_of_as_many_documents() -> None:
     assert mean_of_ratios(sets)[1:] == mean_interval(np.zeros(20))[1:]
 
 
+def test_empty_documents_are_not_drawn() -> None:
+    """A sample of empty documents only would have no bytes."""
+    nats, size = np.array([1.0, 70.0, 2.0, 3.0]), np.array([0, 100, 0, 0])
+    assert paired_interval(nats, 0 * nats, size)[1:] == (None, None)
+    nats, size = np.append(nats, 80.0), np.append(size, 100)
+    found = paired_interval(nats, 0 * nats, size)
+    assert found[0] == pytest.approx(156 / 200 / np.log(2))
+    assert found[1:] == pytest.approx((0.7 / np.log(2), 0.8 / np.log(2)))
+
+
 def test_one_document_has_no_interval() -> None:
     nats, size = np.array([3.0]), np.array([10.0])
     assert paired_interval(nats, 0 * nats, size) == (0.3 / np.log(2), None, None)
