@@ -94,7 +94,7 @@ class Arguments:
     """Published number of words of the texts, for word perplexity.
     Default: words are split at white space."""
     batch: int = 8
-    """Number of documents or windows in a batch."""
+    """Maximum number of documents or windows in a batch."""
     json: bool = False
     """Print one JSON object instead of tables."""
     plot: bool = False

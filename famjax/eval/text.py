@@ -197,8 +197,8 @@ def evaluate_text(
 def _longest_first(source: TextSource, batch: int) -> tuple[DocumentPass, int]:
     """Return a pass with the longest documents first, and how many rows are enough for it.
 
-    In random order, the last rows with a document keep the others waiting. Without known sizes it
-    is the order, and as many rows as given.
+    In random order, the last rows with a document keep the others waiting. If the sizes are not
+    known, the order is random, and there are as many rows as given.
     """
     sizes = source.document_sizes()
     if sizes is None:
