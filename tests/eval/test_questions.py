@@ -7,6 +7,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -412,3 +413,14 @@ def test_few_states_are_held(short: None, tmp_path: Path, monkeypatch: pytest.Mo
     # saved after each document
     assert kept == [1, 1, 1]
     assert found["score"] == expected["score"]
+
+
+def test_short_answers_do_not_wait_for_long_ones() -> None:
+    """Prompts of equal limits are answered together, those of similar lengths first."""
+    limits, lengths = (512, 32, 512, 32, 32), (3, 9, 1, 2, 5)
+    prompts: Any = [
+        SimpleNamespace(most=most, tokens=[0] * length)
+        for most, length in zip(limits, lengths, strict=True)
+    ]
+    assert list(questions._batches(prompts, 3, lambda prompt: prompt.most)) == [[3, 4, 1], [2, 0]]
+    assert list(questions._batches(prompts, 2)) == [[2, 3], [0, 4], [1]]

@@ -84,6 +84,21 @@ def work_until_stopped(folder: Path, name: str, quiet: bool) -> None:
     raise StopRequested(signal.SIGTERM, 0)
 
 
+def fail_beside_a_training(folder: Path, name: str, quiet: bool) -> None:
+    """Fail in the first process, as soon as the other one has begun."""
+    if quiet:
+        work_until_stopped(folder, "other", quiet)
+    wait_for(lambda: (folder / "other began").exists())
+    raise UserError("the disk is full")
+
+
+def test_the_other_process_saves_if_this_one_fails(tmp_path: Path) -> None:
+    work = functools.partial(fail_beside_a_training, tmp_path)
+    with pytest.raises(UserError, match="the disk is full"):
+        run_in_halves(work, ["one", "two"], tmp_path / "log", Console())
+    assert (tmp_path / "saved").exists()
+
+
 @pytest.mark.parametrize("to_group", [False, True])
 def test_both_processes_save_when_stopped(tmp_path: Path, to_group: bool) -> None:
     """The other process receives one signal, whether this process or its group is stopped."""
