@@ -17,6 +17,7 @@ from famjax.layers.norm import Norm
 from famjax.ops.attention import soft_cap
 from famjax.ops.lookup import look_up
 from famjax.ops.losses import chunked_cross_entropy, smoothed_token_losses, token_losses
+from famjax.ops.weight_einsum import weight_einsum
 from famjax.parallel.sharding import TOKENS, target_device, with_logical_constraint
 from famjax.stacks import make_stack
 
@@ -125,7 +126,7 @@ class LanguageModel(nnx.Module):
         return self._cap_logits(self.head(self._normalize(x)))
 
     def _tied_logits(self, x: Array, table: Array) -> Array:
-        return self._cap_logits(jnp.einsum("...d,vd->...v", self._normalize(x), table))
+        return self._cap_logits(weight_einsum("...d,dv->...v", self._normalize(x), table.T))
 
     def _cap_logits(self, y: Array) -> Array:
         y = y.astype(jnp.promote_types(y.dtype, jnp.float32))

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from famjax.core.types import Array
+from famjax.parallel.sharding import target_device
 
 # computes or replaces einsum(equation, x, kernel)
 Tape = Callable[[str, Array, Array], Array]
@@ -81,7 +82,8 @@ def einsum_vjp(
     The kernel's gradient is a product over all tokens. XLA on CPU writes out the transpose of its
     first factor, and JAX's own gradient puts the output's gradient first. In a feed-forward that is
     four times as wide as the input, and the copy took more time than the product. Here the narrower
-    factor comes first. The cost is that forward-mode differentiation (`jax.jvp`) is not supported.
+    factor comes first, and `_materialize` keeps XLA from fusing it with its copy. The cost is that
+    forward-mode differentiation (`jax.jvp`) is not supported.
     """
     return jnp.einsum(equation, x, kernel)
 
@@ -98,9 +100,17 @@ def _backward(equation: str, residuals: tuple[Array, Array], grad: Array) -> tup
     contracted, outputs = inputs.removeprefix("..."), output.removeprefix("...")
     fan_in = math.prod(kernel.shape[: len(contracted)])
     if fan_in**2 <= kernel.size:
-        return d_x, jnp.einsum(f"{inputs},{output}->{weights}", x, grad)
-    d_kernel = jnp.einsum(f"{output},{inputs}->{outputs}{contracted}", grad, x)
+        return d_x, jnp.einsum(f"{inputs},{output}->{weights}", _materialize(x), grad)
+    d_kernel = jnp.einsum(f"{output},{inputs}->{outputs}{contracted}", _materialize(grad), x)
     return d_x, jnp.einsum(f"{outputs}{contracted}->{weights}", d_kernel)
+
+
+def _materialize(x: Array) -> Array:
+    """Return x; on CPU, XLA does not fuse what computes it with the copy that transposes it.
+
+    Such a fusion writes its elements one by one, far apart, which takes several times as long.
+    """
+    return jax.lax.optimization_barrier(x) if target_device().platform == "cpu" else x
 
 
 einsum_vjp.defvjp(_forward, _backward)
