@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 _SHOWN = 4
 # what the names of pages at the paper's size end with
 _PAPER = "-paper"
+# how a page says of how many trainings it is
+_TRAININGS = re.compile(r"^(\d+) of \d+ trainings, ", re.MULTILINE)
 # columns that only the table of a page has
 _COSTS = ("parameters", "tokens")
 # characters of a line of a figure's title
@@ -132,7 +135,11 @@ def show(
     mixed: bool,
     out: Output,
 ) -> None:
-    """Print an experiment's results, and write its page."""
+    """Print an experiment's results, and write its page.
+
+    The page goes to `pages`; results with overrides, or of fewer trainings than the page that is
+    there, go to a folder in `root`.
+    """
     results = collect(experiment, cells, mixed)
     if not results.by_variant:
         out.print(f"{experiment.id}: nothing is done yet")
@@ -141,11 +148,25 @@ def show(
     if experiment.orderings:
         out.print(ordering_table(results))
     name = f"{experiment.id}{_PAPER if '--size' in results.options else ''}"
-    figure = save_figure(plot(results), pages / f"{name}.png")
     page = pages / f"{name}.md"
+    if reason := _reason_to_keep(page, results):
+        page = root / "pages" / page.name
+        out.print(f"{pages / page.name} is left as it is: {reason}")
+    figure = save_figure(plot(results), page.with_suffix(".png"))
     page.write_text(make_page(results, figure.name))
-    write_index(root, pages)
+    write_index(page.parent)
     out.print(f"page: {page}   figure: {figure}")
+
+
+def _reason_to_keep(page: Path, results: Results) -> str:
+    """Return why results must not replace a page among the others, or "" if they may."""
+    # at the paper's size overrides name the data
+    if results.options and "--size" not in results.options:
+        return f"these results are with {' '.join(results.options)}"
+    found = _TRAININGS.search(page.read_text()) if page.exists() else None
+    if found and int(found[1]) > (here := len(results.each())):
+        return f"it has {found[1]} trainings, and these results {here}"
+    return ""
 
 
 def _shown_scores(results: Results) -> Sequence[Score]:
@@ -392,7 +413,7 @@ def _markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
 
 
-def write_index(root: Path, pages: Path) -> None:
+def write_index(pages: Path) -> None:
     """Write the page with links to the pages of the experiments."""
     lines = ["# Reproduced", "", "Results of `famjax reproduce`, one page per experiment.", ""]
     for experiment in EXPERIMENTS.values():

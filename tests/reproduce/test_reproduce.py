@@ -201,16 +201,36 @@ def test_of_several_experiments_those_that_have_a_model_are_run(fake, tmp_path, 
 
 
 @pytest.mark.long
-def test_results_with_overrides_are_apart(fake, tmp_path):
+def test_results_with_overrides_are_apart(fake, tmp_path, capsys):
     assert reproduce(tmp_path, COPY, "--seeds", "1", "train.steps=7") == 0
-    page = (tmp_path / "pages" / f"{COPY}.md").read_text()
-    assert f"famjax reproduce {COPY} --seeds 1 train.steps=7" in page
+    assert "left as it is: these results are with train.steps=7" in " ".join(
+        capsys.readouterr().out.split()
+    )
+    assert not (tmp_path / "pages").exists()
+    apart = tmp_path / "runs" / "pages"
+    assert f"famjax reproduce {COPY} --seeds 1 train.steps=7" in (apart / f"{COPY}.md").read_text()
+    assert f"]({COPY}.md)" in (apart / "index.md").read_text()
     made = set((tmp_path / "runs").rglob(RESULT))
     assert len(made) == 2
     assert reproduce(tmp_path, COPY, "--seeds", "1") == 0
     assert len(set((tmp_path / "runs").rglob(RESULT)) - made) == 2
     page = (tmp_path / "pages" / f"{COPY}.md").read_text()
     assert f"famjax reproduce {COPY} --seeds 1\n" in page
+
+
+@pytest.mark.long
+def test_a_page_is_not_replaced_by_one_of_fewer_trainings(fake, tmp_path, capsys):
+    assert reproduce(tmp_path, COPY, "--seeds", "2") == 0
+    page = tmp_path / "pages" / f"{COPY}.md"
+    full = page.read_text()
+    capsys.readouterr()
+    assert reproduce(tmp_path, COPY, "--seeds", "2", "--only", "Feedback") == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "left as it is: it has 4 trainings, and these results 2" in shown
+    assert page.read_text() == full
+    assert "2 of 2 trainings" in (tmp_path / "runs" / "pages" / f"{COPY}.md").read_text()
+    assert reproduce(tmp_path, COPY, "--seeds", "3") == 0
+    assert "6 of 6 trainings" in page.read_text()
 
 
 @pytest.mark.long
