@@ -303,11 +303,13 @@ def train_first_model(demo: FinetuneDemo) -> int:
 
 def pretrain(demo: FinetuneDemo) -> Run:
     """Train the base model, with the mathematics of a Llama."""
+    config = make_base_config(demo)
+    # the tokenizer and the converted models belong to the base, too
+    for folder in (demo.folder, demo.folder / "pretrained"):
+        claim_folder(folder, repr(config))
     tokenizer = demo.folder / "tokenizer.model"
     if not tokenizer.exists():
         train_sentencepiece(demo.base.texts, demo.base.vocabulary, tokenizer)
-    config = make_base_config(demo)
-    claim_folder(demo.folder / "pretrained", repr(config))
     return train(config, demo.folder / "pretrained")
 
 

@@ -166,16 +166,17 @@ def demonstrate(demo: TextDemo) -> int:
     """Train, evaluate, and print; all output is in the demo's folder."""
     console = Console(highlight=False)
     begin = time.perf_counter()
-    demo.folder.mkdir(parents=True, exist_ok=True)
+    models = [model for seed in range(demo.seeds) for model in models_of(seed)]
+    bases = list(dict.fromkeys(model.base for model in models))
+    # the tokenizer and the steps' times belong to the bases, too
+    claim_folder(demo.folder, repr(make_config(demo, bases[0])))
     tokenizer = demo.folder / "tokenizer.model"
     if not tokenizer.exists():
         train_sentencepiece(demo.texts.training, _VOCABULARY, tokenizer)
-    models = [model for seed in range(demo.seeds) for model in models_of(seed)]
     runtime.setup()
     console.print(
         f"FAM, delta and BSWA learn to predict {demo.texts.name}, with {demo.seeds} seeds."
     )
-    bases = list(dict.fromkeys(model.base for model in models))
     run_in_halves(functools.partial(pretrain, demo), bases, demo.folder / LOG, console)
     _measure_all(demo, models, console)
     run_in_halves(time_steps, [demo], demo.folder / LOG, console)

@@ -63,7 +63,10 @@ LAYOUTS = {
 }
 # fields of metrics.jsonl that measure time
 PARTS = ("data_seconds", "host_seconds", "device_seconds")
-TIMES = ("tokens_per_second", "model_flops_utilisation", "data_wait", "step_seconds", *PARTS)
+TIMES = (
+    *("tokens_per_second", "model_flops_utilisation", "data_wait", "step_seconds", *PARTS),
+    "train_seconds",
+)
 
 
 def texts(folder: Path, count: int = 6) -> Path:
@@ -142,7 +145,8 @@ def final(run: Path, config: Config) -> tuple[Any, Any, list[dict[str, Any]]]:
         jax.tree_util.keystr(path): (str(leaf.dtype), leaf.shape, np.asarray(leaf).tobytes())
         for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
     }
-    return step, (bits, json.dumps(extra)), rows(run)
+    untimed = {k: v for k, v in extra.items() if k not in TIMES}
+    return step, (bits, json.dumps(untimed)), rows(run)
 
 
 def rows(run: Path) -> list[dict[str, Any]]:

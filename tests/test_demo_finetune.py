@@ -5,6 +5,7 @@ import json
 import pytest
 
 from famjax import demo_finetune, load_pretrained, open_run
+from famjax.core.errors import UserError
 from famjax.demo_finetune import FinetuneDemo, demonstrate, make_base_config
 
 
@@ -56,6 +57,13 @@ def test_incomplete_arguments_are_told(command, told, asked, tmp_path, monkeypat
     assert demo_finetune.main() == 2
     assert told in capsys.readouterr().err
     assert not asked
+
+
+def test_a_folder_with_models_of_another_base_is_refused(tmp_path):
+    (tmp_path / "recipe.txt").write_text("another base")
+    (tmp_path / "hugging_face").mkdir()
+    with pytest.raises(UserError, match=f"{tmp_path}: was made by another recipe"):
+        demo_finetune.pretrain(FinetuneDemo(tmp_path, examples=2, blocks=(1,)))
 
 
 @pytest.mark.slow

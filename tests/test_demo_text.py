@@ -118,6 +118,13 @@ def test_wrong_texts_are_told_before_training(given, told, tmp_path, monkeypatch
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_folder_with_files_of_another_base_is_refused(tmp_path):
+    (tmp_path / "recipe.txt").write_text("another base")
+    (tmp_path / "step_times.json").write_text("{}")
+    with pytest.raises(UserError, match=f"{tmp_path}: was made by another recipe"):
+        demo_text.demonstrate(TextDemo(tmp_path, Texts("tiny", "a", "b")))
+
+
 @pytest.mark.slow
 def test_the_demo_trains_and_compares(tmp_path, capsys):
     for name in ("training", "held_out"):

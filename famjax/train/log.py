@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ from famjax.train.saving import check_finite
 from famjax.train.session import Session
 from famjax.train.state import MetricSums
 
+# field of a row: seconds of training since the run started, over all calls
+TRAIN_SECONDS = "train_seconds"
 # fields of a row that the progress line shows
 _SHOWN = (
     "loss",
@@ -30,10 +33,14 @@ _SHOWN = (
 
 
 class Log(Hook):
-    """Writes rows of metrics, and counts the valid tokens read since the run started."""
+    """Writes rows of metrics, and counts the valid tokens and the seconds since the run started.
+
+    The seconds are those of all calls that led to the current step, without the time between them.
+    """
 
     def __init__(self) -> None:
-        self._tokens = 0.0
+        self._tokens, self._seconds_before = 0.0, 0.0
+        self._begin = time.perf_counter()
 
     def measure(
         self, session: Session, inspected: dict[str, Array]
@@ -61,7 +68,7 @@ class Log(Hook):
           writer: the writer from `hosts.make_metrics_writer`.
           tokens: number of tokens in a step.
         """
-        row = {**row, **session.clock.lap(tokens, session.config)}
+        row = {**row, **session.clock.lap(tokens, session.config), TRAIN_SECONDS: self._seconds}
         writer.write(session.step, row)
         shown = {*_SHOWN, *(name for name, _ in parse_tasks(session.config.eval.tasks))}
         session.progress.update(session.step, **{k: v for k, v in row.items() if k in shown})
@@ -71,11 +78,17 @@ class Log(Hook):
         zeros = _make_zeros(session.program.shardings.totals)
         session.state = session.state._replace(totals=zeros())
 
+    @property
+    def _seconds(self) -> float:
+        return self._seconds_before + time.perf_counter() - self._begin
+
     def state_dict(self, session: Session) -> dict[str, Any]:
-        return {"tokens": self._tokens}
+        return {"tokens": self._tokens, TRAIN_SECONDS: self._seconds}
 
     def load_state_dict(self, session: Session, saved: dict[str, Any]) -> None:
         self._tokens = float(saved["tokens"])
+        # checkpoints of older versions do not have it
+        self._seconds_before = saved.get(TRAIN_SECONDS, 0.0)
 
 
 @functools.lru_cache(maxsize=1)

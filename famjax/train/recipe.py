@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
-from famjax.core.json_files import RUN_AGAIN, read_json, write_json
-from famjax.train.checkpoint import Checkpoints
+from famjax.core.json_files import RUN_AGAIN
+from famjax.train.log import TRAIN_SECONDS
 from famjax.train.loop import train
+from famjax.train.metrics import read_metrics
 from famjax.train.run import Run
 
 
@@ -31,22 +31,12 @@ def claim_folder(folder: Path, recipe: str, name: str = "recipe.txt") -> None:
 def train_and_time(config: Config, folder: Path, quiet: bool) -> tuple[Run, float]:
     """Train, or continue training; return the run and the training seconds over all calls.
 
-    A call after the end of training adds no seconds.
-
     Raises:
-      UserError: the folder has a run of another config.
+      UserError: the folder has a run of another config, or of a version that did not count seconds.
     """
     claim_folder(folder, repr(config))
-    path = folder / "train_seconds.json"
-    checkpoints = Checkpoints(folder / "checkpoints")
-    before = checkpoints.latest()
-    spent = read_json(path, RUN_AGAIN) if before and path.exists() else 0.0
-    begin = time.perf_counter()
-    try:
-        run = train(config, folder, quiet)
-    finally:
-        # an interrupted training has saved a checkpoint, from which it continues
-        if checkpoints.latest() != before:
-            spent += time.perf_counter() - begin
-            write_json(path, spent)
-    return run, spent
+    run = train(config, folder, quiet)
+    last = read_metrics(folder / "metrics.jsonl")[-1]
+    if TRAIN_SECONDS not in last:
+        raise UserError(f"{folder}: was trained by an older version; {RUN_AGAIN}")
+    return run, last[TRAIN_SECONDS]

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from small import config, rows
+from small import TIMES, config, rows
 from spawn import start_all, train_in_processes, wait_all
 
 from famjax.experiment.load import from_json, override, to_json
@@ -54,7 +54,7 @@ def train_in_process(path: Path, run: Path, devices: int, *overrides: str) -> No
 
 
 def read_checkpoint(run: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-    """Return all arrays and the JSON metadata of the last checkpoint."""
+    """Return all arrays and the JSON metadata of the last checkpoint, without timings."""
     checkpoints = Checkpoints(run / "checkpoints")
     index = json.loads((checkpoints.path(checkpoints.latest() or 0) / TREE).read_text())
     template = {
@@ -63,7 +63,7 @@ def read_checkpoint(run: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     }
     _, tree, extra = checkpoints.restore(template, report=pytest.fail)
     flat = {f"{key}/{name}": np.asarray(a) for key in tree for name, a in tree[key].items()}
-    return flat, extra
+    return flat, {k: v for k, v in extra.items() if k not in TIMES}
 
 
 def assert_close(run: Path, other: Path, tolerance: float) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from small import compiled_once, config, make_program, rows  # noqa: F401
 
+from famjax import replace_values
 from famjax.bench.steps import prepare_step
 from famjax.config.schema import Config, MeshConfig, ModelConfig
 from famjax.core.errors import StopRequested, UserError
@@ -188,6 +189,25 @@ def test_rows_have_every_field(tmp_path: Path) -> None:
     tokens = [row["tokens"] for row in table]
     assert tokens == sorted(tokens)
     assert tokens[-1] <= 9 * 2 * 64
+
+
+def test_seconds_are_those_of_all_calls(tmp_path: Path) -> None:
+    """A resumed run counts on from its checkpoint, without the time between calls."""
+    small = config(tmp_path / "texts", "lanes", "text", "train.steps=4")
+    train(small, tmp_path / "run", quiet=True)
+    file = tmp_path / "run" / "metrics.jsonl"
+    (first,) = read_metrics(file)
+    time.sleep(1.0)
+    begin = time.perf_counter()
+    train(replace_values(small, {"train.steps": 6}), tmp_path / "run", quiet=True)
+    took = time.perf_counter() - begin
+    last = read_metrics(file)[-1]
+    # the checkpoint was saved after the row
+    assert first["train_seconds"] < last["train_seconds"]
+    assert last["train_seconds"] < first["train_seconds"] + took + 0.9
+    before = last["train_seconds"]
+    train(replace_values(small, {"train.steps": 6}), tmp_path / "run", quiet=True)
+    assert read_metrics(file)[-1]["train_seconds"] == before
 
 
 def test_rates_count_timed_steps_only() -> None:
