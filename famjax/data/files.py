@@ -15,12 +15,13 @@ import os
 import re
 import sys
 import time
+import weakref
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import BinaryIO, cast
 
 import numpy as np
 
@@ -51,6 +52,17 @@ _BINARY_FORMATS = (".arrow", ".bin")
 SPACE = re.compile(rb"[ \t\n\r]")
 
 
+class PlainText:
+    """A temporary file with the lines of a compressed or Parquet file, deleted with this object.
+
+    It is not kept open: data sets have more files than a process may open.
+    """
+
+    def __init__(self, path: str):
+        self.path = path
+        weakref.finalize(self, Path(path).unlink, missing_ok=True)
+
+
 @dataclass(frozen=True)
 class TextFile:
     """A text file.
@@ -59,13 +71,13 @@ class TextFile:
       path: path as it was found; part of the keys of the file's documents.
       name: path relative to the folder that was searched, which is the same on every machine.
       rows: byte offsets of the documents in a file of JSON lines, [n] int64; else None.
-      plain: temporary file with the lines of a compressed or Parquet file, else None.
+      plain: the lines of a compressed or Parquet file, else None.
     """
 
     path: str
     name: str
     rows: np.ndarray | None = None
-    plain: Any = None
+    plain: PlainText | None = None
 
     def __len__(self) -> int:
         return 1 if self.rows is None else len(self.rows)

@@ -64,7 +64,7 @@ def read_json_line(file: TextFile, row: int, template: ChatTemplate | None) -> L
     """
     assert file.rows is not None
     begin = int(file.rows[row])
-    plain = file.plain.name if file.plain else file.path
+    plain = file.plain.path if file.plain else file.path
     with open_text(plain) as stream, wrap_read_errors(file.path):
         stream.seek(begin)
         line = next(iter_lines(stream), b"")

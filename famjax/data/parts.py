@@ -8,7 +8,6 @@ forgets other texts. Parts begin anywhere in a document, so that a batch has as 
 from __future__ import annotations
 
 import bisect
-import os
 from typing import Any
 
 import numpy as np
@@ -23,19 +22,16 @@ class TextParts(TextSource):
     places than before. If possible, a part begins at a space.
 
     Args:
-      part_bytes: approximate number of bytes of text in a part. For compressed files, and for lines
-        of .jsonl, the number of parts is estimated from the size of the file. Conversations that
-        are longer than this are cut too.
+      part_bytes: approximate number of bytes of text in a part. If a file of text is compressed,
+        the sizes of documents are taken from those of the files. Conversations that are longer
+        than this are cut too.
     """
 
     def __init__(self, *arguments: Any, part_bytes: int, **options: Any):
         super().__init__(*arguments, **options)
-        shares = (
-            os.path.getsize(path) / int(rows)
-            for path, rows in zip(self._paths, np.diff(self._starts), strict=True)
-            for _ in range(rows)
-        )
-        sizes = np.array(list(shares))[self._documents]
+        if (sizes := self.document_sizes()) is None:
+            means = np.array(self._sizes) / np.diff(self._starts)
+            sizes = np.repeat(means, np.diff(self._starts))[self._documents]
         self._counts = np.maximum(np.rint(sizes / part_bytes).astype(int), 1)
         # number of the first part of each document, and at the end the number of all parts
         self._first_parts = np.cumsum([0, *self._counts])

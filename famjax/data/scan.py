@@ -21,6 +21,7 @@ import famjax
 from famjax.core.errors import UserError
 from famjax.core.json_files import read_json
 from famjax.data.files import (
+    PlainText,
     ReadProgress,
     TextFile,
     is_compressed,
@@ -136,8 +137,8 @@ class Scanner:
                 if spool:
                     spool.write(line)
         if spool:
-            spool.flush()
-        return replace(file, rows=np.array(rows, np.int64), plain=spool and spool.file)
+            spool.close()
+        return replace(file, rows=np.array(rows, np.int64), plain=spool.plain if spool else None)
 
     def _check(self, line: bytes) -> None:
         parts, messages = parse_record(line, self._template)
@@ -154,20 +155,21 @@ class Scanner:
 
 
 class _Spool:
-    """A temporary file with the text of a compressed file, deleted with its last reference."""
+    """Writes the text of a compressed file to a temporary file."""
 
     def __init__(self, path: str):
         self._path = path
         with self._wrap_errors():
-            self.file = tempfile.NamedTemporaryFile(prefix="famjax-")  # noqa: SIM115
+            self._file = tempfile.NamedTemporaryFile(prefix="famjax-", delete=False)  # noqa: SIM115
+        self.plain = PlainText(self._file.name)
 
     def write(self, data: bytes) -> None:
         with self._wrap_errors():
-            self.file.write(data)
+            self._file.write(data)
 
-    def flush(self) -> None:
+    def close(self) -> None:
         with self._wrap_errors():
-            self.file.flush()
+            self._file.close()
 
     @contextmanager
     def _wrap_errors(self) -> Iterator[None]:

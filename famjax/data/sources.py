@@ -307,7 +307,7 @@ class TextSource(Source):
             if file.rows is None:
                 sizes.append(np.array([size * self._share]))
             else:
-                end = os.path.getsize(file.plain.name) if file.plain else size
+                end = os.path.getsize(file.plain.path) if file.plain else size
                 sizes.append(np.diff(file.rows, append=end) * self._share)
         return np.concatenate(sizes)[self._documents]
 

@@ -67,6 +67,17 @@ def test_an_epoch_reads_every_document_once(tmp_path: Path, texts: dict[str, str
     assert first & second == {0}
 
 
+def test_lines_have_parts_by_their_own_length(tmp_path: Path):
+    texts = [" ".join(f"word{i}" for i in range(n)) for n in (600, *[3] * 20)]
+    rows = (json.dumps({"text": text}) + "\n" for text in texts)
+    (tmp_path / "lines.jsonl").write_text("".join(rows))
+    found = [text for _, _, text in read_epoch(make_parts(tmp_path), 0)]
+    assert sorted("".join(found)) == sorted("".join(texts))
+    # all short lines are whole, and the long one is in parts
+    assert found.count(texts[1]) == 20
+    assert 150 < min(len(t) for t in found if t != texts[1]) < max(map(len, found)) < 600
+
+
 def test_a_run_trains_on_parts_and_is_evaluated_on_documents(
     tmp_path: Path, texts: dict[str, str]
 ) -> None:

@@ -2,12 +2,14 @@
 
 import builtins
 import errno
+import gc
 import gzip
 import itertools
 import json
 import lzma
 import os
 import re
+import resource
 import shutil
 import subprocess
 import tracemalloc
@@ -406,6 +408,25 @@ def test_no_disk_space_for_a_decompressed_file_is_an_error(tmp_path, monkeypatch
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "none"))
     with pytest.raises(UserError, match=r"a\.jsonl\.gz: its text could not be written to .*TMPDIR"):
         make(tmp_path)
+
+
+def test_decompressed_files_are_closed_and_deleted_with_the_source(tmp_path, monkeypatch):
+    (tmp_path / "spool").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "spool"))
+    for number in range(40):
+        with gzip.open(tmp_path / f"{number}.jsonl.gz", "wt") as file:
+            file.write(f'{{"text": "{number}"}}\n')
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 20, hard))
+    try:
+        source = make(f"{tmp_path}/*.gz")
+        assert sorted(epoch(source)[0], key=int) == [str(number) for number in range(40)]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(list((tmp_path / "spool").iterdir())) == 40
+    del source
+    gc.collect()
+    assert list((tmp_path / "spool").iterdir()) == []
 
 
 def test_files_are_found_by_folder_glob_and_list(tmp_path):
