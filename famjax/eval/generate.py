@@ -287,7 +287,7 @@ class Generator:
 
     def _decode_hypothesis(self, tokens: np.ndarray, stop: Sequence[str]) -> str:
         written = tokens[:-1] if tokens[-1] in self._stops() else tokens
-        return "".join(_cut_at_stop(stop, self._decode_tokens(iter(written.tolist()))))
+        return "".join(cut_at_stop(stop, self._decode_tokens(iter(written.tolist()))))
 
     def _stops(self) -> np.ndarray:
         return np.array(sorted(self._tokenizer.stop_ids), np.int32)
@@ -317,7 +317,7 @@ class Generator:
         key = jax.random.key(seed)
         size = self._tokenizer.output_size
         sampling = Sampling(key, float(temperature), top_k, float(top_p), size)
-        return _cut_at_stop(
+        return cut_at_stop(
             stop, self._decode_tokens(self._sample_tokens(stream, max_tokens, sampling))
         )
 
@@ -423,7 +423,7 @@ def _pad_prompts(prompts: Sequence[np.ndarray]) -> np.ndarray:
     return np.stack(padded).astype(np.int32)
 
 
-def _cut_at_stop(stop: Sequence[str], texts: Iterator[str]) -> Iterator[str]:
+def cut_at_stop(stop: Sequence[str], texts: Iterator[str]) -> Iterator[str]:
     """Yield texts up to the first stop string, holding back a possible beginning of one."""
     held = ""
     for text in texts:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -35,7 +35,9 @@ from lm_eval.models.utils import normalize_gen_kwargs
 from lm_eval.tasks import TaskManager
 
 from famjax.eval.examples import digest
-from famjax.eval.generate import Generator
+from famjax.eval.generate import Generator, cut_at_stop
+from famjax.eval.lane_answers import answer_prompts
+from famjax.eval.lane_stream import LaneStream
 from famjax.eval.log_likelihoods import Continuation, log_likelihoods
 from famjax.eval.memory import memory_report
 from famjax.eval.progress import TokenProgress
@@ -114,25 +116,83 @@ class FamjaxLM(TemplateLM):
         return [score for score, _ in self._loglikelihood_tokens(pairs)]
 
     def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
-        """Return the text generated after each context, up to the first of its stop strings."""
-        generator = Generator(self._run)
-        texts = []
-        contexts = [np.array(self.tok_encode(r.args[0]), np.int32) for r in requests]
-        tokens, asked = sum(map(len, contexts)), len(requests)
-        with TokenProgress("answers", tokens, self._quiet, answers=asked) as progress:
-            for context, (_, settings) in zip(contexts, (r.args for r in requests), strict=True):
-                settings = normalize_gen_kwargs(settings, _MAX_GENERATED)
-                sampling = {name: settings[name] for name in _SAMPLING if name in settings}
+        """Return the text generated after each context, up to the first of its stop strings.
+
+        Texts that are decoded greedily are generated `batch` at a time.
+        """
+        given = [request.args for request in requests]
+        asked = [_Asked.parse(self.tok_encode(text), settings) for text, settings in given]
+        greedy = [i for i, each in enumerate(asked) if self._is_batched(each)]
+        texts: dict[int, str] = {}
+        tokens = sum(len(each.context) for each in asked)
+        with TokenProgress("answers", tokens, self._quiet, answers=len(asked)) as progress:
+            stream = LaneStream(self._run.model, min(self._batch, max(len(greedy), 1)))
+            by_length = sorted(greedy, key=lambda i: (asked[i].most, len(asked[i].context)))
+            for first in range(0, len(by_length), stream.batch):
+                numbers = by_length[first : first + stream.batch]
+                answers = self._answer(stream, [asked[i] for i in numbers], progress)
+                texts |= dict(zip(numbers, answers, strict=True))
+            generator = Generator(self._run)
+            for i in sorted({*range(len(asked))} - {*greedy}):
+                each = asked[i]
                 pieces = generator.continue_tokens(
-                    context,
-                    settings["max_gen_toks"],
-                    stop=[stop for stop in settings["until"] if stop],
-                    **sampling,
+                    each.context, each.most, stop=each.stops, **each.sampling
                 )
-                texts.append("".join(pieces))
-                progress.advance(len(context))
+                texts[i] = "".join(pieces)
+                progress.advance(len(each.context))
                 progress.answer(1)
-        return texts
+        return [texts[i] for i in range(len(asked))]
+
+    def _is_batched(self, asked: _Asked) -> bool:
+        """Return whether a text is decoded greedily and fits the model's cache for certain."""
+        capacity = self._run.model.stack.capacity
+        fits = capacity is None or len(asked.context) + asked.most - 1 <= capacity
+        return fits and not asked.sampling.get("temperature")
+
+    def _answer(
+        self, stream: LaneStream, asked: Sequence[_Asked], progress: TokenProgress
+    ) -> list[str]:
+        """Return the greedy continuations of a batch."""
+        fresh = stream.new_stream()
+        answers = answer_prompts(
+            fresh,
+            self._run.tokenizer,
+            [fresh.lane(0)] * len(asked),
+            [each.context for each in asked],
+            [each.most for each in asked],
+            lambda lane, text: any(stop in text for stop in asked[lane].stops),
+            lambda: progress.answer(0),
+        )
+        progress.advance(sum(len(each.context) for each in asked))
+        progress.answer(len(asked))
+        return [
+            "".join(cut_at_stop(each.stops, iter([text])))
+            for (text, _), each in zip(answers, asked, strict=True)
+        ]
+
+
+class _Asked(NamedTuple):
+    """A context to continue.
+
+    Attributes:
+      context: its tokens [n].
+      most: maximum number of tokens of the text.
+      stops: strings at which the text ends.
+      sampling: temperature, top_k and top_p, where they are given.
+    """
+
+    context: np.ndarray
+    most: int
+    stops: Sequence[str]
+    sampling: dict[str, Any]
+
+    @classmethod
+    def parse(cls, context: Sequence[int], given: dict[str, Any]) -> _Asked:
+        """Return a context with the harness's settings of generation."""
+        settings = normalize_gen_kwargs(given, _MAX_GENERATED)
+        sampling = {name: settings[name] for name in _SAMPLING if name in settings}
+        stops = [stop for stop in settings["until"] if stop]
+        return cls(np.array(context, np.int32), settings["max_gen_toks"], stops, sampling)
 
 
 def evaluate(run: Run, request: Request) -> dict[str, Any]:

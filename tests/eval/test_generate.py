@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tiny_tokenizers import byte_level
 
 from famjax.core.errors import UserError
-from famjax.eval.generate import Generator, _cut_at_stop
+from famjax.eval.generate import Generator, cut_at_stop
 from famjax.eval.sampling import Sampling, sample
 from famjax.eval.state_file import load_state, save_state
 from famjax.eval.stream_functions import jit_functions
@@ -313,7 +313,7 @@ def test_samples_follow_the_probabilities(
     stop=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3),
 )
 def test_stop_strings_are_never_emitted(pieces: list[str], stop: list[str]) -> None:
-    got = list(_cut_at_stop(stop, iter(pieces)))
+    got = list(cut_at_stop(stop, iter(pieces)))
     whole = "".join(pieces)
     assert whole.startswith("".join(got))
     assert not any(s in "".join(got) for s in stop)
@@ -323,12 +323,12 @@ def test_stop_strings_are_never_emitted(pieces: list[str], stop: list[str]) -> N
 
 def test_text_is_buffered_only_while_a_stop_string_may_follow() -> None:
     source = iter(["x", "END", "ING", "y", "EN", "D", "!"])
-    texts = _cut_at_stop(["END!"], source)
+    texts = cut_at_stop(["END!"], source)
     assert [next(texts) for _ in range(3)] == ["x", "ENDING", "y"]
     assert list(texts) == []
 
 
 def test_text_before_a_stop_string_is_emitted() -> None:
-    assert "".join(_cut_at_stop(["\n"], iter(["ab", "c\nd", "e"]))) == "abc"
-    assert "".join(_cut_at_stop([], iter(["ab", "", "c"]))) == "abc"
-    assert "".join(_cut_at_stop(["cd"], iter(["ab", "c"]))) == "abc"
+    assert "".join(cut_at_stop(["\n"], iter(["ab", "c\nd", "e"]))) == "abc"
+    assert "".join(cut_at_stop([], iter(["ab", "", "c"]))) == "abc"
+    assert "".join(cut_at_stop(["cd"], iter(["ab", "c"]))) == "abc"

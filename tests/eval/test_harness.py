@@ -15,6 +15,8 @@ from tiny_tokenizers import byte_level
 
 from famjax.cli.main import main
 from famjax.core.errors import UserError
+from famjax.eval.generate import Generator
+from famjax.eval.lane_stream import LaneStream
 from famjax.eval.log_likelihoods import Continuation, log_likelihoods
 from famjax.eval.streaming import Streamer
 from famjax.experiment.load import load_config
@@ -95,6 +97,45 @@ def test_scores_and_answers_are_those_of_the_harness_own_model(folder: Path, nam
     np.testing.assert_allclose(ours.loglikelihood_rolling(rolling), expected_rolling, atol=1e-4)
     asked = instances("generate_until", [(text, dict(ASKED)) for text in TEXTS])
     assert ours.generate_until(asked) == theirs.generate_until(asked, disable_tqdm=True)
+
+
+def test_answers_are_generated_in_batches_and_equal_to_each_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from famjax.eval import harness
+
+    made: list[int] = []
+
+    def stream(model: Any, batch: int) -> LaneStream:
+        made.append(batch)
+        return LaneStream(model, batch)
+
+    monkeypatch.setattr(harness, "LaneStream", stream)
+    limits = (12, 3, 40, 12, 1)
+    texts = [*TEXTS, "", "def f"]
+    asked = instances(
+        "generate_until",
+        [
+            (text, {"until": ["\n", "x("], "max_gen_toks": most})
+            for text, most in zip(texts, limits, strict=True)
+        ],
+    )
+    asked += instances(
+        "generate_until", [("a", {"until": [], "do_sample": True, "temperature": 1.0})]
+    )
+    for name in ("fam", "native"):
+        run = open_run(folder / name)
+        together = harness.FamjaxLM(run, batch=3).generate_until(asked)
+        alone = [harness.FamjaxLM(run, batch=1).generate_until([each])[0] for each in asked]
+        assert together == alone
+        assert made[0] == 3
+        generator = Generator(run)
+        generated = [
+            "".join(generator.generate(text, most, stop=["\n", "x("]))
+            for text, most in zip(texts, limits, strict=True)
+        ]
+        assert together[:-1] == generated
+        made.clear()
 
 
 def random_continuations(run: Run) -> list[Continuation]:
