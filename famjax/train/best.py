@@ -29,7 +29,14 @@ class Best(Hook):
     def __init__(self, hooks: list[Hook]):
         self._hooks = hooks
         self._value: float | None = None
+        # the step of the best checkpoint
+        self._step: int | None = None
         self._is_new = False
+
+    def before_first_step(self, session: Session) -> None:
+        # a process that was killed may have saved the checkpoint without keeping it
+        if session.step and self._step == session.step:
+            self._keep(session)
 
     def after_log(self, session: Session, row: dict[str, float]) -> dict[str, float]:
         name = session.config.eval.best
@@ -46,18 +53,21 @@ class Best(Hook):
     def after_step(self, session: Session, is_logged: bool) -> None:
         if not self._is_new:
             return
-        self._is_new = False
+        self._is_new, self._step = False, session.step
         save(session, self._hooks)
         session.checkpoints.wait()
-        if process_index() == 0:
-            keep(session.folder, session.checkpoints.path(session.step))
+        self._keep(session)
         session.progress.note(
             f"step {session.step:,}: {session.config.eval.best} {self._value:.4f}, the best so "
             f"far, is kept in {session.folder / BEST}"
         )
 
+    def _keep(self, session: Session) -> None:
+        if process_index() == 0:
+            keep(session.folder, session.checkpoints.path(session.step))
+
     def state_dict(self, session: Session) -> dict[str, Any]:
-        return {"best": self._value}
+        return {"best": self._value, "best_step": self._step}
 
     def load_state_dict(self, session: Session, saved: dict[str, Any]) -> None:
         # checkpoints from before 2026-11-25 have no such field
@@ -70,6 +80,7 @@ class Best(Hook):
             )
             value = None
         self._value = value
+        self._step = saved.get("best_step") if value is not None else None
 
 
 def _measure(config: dict[str, Any]) -> tuple[Any, ...]:
@@ -87,7 +98,7 @@ def keep(run: Path, checkpoint: Path) -> None:
     """Replace RUN/best by a run made of this checkpoint.
 
     Checkpoint files are hard links if the file system supports them. If the process is killed
-    meanwhile, RUN/best is the old run, the new one, or missing until the next best checkpoint.
+    meanwhile, RUN/best is the old run, the new one, or missing until the run is resumed.
     """
     partial, target = run / f"{BEST}.partial", run / BEST
     shutil.rmtree(partial, ignore_errors=True)

@@ -74,6 +74,31 @@ def test_the_best_checkpoint_is_a_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert kept.fingerprint() != open_run(tmp_path / "run").fingerprint()
 
 
+@pytest.mark.usefixtures("compiled_once")
+def test_a_best_checkpoint_that_a_kill_kept_from_its_folder_is_kept_on_resuming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    after_log = best.Best.after_log
+
+    def measured(self: best.Best, session: Any, row: dict[str, float]) -> dict[str, float]:
+        return after_log(self, session, {**row, "heldout_bits_per_byte": float(session.step)})
+
+    def killed(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(best.Best, "after_log", measured)
+    keys = ["eval.every=4", "data.holdout=3", "eval.best=heldout_bits_per_byte"]
+    keys += ["train.steps=8", "train.log_every=4", "train.checkpoint_every=8"]
+    config = small.config(tmp_path / "texts", "lanes", "text", *keys)
+    with monkeypatch.context() as patch:
+        patch.setattr(best, "keep", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run" / "best").exists()
+    train(config, tmp_path / "run", quiet=True)
+    assert open_run(tmp_path / "run" / "best").step == 4
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("compiled_once")
 def test_a_best_value_of_another_measure_does_not_count(
