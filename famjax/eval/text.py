@@ -56,6 +56,7 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
     scores = evaluate_text(
         run,
         files,
+        max_bytes=1 if request.is_trial else None,
         batch=request.batch,
         quiet=request.quiet,
         window=window,

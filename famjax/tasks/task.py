@@ -43,6 +43,7 @@ class Request(NamedTuple):
       max_tokens: for pairs, maximum number of tokens of an output; None is twice the source's
         number as padded, plus 16, but at most the longest target in training.
       tokenized: whether the files of translations are already tokenized, for example by Moses.
+      is_trial: whether the evaluation only has to find mistakes, so that a text is read in part.
     """
 
     task: str
@@ -67,6 +68,7 @@ class Request(NamedTuple):
     tune: bool = False
     max_tokens: int | None = None
     tokenized: bool = False
+    is_trial: bool = False
 
 
 def _find(name: str) -> Callable[..., Any]:

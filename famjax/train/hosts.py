@@ -9,6 +9,8 @@ import contextlib
 import hashlib
 import secrets
 import signal
+import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -30,6 +32,8 @@ from famjax.train.metrics import MetricsWriter
 # seconds until other processes see a new file: a network file system may have cached that the file
 # does not exist
 _VISIBLE_SECONDS = 20.0
+# seconds after a stop signal in which a step usually ends
+_PATIENCE_SECONDS = 3.0
 
 
 def check_same_config(config: Config) -> None:
@@ -143,6 +147,8 @@ def make_metrics_writer(folder: Path, resume_step: int | None) -> MetricsWriter 
 class StopSignal:
     """Records the first SIGTERM or SIGINT; a second one has its usual effect.
 
+    If the step does not end soon after the first one, because it evaluates, a line says so.
+
     With several processes JAX's coordination service handles SIGTERM, and all stop at the same
     step.
     """
@@ -162,12 +168,15 @@ class StopSignal:
     def catch_signals(self) -> Iterator[None]:
         handlers: dict[int, Any] = {}
         several = collective.process_count() > 1
+        note = threading.Timer(_PATIENCE_SECONDS, _say_it_will_stop)
+        note.daemon = True
 
         def record(number: int, _: Any) -> None:
             if self.signal:
                 signal.signal(number, handlers[number])
                 signal.raise_signal(number)
             self.signal = number
+            note.start()
             if several:
                 signal.raise_signal(signal.SIGTERM)
 
@@ -179,5 +188,14 @@ class StopSignal:
         try:
             yield
         finally:
+            note.cancel()
             for known, handler in handlers.items():
                 signal.signal(known, handler)
+
+
+def _say_it_will_stop() -> None:
+    print(
+        "famjax: stopping: saves as soon as this step, and any evaluation in it, is done; "
+        "a second Ctrl-C stops at once without saving",
+        file=sys.stderr,
+    )

@@ -173,6 +173,9 @@ def test_max_bytes_ends_between_documents(tmp_path: Path) -> None:
     assert 0 < result["documents"] < 6
     assert result["documents"] + result["documents_left"] == 6
     assert result["bytes"] == result["documents"] * len((tiny.TEXT * 5).encode())
+    # a trial only has to find mistakes
+    request = Request("text", files, batch=2, quiet=True, is_trial=True)
+    assert text_module.evaluate(tiny.run(), request)["documents"] == 2
 
 
 def test_held_out_documents_are_the_default() -> None:

@@ -23,6 +23,7 @@ from famjax.core.errors import StopRequested, UserError
 from famjax.data import lanes
 from famjax.experiment.load import override
 from famjax.parallel.sharding import make_mesh
+from famjax.train import hosts
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.clock import Clock
 from famjax.train.loop import train, train_with_source
@@ -366,3 +367,21 @@ def test_a_stop_saves_the_steps_since_the_last_checkpoint(
             train(small, run, quiet=True)
         assert Checkpoints(run / "checkpoints").latest() == (5 if times == 1 else None)
         assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_stop_that_waits_for_an_evaluation_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stop = hosts.StopSignal()
+    with stop.catch_signals():  # the step ends in time
+        signal.raise_signal(signal.SIGTERM)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(hosts, "_PATIENCE_SECONDS", 0.01)
+    stop, shown = hosts.StopSignal(), ""
+    with stop.catch_signals():
+        signal.raise_signal(signal.SIGTERM)
+        for _ in range(1000):
+            if shown := capsys.readouterr().err:
+                break
+            time.sleep(0.01)
+    assert shown.startswith("famjax: stopping: saves as soon as this step")
