@@ -36,13 +36,13 @@ class TaskScores(Hook):
         if not session.config.eval.tasks:
             return
         with session.clock.stopped():
-            measure(session, is_trial=True)  # now, so that an error is raised before any step
+            measure(session, 1, is_trial=True)  # now, so that an error is raised before any step
 
     def after_log(self, session: Session, row: dict[str, float]) -> dict[str, float]:
         if not session.config.eval.tasks or not evaluates_at(session):
             return {}
         with session.clock.stopped():
-            return measure(session)
+            return measure(session, session.config.eval.examples or None)
 
 
 def check_tasks(config: Config) -> None:
@@ -57,14 +57,13 @@ def check_tasks(config: Config) -> None:
             raise UserError(str(error).replace("--tasks", "eval.tasks", 1)) from None
 
 
-def measure(session: Session, is_trial: bool = False) -> dict[str, float]:
+def measure(session: Session, examples: int | None, is_trial: bool = False) -> dict[str, float]:
     """Return the scores with the current weights, by name and length.
 
     Args:
-      is_trial: evaluate one example, or one document of each row, to find mistakes.
+      examples, is_trial: see `Request`.
     """
     state, config = session.state, session.config.eval
-    examples = 1 if is_trial else config.examples or None
     # copies of the variables, not of their arrays: an evaluation may cast its model's weights
     weights = jax.tree.map(lambda a: a, (state.params, *state.frozen[:1]))
     model = nnx.merge(session.program.inference_graph, *weights)

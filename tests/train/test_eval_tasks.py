@@ -218,6 +218,6 @@ def test_an_evaluation_does_not_cast_the_weights_that_are_trained(
         step=1,
         base="",
     )
-    assert measure(session) == {"casts": 1.0}
+    assert measure(session, 1) == {"casts": 1.0}
     assert jnp.dtype("bfloat16") in {a.dtype for a in jax.tree.leaves(evaluated)}
     assert {a.dtype for a in jax.tree.leaves((params, frozen))} == {jnp.dtype("float32")}
