@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -11,6 +12,18 @@ import numpy as np
 from famjax.core.types import Array
 from famjax.eval.lane_stream import LaneState, LaneStream
 from famjax.tokenizers.tokenizer import Tokenizer
+
+
+class Score(NamedTuple):
+    """The score of a continuation.
+
+    Attributes:
+      log_likelihood: sum of log p(token) in nats.
+      is_greedy: whether each of its tokens was the likeliest one.
+    """
+
+    log_likelihood: float
+    is_greedy: bool
 
 
 def answer_prompts(
@@ -65,8 +78,8 @@ def score_continuations(
     states: Sequence[LaneState],
     prompts: Sequence[np.ndarray],
     continuations: Sequence[np.ndarray],
-) -> list[float]:
-    """Return the log-likelihood in nats of a continuation after a prompt, one pair in each lane.
+) -> list[Score]:
+    """Return the score of a continuation after a prompt, one pair in each lane.
 
     Args:
       stream: a stream with at least as many lanes as there are prompts.
@@ -77,16 +90,17 @@ def score_continuations(
     lanes = len(states)
     stream.set_lanes(_padded(states, stream.batch))
     texts = [np.concatenate(pair) for pair in zip(prompts, continuations, strict=True)]
-    sums = np.zeros(stream.batch)
+    sums, wrong = np.zeros(stream.batch), np.zeros(stream.batch, int)
     for rows, at, sizes in stream.rounds([text[:-1] for text in texts]):
         targets, counted = np.zeros_like(rows), np.zeros(rows.shape, bool)
         for lane, text in enumerate(texts):
             size = sizes[lane]
             targets[lane, :size] = text[at + 1 : at + 1 + size]
             counted[lane, :size] = np.arange(at + 1, at + 1 + size) >= len(prompts[lane])
-        nll, _ = stream.losses_lanes(rows, targets, sizes)
+        nll, correct = stream.losses_lanes(rows, targets, sizes)
         sums -= (nll * counted).sum(1)
-    return sums[:lanes].tolist()
+        wrong += (~correct.astype(bool) & counted).sum(1)
+    return [Score(float(sums[lane]), wrong[lane] == 0) for lane in range(lanes)]
 
 
 @functools.partial(jax.jit, static_argnums=1)

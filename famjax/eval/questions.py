@@ -402,12 +402,13 @@ def _rank(
     scores = np.zeros(len(pairs))
     sizes = np.array([len(f" {option}".encode()) for _, option in pairs])
     for numbers in _batches([prompt for prompt, _ in pairs], stream.batch):
-        scores[numbers] = score_continuations(
+        found_scores = score_continuations(
             stream,
             [pairs[i][0].documents[name].state for i in numbers],
             [pairs[i][0].tokens for i in numbers],
             [run.tokenizer.encode(f" {pairs[i][1]}") for i in numbers],
         )
+        scores[numbers] = [score.log_likelihood for score in found_scores]
         progress.answer(len(numbers))
     found, at = [], 0
     for prompt in prompts:

@@ -15,6 +15,7 @@ from tiny_tokenizers import byte_level
 
 from famjax.cli.main import main
 from famjax.core.errors import UserError
+from famjax.eval import log_likelihoods as log_likelihoods_module
 from famjax.eval.generate import Generator
 from famjax.eval.lane_stream import LaneStream
 from famjax.eval.log_likelihoods import Continuation, log_likelihoods
@@ -162,6 +163,39 @@ def test_batches_of_unequal_lengths_are_each_document_alone(folder: Path) -> Non
     some = log_likelihoods(run, [empty, *documents, empty], batch=2, quiet=True)
     assert some == [(0.0, True), *found, (0.0, True)]
     assert log_likelihoods(run, [empty], quiet=True) == [(0.0, True)]
+
+
+def test_a_context_in_common_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    # in blocks of 16 and 64: a whole number of blocks, some, and less than a block
+    contexts = [rng.integers(0, 100, n) for n in (448, 433, 9)]
+    continuations = [
+        Continuation(context, rng.integers(0, 100, size))
+        for size in (1, 3, 20, 16)
+        for context in contexts
+    ]
+    alone = [Continuation(rng.integers(0, 100, 40), np.array([5, 7]))]
+    for name in ("fam", "native"):
+        run = open_run(folder / name)
+        read: list[int] = []
+        read_documents = log_likelihoods_module.read_documents
+        monkeypatch.setattr(
+            log_likelihoods_module,
+            "read_documents",
+            lambda stream, numbers, *rest, read=read, original=read_documents: original(
+                stream, read.extend(numbers) or read, *rest
+            ),
+        )
+        together = log_likelihoods(run, [*continuations, *alone], batch=3, quiet=True)
+        assert len(read) == 3
+        monkeypatch.undo()
+        each = [log_likelihoods(run, [one], quiet=True)[0] for one in [*continuations, *alone]]
+        np.testing.assert_allclose(
+            [score.log_likelihood for score in together],
+            [score.log_likelihood for score in each],
+            rtol=1e-5,
+        )
+        assert [score.is_greedy for score in together] == [score.is_greedy for score in each]
 
 
 def write_task(folder: Path, name: str, fields: str, rows: list[dict[str, Any]]) -> Path:

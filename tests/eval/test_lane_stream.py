@@ -75,7 +75,7 @@ def test_answers_and_log_likelihoods_are_the_models_own() -> None:
     most = [4, 9, 9, 9]
     answers = answer_prompts(stream, run.tokenizer, states, texts, most, lambda *_: False)
     continuations = [rng.integers(97, 122, size=n).astype(np.int32) for n in (1, 6, 9, 2)]
-    sums = score_continuations(stream, states, texts, continuations)
+    scores = score_continuations(stream, states, texts, continuations)
     for lane, number in enumerate(numbers):
         before = np.concatenate([documents[number], prompts[number]])
         written: list[int] = []
@@ -91,7 +91,10 @@ def test_answers_and_log_likelihoods_are_the_models_own() -> None:
         logits = tiny.logits(run.model, both)[0].astype(np.float64)
         logs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
         at = np.arange(len(before) - 1, both.shape[1] - 1)
-        assert sums[lane] == pytest.approx(logs[at, both[0, at + 1]].sum(), abs=1e-3)
+        targets = both[0, at + 1]
+        expected = logs[at, targets].sum()
+        assert scores[lane].log_likelihood == pytest.approx(expected, abs=1e-3)
+        assert scores[lane].is_greedy == bool((logs[at].argmax(-1) == targets).all())
 
 
 def last_logits(run: Any, text: np.ndarray, ablation: str) -> np.ndarray:
