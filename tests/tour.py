@@ -181,7 +181,7 @@ class Tour:
     def prepare(self) -> None:
         """Create the files that the section assumes."""
         shutil.copy(ROOT / "README.md", self.folder)
-        shutil.copytree(ROOT / "data" / "books", self.folder / "books")
+        shutil.copytree(ROOT / "data" / "books", self.folder / "data" / "books")
         for command in BEFORE:
             self.run(command)
 
