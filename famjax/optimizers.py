@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -91,12 +92,19 @@ def _adamw(config: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientT
 def _nag(config: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
     """Return SGD with Nesterov momentum, as in fairseq (T2R, Tables 3 and 4).
 
-    Fairseq's momentum buffer is optax's trace times the learning rate.
+    Fairseq's momentum buffer is optax's trace times the learning rate. Weights decay outside of it.
     """
-    return optax.chain(
-        _add_decayed_weights(config.weight_decay),
-        optax.sgd(schedule, momentum=config.beta1, nesterov=True),
-    )
+    trace = optax.trace(decay=config.beta1, nesterov=True)
+    decay = _add_decayed_weights(config.weight_decay)
+
+    def update(updates: PyTree, state: PyTree, params: Params | None = None) -> Any:
+        updates, state = trace.update(updates, state, params)
+        return decay.update(updates, optax.EmptyState(), params)[0], state
+
+    decayed_trace = optax.GradientTransformation(trace.init, update)
+    # nested as in existing checkpoints
+    nag = optax.chain(decayed_trace, optax.scale_by_learning_rate(schedule))
+    return optax.chain(optax.identity(), nag)
 
 
 def _adafactor(config: OptimizerConfig, schedule: optax.Schedule) -> optax.GradientTransformation:
@@ -143,7 +151,8 @@ def _per_layer(transformation: optax.GradientTransformation) -> optax.GradientTr
     """Apply a transformation that uses statistics of whole arrays to each layer separately.
 
     Stacks and encoders keep equal layers in one array [repeats ...]. Without the `vmap`, all layers
-    together would have one parameter scale, and Adafactor could factor over the layers.
+    together would have one parameter scale, and Adafactor could factor over the layers. An encoder
+    is a group of its own, since it may have another number of layers.
     """
 
     def init(params: Params) -> PyTree:
@@ -157,12 +166,25 @@ def _per_layer(transformation: optax.GradientTransformation) -> optax.GradientTr
 
     layers = optax.GradientTransformation(init, update)
 
-    def labels(params: Params) -> Any:
-        return jax.tree_util.tree_map_with_path(
-            lambda path, _: "layers" if "/layers/" in path_name(path) else "others", params
-        )
+    def label(path: Any, _: Any) -> str:
+        name = f"/{path_name(path)}"
+        if "/layers/" not in name:
+            return "others"
+        return "encoder" if name.startswith("/encoder/") else "layers"
 
-    return optax.partition({"layers": layers, "others": transformation}, labels)
+    labels = functools.partial(jax.tree_util.tree_map_with_path, label)
+
+    def partition(params: Params) -> optax.GradientTransformation:
+        groups = {"layers": layers, "others": transformation}
+        # the state of a model without an encoder has no such group
+        if "encoder" in jax.tree.leaves(labels(params)):
+            groups["encoder"] = layers
+        return optax.partition(groups, labels)
+
+    return optax.GradientTransformation(
+        lambda params: partition(params).init(params),
+        lambda updates, state, params=None: partition(updates).update(updates, state, params),
+    )
 
 
 OPTIMIZERS: dict[str, OptimizerSpec] = {

@@ -103,7 +103,7 @@ def test_nag_against_numpy() -> None:
     """As in fairseq's NAG, whose buffer is scaled by the learning rate at its update."""
     config = OptimizerConfig(
         name="nag", learning_rate=0.1, schedule="cosine", final_fraction=0.3, warmup_steps=0,
-        beta1=0.9, weight_decay=0, clip_norm=0,
+        beta1=0.9, weight_decay=0.3, clip_norm=0,
     )  # fmt: skip
     params = {name: value.copy() for name, value in PARAMETERS.items()}
     buffer = {name: np.zeros_like(a) for name, a in params.items()}
@@ -112,6 +112,7 @@ def test_nag_against_numpy() -> None:
     for grads, rate, before in zip(GRADIENTS, rates, [rates[0], *rates], strict=False):
         for name, g in grads.items():
             carried = buffer[name] * rate / before
+            params[name] = params[name] * (1 - rate * 0.3)
             params[name] = params[name] + 0.9**2 * carried - 1.9 * rate * g
             buffer[name] = 0.9 * carried - rate * g
         expected.append(dict(params))
@@ -167,6 +168,25 @@ def test_adafactor_treats_stacked_layers_separately(path: tuple[str, ...]) -> No
         alone = update({"w": jnp.asarray(layers[i])}, {"w": jnp.asarray(gradient[i])})["w"]
         np.testing.assert_allclose(together[i], alone, rtol=1e-5)
     assert np.abs(together[1]).mean() > 50 * np.abs(together[0]).mean()
+
+
+def test_adafactor_takes_an_encoder_of_another_depth() -> None:
+    config = OptimizerConfig(name="adafactor", learning_rate=0.1, warmup_steps=0, clip_norm=0)
+    optimizer = make_optimizer(config, 10)
+    rng = np.random.default_rng(0)
+    sizes = {"encoder": 3, "stack": 2}
+    params, grads = (
+        {
+            name: {"layers": [{"w": jnp.asarray(rng.normal(size=(n, 4, 5)))}]}
+            for name, n in sizes.items()
+        }
+        for _ in range(2)
+    )
+    both = optimizer.update(grads, optimizer.init(params), params)[0]
+    for name in sizes:
+        own = {name: params[name]}
+        alone = optimizer.update({name: grads[name]}, optimizer.init(own), own)[0]
+        jax.tree.map(np.testing.assert_array_equal, both[name], alone[name])
 
 
 def test_adafactor_factors_large_matrices() -> None:

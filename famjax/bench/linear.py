@@ -339,8 +339,8 @@ def _decoder(model: ModelConfig, count: int, merge: bool) -> _Decoder:
     def write(params: Params, state: State, token: jax.Array, read: jax.Array) -> Any:
         return make_writer(graph, count)(params, _set_length(state, read), token)
 
-    random_inputs = (params, state, token, jnp.int32(0))
-    compiled = jax.jit(write, donate_argnums=1).lower(*random_inputs).compile()
+    arguments = (params, state, token, jnp.int32(0))
+    compiled = jax.jit(write, donate_argnums=1).lower(*arguments).compile()
 
     def run(length: int) -> Any:
         nonlocal state, token

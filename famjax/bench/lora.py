@@ -19,7 +19,7 @@ from famjax.bench.timing import Pair, time_pair
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ArchConfig, Config, LoraConfig, ModelConfig
 from famjax.core.optional import missing_modules
-from famjax.train.flops import forward_flops
+from famjax.train.flops import forward_flops, weight_flops
 from famjax.train.program import TrainProgram, make_program
 from famjax.train.resolve import resolve
 
@@ -61,8 +61,9 @@ def compare(model: ModelConfig, rank: int, batch: int, length: int, repetitions:
 def flops_floor(model: ModelConfig, rank: int, length: int) -> float:
     """Return the ratio of the FLOPs of a step, including those of the adapters."""
     # with full attention, a token attends to half of the document on average
-    full = forward_flops(resolve_model(replace(model, mixer="full", capacity=length)))
-    return (2 * full + 3 * 2 * adapter_parameters(model, rank)) / (3 * full)
+    resolved = resolve_model(replace(model, mixer="full", capacity=length))
+    full, adapters = 3 * forward_flops(resolved), 3 * 2 * adapter_parameters(model, rank)
+    return (full - weight_flops(resolved) + adapters) / full
 
 
 def adapter_parameters(model: ModelConfig, rank: int) -> int:

@@ -234,6 +234,14 @@ def _check_sizes(arguments: Any, model: ModelConfig) -> None:
     from famjax.bench.delta import BLOCKS
     from famjax.bench.fam import CHUNK, SIZES
 
+    other = "an encoder" if model.encoder.layers and arguments.name != "feedback" else ""
+    if arguments.name in _RESIDUAL and model.stack != "residual":
+        other = f"model.stack={model.stack}"
+    if other:
+        raise UserError(
+            f"--config {arguments.config}: has {other}, which bench {arguments.name} does not "
+            "measure; take another config"
+        )
     if arguments.name in ("fam", "lora") and CHUNK % model.block_len:
         raise UserError(f"model.block_len={model.block_len}: must divide {CHUNK} to be measured")
     if arguments.name == "delta" and model.layers % 2:
@@ -268,6 +276,8 @@ def _check_sizes(arguments: Any, model: ModelConfig) -> None:
         )
 
 
+# benches that change the mixers of the model
+_RESIDUAL = ("fam", "delta", "lora", "linear", "beam")
 _COST_COLUMNS = ("floor", "training", "gap", "median", "streaming", "gap", "median")
 
 

@@ -463,6 +463,9 @@ class FamSpec(SmearedSpec):
         update = 2 * layer_weights(model) + attention_flops(model, keys)
         return super().flops(model, computed) + model.fam_len / model.block_len * update
 
+    def weight_flops(self, model: ModelConfig) -> float:
+        return (1 + model.fam_len / model.block_len) * super().weight_flops(model)
+
     def recurrent_share(self, model: ModelConfig) -> float:
         return model.fam_len / (model.block_len + model.fam_len)
 

@@ -37,7 +37,7 @@ from famjax.layers.mlp import FeedForward
 from famjax.mixers.blocks import BlockInputs
 from famjax.mixers.fam_scan import BlockFams, scan_call
 from famjax.mixers.mixer import BlockWeights, MemoryLosses, mean_where
-from famjax.ops.attention import attend, attention_weights
+from famjax.ops.attention import attention_weights
 
 if TYPE_CHECKING:
     from famjax.mixers.fam import Fam, FamState
@@ -109,7 +109,7 @@ def memory_losses(
     after_k, after_v = mixer.project(fams.after, fams.updates + 1)[1:]
     # from positions relative to the next block to positions relative to the block itself
     after_k = mixer.qkv.rotate(after_k, jnp.full(mixer.fam_len, mixer.block_len))
-    attended = attend(inputs.q, after_k, after_v).reshape(*x.shape[:2], *q.shape[3:])
+    attended = mixer.qkv.attend(inputs.q, after_k, after_v).reshape(*x.shape[:2], *q.shape[3:])
     rebuilt = mlp(mixer.qkv.output_projection(attended, x), x)
     error = jnp.square(rebuilt - jax.lax.stop_gradient(y)).astype(param_dtype())
     return MemoryLosses(

@@ -195,9 +195,16 @@ class FmSpec(BlockwiseSpec):
             )
 
     def flops(self, model: ModelConfig, computed: bool = False) -> float:
-        # keys and values are projected twice: from inputs and from outputs
+        return super().flops(model, computed) + self._second_projection(model)
+
+    def weight_flops(self, model: ModelConfig) -> float:
+        return super().weight_flops(model) + self._second_projection(model)
+
+    @staticmethod
+    def _second_projection(model: ModelConfig) -> float:
+        """Return the FLOPs of projecting keys and values again: from outputs, not from inputs."""
         d, _, g, e, _ = sizes(model)
-        return super().flops(model, computed) + 2 * d * 2 * g * e
+        return 2 * d * 2 * g * e
 
     def recurrent_share(self, model: ModelConfig) -> float:
         return 1.0

@@ -293,6 +293,10 @@ class MixerSpec(abc.ABC):
         keys = self.keys_computed(model) if computed else self.keys_seen(model)
         return 2 * layer_weights(model) + attention_flops(model, keys)
 
+    def weight_flops(self, model: ModelConfig) -> float:
+        """Return the part of `flops` that is products with weights of linear maps."""
+        return 2 * layer_weights(model)
+
     def matching_flops(self, model: ModelConfig, length: int) -> float:
         """Return the FLOPs of one token of a row of `length` while feature maps are trained."""
         return self.flops(model)

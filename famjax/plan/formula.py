@@ -12,14 +12,13 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from famjax.config.derived import reads_whole_rows
 from famjax.config.resolved import ResolvedConfig, ResolvedModelConfig, sizes
 from famjax.config.schema import ModelConfig
 from famjax.core.types import PyTree
 from famjax.mixers import mixer_specs
 from famjax.optimizers import OPTIMIZERS
 from famjax.plan.chips import Topology
-from famjax.train.flops import forward_flops, step_flops
+from famjax.train.flops import forward_flops, model_of_rows, step_flops
 from famjax.train.run import abstract_model
 
 REMAT: tuple[Literal["none", "attention", "layer", "block"], ...] = (
@@ -82,17 +81,6 @@ def device_activations(config: ResolvedConfig) -> float:
     encoder = replace(model, stack="residual", mixer="full", layers=depth, capacity=source)
     held += cross_activations(model, tokens, rows, source, mesh.tensor)
     return held + layer_activations(encoder, rows * source, rows, mesh.tensor)
-
-
-def model_of_rows(config: ResolvedConfig) -> ResolvedModelConfig:
-    """Return the model with a KV cache no larger than what a training step uses of it.
-
-    Rows that are processed in one call attend to no earlier keys, however long the cache is.
-    """
-    model = config.model
-    if model.stack != "residual" or not reads_whole_rows(config):
-        return model
-    return replace(model, capacity=min(model.capacity, config.data.length))
 
 
 def activations_by_remat(config: ResolvedConfig) -> dict[str, float]:

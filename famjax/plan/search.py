@@ -47,7 +47,7 @@ def candidates(config: Config, topology: Topology) -> Iterator[Config]:
 
 def _candidates(config: Config, topology: Topology) -> Iterator[Config]:
     rows = config.data.batch
-    remat_with_policy = REMAT if config.model.stack == "residual" else (config.model.remat,)
+    policies = REMAT if config.model.stack == "residual" else (config.model.remat,)
     sized = resolve(replace(config, mesh=MeshConfig(topology.count)), None, topology.count)
     for mesh in meshes(topology.count):
         if any(n % mesh.tensor for n in tensor_sizes(sized).values()):
@@ -55,7 +55,7 @@ def _candidates(config: Config, topology: Topology) -> Iterator[Config]:
         most, remainder = divmod(rows, mesh.data * mesh.fsdp)
         if not most or remainder or call_blocks(sized) % mesh.sequence:
             continue
-        for remat, parts in itertools.product(remat_with_policy, (1, 2, 4, 8)):
+        for remat, parts in itertools.product(policies, (1, 2, 4, 8)):
             if most % parts == 0:
                 yield replace(
                     config,

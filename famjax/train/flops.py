@@ -11,11 +11,18 @@ import functools
 import itertools
 import math
 import time
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 
-from famjax.config.derived import cutoffs, is_segmented, kept_segments, layer_mixers
+from famjax.config.derived import (
+    cutoffs,
+    is_segmented,
+    kept_segments,
+    layer_mixers,
+    reads_whole_rows,
+)
 from famjax.config.resolved import ResolvedConfig, ResolvedModelConfig, sizes
 from famjax.config.schema import ModelConfig
 from famjax.layers import ngram_memory
@@ -91,11 +98,23 @@ def training_flops(model: ResolvedModelConfig, only: str = "all", computed: bool
     """Return the model FLOPs of a training step for one token.
 
     The backward pass has two products for each product of the forward pass. With adapters, or if
-    only feature maps are trained (`train.only`), it has one, since frozen weights need no gradient.
-    The adapters' few products are not counted, and the gradient of the memory's keys and values is
-    counted although bswa_sg skips it.
+    only feature maps are trained (`train.only`), it has one for each product with a weight, since
+    frozen weights need no gradient. The adapters' few products are not counted, and the gradient of
+    the memory's keys and values is counted although bswa_sg skips it.
     """
-    return (2 if model.lora.rank or only == "maps" else 3) * forward_flops(model, computed)
+    frozen = weight_flops(model) if model.lora.rank or only == "maps" else 0.0
+    return 3 * forward_flops(model, computed) - frozen
+
+
+def weight_flops(model: ResolvedModelConfig) -> float:
+    """Return the part of `forward_flops` that adapters freeze: products with a weight.
+
+    All of it in stacks other than the residual one, whose attention scores are not told apart.
+    """
+    if model.stack != "residual":
+        return forward_flops(model)
+    layers = (MIXERS[name].weight_flops(model) for name in layer_mixers(model))
+    return sum(layers) + _encoder_flops(model) + _vocabulary_flops(model)
 
 
 def matching_flops(model: ResolvedModelConfig, length: int) -> float:
@@ -114,15 +133,18 @@ def step_flops(config: ResolvedConfig, computed: bool = False) -> float:
     """
     if config.train.match:
         return matching_flops(config.model, config.data.length)
-    return training_flops(config.model, config.train.only, computed)
+    return training_flops(model_of_rows(config), config.train.only, computed)
 
 
-def fam_floor(f: int, w: int) -> float:
-    """Return a lower bound on the time of FAM relative to BSWA with the same memory segments.
+def model_of_rows(config: ResolvedConfig) -> ResolvedModelConfig:
+    """Return the model with a KV cache no larger than what a training step uses of it.
 
-    FAM adds f tokens to every block of w.
+    Rows that are processed in one call attend to no earlier keys, however long the cache is.
     """
-    return 1 + f / w
+    model = config.model
+    if model.stack != "residual" or not reads_whole_rows(config):
+        return model
+    return replace(model, capacity=min(model.capacity, config.data.length))
 
 
 def linear_attention_flops(tokens: int, k: int, e: int, chunk: int) -> int:

@@ -312,6 +312,14 @@ def test_mistakes_are_one_line_errors(flags, line, capsys):
     assert line in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("bench", ["fam", "delta", "lora", "linear", "beam"])
+def test_models_that_a_bench_cannot_measure_are_rejected(bench, capsys):
+    assert main(["bench", bench, "--config", "copy_feedback"]) == 2
+    assert "copy_feedback: has model.stack=feedback, which bench" in capsys.readouterr().err
+    assert main(["bench", bench, "--config", "multi30k"]) == 2
+    assert f"multi30k: has an encoder, which bench {bench} does not" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "line"),
     [

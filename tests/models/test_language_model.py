@@ -1,5 +1,7 @@
 """The language model around the stack: embedding gradients, heads, and checks of calls."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,8 +17,14 @@ from famjax.models.language_model import LanguageModel
 from famjax.ops.lookup import look_up
 
 
-@pytest.mark.parametrize("vocab_size", [11, 5000], ids=["by one-hot product", "by scatter"])
-def test_the_embedding_gradient_is_that_of_a_gather(vocab_size):
+@pytest.mark.parametrize(
+    ("platform", "vocab_size", "products"),
+    [("cpu", 11, 0), ("tpu", 11, 1), ("tpu", 5000, 0)],
+    ids=["by scatter on CPU", "by one-hot product", "by scatter"],
+)
+def test_the_embedding_gradient_is_that_of_a_gather(platform, vocab_size, products, monkeypatch):
+    device = SimpleNamespace(platform=platform)
+    monkeypatch.setattr("famjax.ops.lookup.target_device", lambda: device)
     table = jnp.asarray(np.random.default_rng(0).normal(size=(vocab_size, 5)), jnp.float32)
     tokens = jnp.asarray([[3, 3, 0], [10, 3, 7]])
 
@@ -25,6 +33,8 @@ def test_the_embedding_gradient_is_that_of_a_gather(vocab_size):
 
     expected = jax.grad(loss(lambda table, tokens: table[tokens]))(table)
     np.testing.assert_allclose(jax.grad(loss(look_up))(table), expected, rtol=1e-6)
+    program = str(jax.make_jaxpr(jax.grad(loss(look_up)))(table))
+    assert program.count("dot_general") == products
 
 
 @pytest.mark.parametrize("scan", [True, False])
