@@ -41,6 +41,8 @@ MEMORY_FINETUNE = Experiment(
         "model.arch.embed_scale=1.0",
     ),
     base=(
+        # full attention holds 512 tokens of a document: rows start without a memory
+        *_text.PACKED,
         "model.mixer=full",
         "model.capacity=512",
         "train.steps=1000",
