@@ -15,6 +15,7 @@ from typing import Any
 from famjax.cli.main import parse
 from famjax.cli.tables import Output, Table
 from famjax.core.errors import EXIT_FAILED
+from famjax.core.host_memory import available_bytes, ram_bytes
 from famjax.core.optional import install_command
 from famjax.processes import runtime
 
@@ -116,21 +117,7 @@ def _version(name: str) -> str | None:
 
 def _host_memory() -> dict[str, int | None]:
     """Return total and available bytes; None if the system does not report them."""
-    if not hasattr(os, "sysconf"):
-        return {"total": None, "available": None}
-    page = os.sysconf("SC_PAGE_SIZE")
-    known = {"total": "SC_PHYS_PAGES", "available": "SC_AVPHYS_PAGES"}
-    memory = {
-        word: page * os.sysconf(name) if name in os.sysconf_names else None
-        for word, name in known.items()
-    }
-    try:  # on Linux, only MemAvailable includes the reclaimable file cache
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            table = dict(line.split(":", 1) for line in lines)
-        memory["available"] = int(table["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError, ValueError):
-        pass
-    return memory
+    return {"total": ram_bytes(), "available": available_bytes()}
 
 
 def _devices() -> list[dict[str, Any]]:

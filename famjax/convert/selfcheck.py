@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -14,12 +13,13 @@ from flax import nnx
 
 from famjax.config.schema import ModelConfig
 from famjax.core.errors import UserError
+from famjax.core.host_memory import available_bytes
 from famjax.core.json_files import shorten
 from famjax.core.optional import missing_message, missing_modules
 from famjax.core.types import Array, Context
 from famjax.mixers import mixer_specs
 from famjax.models.language_model import LanguageModel
-from famjax.models.remap_params import abstract_inference_model, remap_params
+from famjax.models.remap_params import abstract_inference_model, map_params
 from famjax.models.seq2seq import Seq2Seq
 
 # minimum number of compared tokens, which suffices if no layer has a window
@@ -60,11 +60,11 @@ def skip_reason(model: ModelConfig) -> str:
         3 * model.heads * compared_tokens(model) ** 2
         + 2 * _compared_logits(model) * model.vocab_size
     )
-    free = _free_bytes()
     # torch's weights, and half as much for its computation
-    if free is not None and 1.5 * weights + read > free:
-        needed = (weights + read) / 1e9
-        return f"a second copy of the model needs {needed:.0f} GB, {free / 1e9:.0f} are free"
+    needed, free = 1.5 * weights + read, available_bytes()
+    if free is not None and needed > free:
+        sizes = f"{needed / 1e9:.1f} GB, {free / 1e9:.1f} are free"
+        return f"a second copy of the model needs {sizes}"
     return ""
 
 
@@ -142,7 +142,8 @@ def compare_with_transformers(
         )
     del theirs
     short = _shrink(source)
-    params = remap_params(nnx.state(model, nnx.Param), to, short)
+    # unchecked: the source has none of the parts that were added
+    params = map_params(nnx.state(model, nnx.Param), to, short)
     # accelerators multiply in lower precision by default
     with jax.default_matmul_precision("highest"):
         return deviation(np.asarray(_compute_logits(short, params, tokens, last)), expected)
@@ -174,10 +175,3 @@ def _compute_logits(config: ModelConfig, params: object, tokens: np.ndarray, las
         return model.logits(x[:, -last:])
 
     return run(params, jnp.asarray(tokens, jnp.int32))
-
-
-def _free_bytes() -> int | None:
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError, AttributeError):
-        return None

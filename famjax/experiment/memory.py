@@ -6,22 +6,19 @@ available memory. A model that passes may still run out of memory.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from famjax.config.keys import values
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.errors import UserError
+from famjax.core.host_memory import host_bytes
 from famjax.core.units import byte_size
 from famjax.experiment.size import batch_bytes, training_bytes, weight_bytes
 from famjax.processes import collective
 
-# cgroup memory limits of Linux, version 2 and version 1
-_CGROUPS = (("sys/fs/cgroup", "memory.max"), ("sys/fs/cgroup/memory", "memory.limit_in_bytes"))
 _ENCODER = "model.encoder.layers"
 
 
@@ -151,51 +148,3 @@ def device_memory(used: int | None = None) -> DeviceMemory:
             number * host_bytes(), f"the machines of {number} processes have together"
         )
     return DeviceMemory(host_bytes(), "this machine has")
-
-
-def host_bytes(root: Path = Path("/")) -> int:
-    """Return the memory of this machine including swap, or the limit of this process if lower.
-
-    Args:
-      root: directory of the control groups' proc/self/cgroup and sys/fs/cgroup.
-    """
-    return min([_total_bytes(), *_cgroup_limits(root), *_process_limit()])
-
-
-def _total_bytes() -> int:
-    with contextlib.suppress(OSError, KeyError, ValueError, IndexError):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        fields = {name: rest.split() for name, _, rest in (line.partition(":") for line in lines)}
-        return 1024 * (int(fields["MemTotal"][0]) + int(fields["SwapTotal"][0]))
-    with contextlib.suppress(ImportError, OSError, ValueError, AttributeError):
-        import os
-
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return 2**63  # not reported: every check passes
-
-
-def _cgroup_limits(root: Path) -> Iterator[int]:
-    """Yield the memory limits of this process's control groups."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        number, kinds, path = line.split(":", 2)
-        if number != "0" and "memory" not in kinds.split(","):
-            continue
-        home, name = _CGROUPS[number != "0"]
-        group = root / (home + path)
-        for folder in (group, *group.parents):
-            with contextlib.suppress(OSError, ValueError):  # "max" is no limit
-                yield int((folder / name).read_text())
-
-
-def _process_limit() -> Iterator[int]:
-    """Yield the limit set by `ulimit -v`, if any."""
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
-        soft, _ = resource.getrlimit(resource.RLIMIT_AS)
-        if soft != resource.RLIM_INFINITY:
-            yield soft

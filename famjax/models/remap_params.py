@@ -33,7 +33,8 @@ from famjax.parallel.sharding import path_name
 # Feedback Transformer (`feedback_weight`).
 #
 # `check_compatible` checks the values that the given weights depend on: stack, arch, linear,
-# smeared_keys, the encoder's layers and embedding, and with learned positions capacity.
+# smeared_keys, ngram_memory, the gates' timescales, the encoder's layers and embedding, and with
+# learned positions capacity.
 _MAY_DIFFER = {
     "mixer",
     "block_len",
@@ -108,6 +109,11 @@ def remap_params(params: Params, old: ModelConfig, new: ModelConfig) -> Params:
       UserError: the models differ in more than their mixers.
     """
     check_compatible(old, new)
+    return map_params(params, old, new)
+
+
+def map_params(params: Params, old: ModelConfig, new: ModelConfig) -> Params:
+    """Like `remap_params`, without a check: what a model `new` does not have is left out."""
     old, new = resolve_model(old), resolve_model(new)
     flat, _ = jax.tree_util.tree_flatten_with_path(params)
     source = {canonical_name(path): leaf for path, leaf in flat}

@@ -293,9 +293,29 @@ def test_deviation_of_constant_logits():
     assert selfcheck.deviation(zeros + 1, zeros).relative > 1
 
 
-def test_the_self_check_is_skipped_without_memory():
+def test_the_self_check_is_skipped_without_memory(monkeypatch):
     huge = ModelConfig(vocab_size=10**9)
     assert "a second copy of the model needs" in selfcheck.skip_reason(huge)
+    # a model that fits, if the file cache is given back
+    monkeypatch.setattr(selfcheck, "available_bytes", lambda: 10**9)
+    assert selfcheck.skip_reason(ModelConfig(vocab_size=99)) == ""
+    monkeypatch.setattr(selfcheck, "available_bytes", lambda: None)
+    assert selfcheck.skip_reason(ModelConfig(vocab_size=99)) == ""
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["--to", "bswa", "model.ngram_memory=8"],
+        ["--to", "keep", "model.ngram_memory=2"],
+        ["--to", "delta", "model.smeared_keys=true"],
+    ],
+    ids=" ".join,
+)
+def test_the_self_check_leaves_out_the_parts_that_were_added(llama, tmp_path, capsys, given):
+    sizes = [] if "keep" in given else ["model.block_len=16"]
+    assert main(["convert", str(llama), str(tmp_path / "out"), *given, *sizes]) == 0
+    assert "equal Hugging Face's to" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from famjax.config.schema import (
     LoraConfig,
     ModelConfig,
 )
+from famjax.core import host_memory
 from famjax.core.errors import UserError
 from famjax.core.units import byte_size
 from famjax.experiment import memory, size
@@ -208,6 +209,12 @@ def test_available_memory_respects_cgroup_limits(tmp_path):
     for folder, limit in (("jobs/a", "max"), ("jobs", 10**8), (".", 2 * 10**8)):
         (groups / folder / "memory.max").write_text(f"{limit}\n")
     assert memory.host_bytes(tmp_path) == 10**8
+    # this process alone has more than that, so nothing is left
+    assert 0 < host_memory.available_bytes() < total
+    assert host_memory.available_bytes(tmp_path) == 0
+    for folder in ("jobs", "."):
+        (groups / folder / "memory.max").write_text(f"{2**60}\n")
+    assert host_memory.available_bytes(tmp_path) > 0
 
 
 @pytest.mark.parametrize(
