@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 from famjax.core.errors import UserError
@@ -87,42 +89,44 @@ def save_tokenizer(spec: str, folder: Path) -> None:
     """Copy the tokenizer that `spec` names into `folder`, for `load_saved_tokenizer`.
 
     A SentencePiece model is copied to folder/tokenizer.model, a word list to folder/words.txt, and
-    Hugging Face's and Marian's files to folder/tokenizer/.
+    Hugging Face's and Marian's files to folder/tokenizer/. Other tokenizers' files that an earlier
+    attempt left there are removed.
     """
     if spec == "bytes":
+        _remove_other_files(folder, ())
         return
     source, home = _definition_file(spec), folder / HUGGING_FACE_FOLDER
     if source.suffix == ".txt":
         save_words(read_words(spec, source).text(), folder)
         return
-    is_marian = _is_marian(spec, source)
-    if source.suffix != ".json" and not is_marian:
-        _copy(source, folder / SENTENCEPIECE)
-        # left over from an earlier attempt with another tokenizer
-        for name in (HUGGING_FACE, MARIAN_FILES[0]):
-            (home / name).unlink(missing_ok=True)
-        return
-    home.mkdir(exist_ok=True)
-    if is_marian:
-        for name in MARIAN_FILES:
-            _copy(source.with_name(name), home / name)
-    else:
-        (home / MARIAN_FILES[0]).unlink(missing_ok=True)
-        _copy(source, home / HUGGING_FACE)
-    for name in _SIBLING_FILES:
-        if source.with_name(name).exists():
-            _copy(source.with_name(name), home / name)
-        else:
-            (home / name).unlink(missing_ok=True)
+    copies = {source: folder / SENTENCEPIECE}
+    if (is_marian := _is_marian(spec, source)) or source.suffix == ".json":
+        names = MARIAN_FILES if is_marian else (HUGGING_FACE,)
+        siblings = [name for name in _SIBLING_FILES if source.with_name(name).exists()]
+        sources = [source if name == HUGGING_FACE else source.with_name(name) for name in names]
+        sources += [source.with_name(name) for name in siblings]
+        copies = dict(zip(sources, [home / name for name in (*names, *siblings)], strict=True))
+        home.mkdir(exist_ok=True)
+    for original, copy in copies.items():
+        _copy(original, copy)
+    _remove_other_files(folder, copies.values())
 
 
 def save_words(text: str, folder: Path) -> None:
     """Write a word list into `folder`, for `load_saved_tokenizer`."""
-    home = folder / HUGGING_FACE_FOLDER
-    for other in (home / HUGGING_FACE, home / MARIAN_FILES[0], folder / SENTENCEPIECE):
-        # left over from an earlier attempt with another tokenizer
-        other.unlink(missing_ok=True)
     (folder / WORDS).write_text(text, encoding="utf-8", newline="\n")
+    _remove_other_files(folder, [folder / WORDS])
+
+
+def _remove_other_files(folder: Path, saved: Collection[Path]) -> None:
+    """Remove the files of tokenizers that are not among those just saved."""
+    home = folder / HUGGING_FACE_FOLDER
+    names = (HUGGING_FACE, *MARIAN_FILES, *_SIBLING_FILES)
+    for file in (folder / SENTENCEPIECE, folder / WORDS, *(home / name for name in names)):
+        if file not in saved:
+            file.unlink(missing_ok=True)
+    with suppress(OSError):  # there are other files in it
+        home.rmdir()
 
 
 def _copy(source: Path, target: Path) -> None:
