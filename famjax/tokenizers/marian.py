@@ -42,6 +42,8 @@ class MarianTokenizer(Tokenizer):
       UserError: a file is missing or damaged, lacks a special token, or padding is not its last id.
     """
 
+    is_lossless = False
+
     def __init__(self, name: str, folder: Path):
         if (folder / _OTHER_VOCABULARY).exists():
             raise UserError(

@@ -1,4 +1,4 @@
-"""SentencePiece models as lossless tokenizers, and their training."""
+"""SentencePiece models as tokenizers, and the training of lossless ones."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ from famjax.tokenizers.tokenizer import Tokenizer
 # SentencePiece represents a space by this character, and cannot distinguish the two.
 _META = "\u2581"
 # A ModelProto whose normalizer_spec sets add_dummy_prefix (3) and remove_extra_whitespaces (4) to
-# false. Protocol buffers merge a message that is appended to another. So appending this one makes a
-# model lossless, and a document can be encoded in pieces.
+# false. Protocol buffers merge a message that is appended to another. So with this one appended a
+# model keeps spaces, and a document can be encoded in pieces. Other normalization stays: published
+# models were trained on normalized text.
 _KEEP_TEXT = b"\x1a\x04\x18\x00\x20\x00"
+# text that a model changes if it normalizes, or lacks byte tokens
+_PROBE = "two  spaces\n\tﬁ Ａ 漢 😀"
 # maximum characters of a training sentence: the trainer expects short ones
 SENTENCE_CHARS = 2048
 
@@ -35,6 +38,7 @@ class SentencePieceTokenizer(Tokenizer):
         super().__init__(name, pieces, bos, self._model.eos_id(), content)
         self.token_bytes[self._model.unk_id()] = 0
         self._meta_ids = self._byte_ids(_META)
+        self.is_lossless = self.decode(self.encode(_PROBE)) == _PROBE
 
     def _bytes(self, token: int) -> bytes:
         if self._model.is_control(token):

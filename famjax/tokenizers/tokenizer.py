@@ -1,8 +1,9 @@
 """The tokenizer interface, the tokenizer of bytes, and streaming decoding.
 
 Every token represents fixed UTF-8 bytes (special tokens none), so that decoding concatenates bytes.
-All tokenizers except word lists are lossless. `decode`, streaming decoding and bits per byte all
-follow from the table of each token's bytes.
+`decode`, streaming decoding and bits per byte all follow from the table of each token's bytes,
+except that Marian's tokenizers decode with their own model. All tokenizers are lossless, except
+word lists, Marian's, and SentencePiece models that normalize text or have no byte tokens.
 """
 
 from __future__ import annotations
@@ -34,9 +35,11 @@ class Tokenizer(abc.ABC):
       token_bytes: [v] int32, the number of UTF-8 bytes of each token; 0 for special tokens.
       fingerprint: sha256, in hex, of the file or data that defines the ids.
       chat_template: template that renders a conversation as text; None if there is none.
+      is_lossless: whether decoding returns any text that was encoded.
     """
 
     chat_template: ChatTemplate | None = None
+    is_lossless = True
 
     def __init__(
         self, name: str, pieces: Sequence[bytes], bos_id: int, eos_id: int, content: bytes
@@ -147,7 +150,8 @@ class ByteTokenizer(Tokenizer):
 class StreamDecoder:
     """Decodes token by token, and returns complete characters only.
 
-    The concatenated results of `push` and `flush` equal `tokenizer.decode` of all tokens.
+    The concatenated results of `push` and `flush` equal `tokenizer.decode` of all tokens, except
+    that Marian's `decode` drops a leading space.
     """
 
     def __init__(self, tokenizer: Tokenizer):

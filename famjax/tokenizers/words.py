@@ -32,6 +32,8 @@ class WordTokenizer(Tokenizer):
       words: all words including special tokens, by id.
     """
 
+    is_lossless = False
+
     def __init__(self, name: str, words: Sequence[str]):
         self.words = (*SPECIALS, *words)
         pieces = [f"{word} ".encode() for word in self.words[UNKNOWN:]]

@@ -17,6 +17,7 @@ from famjax.parallel import sharding
 from famjax.parallel.mesh import describe, is_auto
 from famjax.pipeline import make_batches, make_source
 from famjax.processes.collective import process_index
+from famjax.tokenizers.load import WITHOUT_FILE
 from famjax.tokenizers.tokenizer import Tokenizer
 from famjax.train import hosts
 from famjax.train.checkpoint import Checkpoints
@@ -148,6 +149,11 @@ class Session:
             self.progress.say(line)
         if line := self.source.report():
             self.progress.note(line)
+        if not self.tokenizer.is_lossless and self.tokenizer.name not in WITHOUT_FILE:
+            self.progress.note(
+                f"tokenizer {self.tokenizer.name} changes text, by normalization or by characters "
+                "that it does not know: what it drops is neither learned nor counted"
+            )
         if line := self._epochs():
             self.progress.note(line)
         for line in self._mesh_notes(shapes):

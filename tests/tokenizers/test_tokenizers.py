@@ -5,6 +5,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
+import sentencepiece
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -13,8 +14,10 @@ from famjax.data import train_tokenizer
 from famjax.data.files import PIECE_BYTES
 from famjax.data.sources import TextSource
 from famjax.data.train_tokenizer import build_word_list, train_sentencepiece
+from famjax.experiment.load import load_config
 from famjax.tokenizers.load import load_tokenizer
 from famjax.tokenizers.tokenizer import StreamDecoder
+from famjax.train.loop import train
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=60)
 CORPUS = "The quick brown fox, 1234 times.\n\tdef f(x):\n        return x  # naïve 😀\n" * 50
@@ -165,6 +168,24 @@ def test_error_names_an_invalid_byte_in_the_training_text(tmp_path):
         train_sentencepiece(str(path), 300, tmp_path / "x.model")
     # without the messages of the trainer
     assert str(error.value).startswith(f"{path}: not UTF-8 at byte 300000; convert it")
+
+
+def test_a_model_that_changes_text_says_so(model, tmp_path, capsys):
+    assert load_tokenizer(str(model)).is_lossless
+    text = tmp_path / "text.txt"
+    text.write_text(CORPUS)
+    # the trainer's own settings: NFKC, white space as spaces, no byte tokens
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(text), model_prefix=str(tmp_path / "own"), vocab_size=39, minloglevel=2
+    )
+    changing = load_tokenizer(str(tmp_path / "own.model"))
+    assert not changing.is_lossless
+    assert changing.decode(changing.encode("a\nb")) != "a\nb"
+    keys = [f"data.files={text}", f"data.tokenizer={tmp_path / 'own.model'}", "train.steps=1"]
+    keys += ["model.layers=1", "model.width=16", "model.heads=1", "model.mlp_width=16"]
+    keys += ["model.block_len=8", "data.length=16", "data.batch=1", "data.holdout=0"]
+    train(load_config("text_bswa", keys), tmp_path / "run")
+    assert "own.model changes text, by normalization" in " ".join(capsys.readouterr().err.split())
 
 
 def test_files_that_are_not_models_are_rejected(tmp_path):
