@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
+from importlib import metadata
 
 _SEQIO = "-e '.[seqio]'"
 # module -> argument of pip install; the extras are those of a checkout of famjax
@@ -25,18 +26,39 @@ _PACKAGES = {
 }
 
 
+# the oldest major version of a module that works
+_OLDEST = {"transformers": 5}
+
+
 def missing_modules(modules: Sequence[str]) -> list[str]:
-    """Return the modules that are not installed."""
-    return [name for name in modules if importlib.util.find_spec(name) is None]
+    """Return the modules that are not installed, or in too old a version."""
+    return [name for name in modules if not _is_installed(name) or _old_version(name)]
 
 
 def install_command(modules: Sequence[str]) -> str:
     """Return the command that installs the modules."""
-    return " ".join(["pip install", *dict.fromkeys(_PACKAGES[name] for name in modules)])
+    update = ["-U"] if any(map(_old_version, modules)) else []
+    packages = dict.fromkeys(_PACKAGES[name] for name in modules)
+    return " ".join(["pip install", *update, *packages])
 
 
 def missing_message(modules: Sequence[str]) -> str:
     """Return "torch and peft not installed; pip install torch peft" for missing modules."""
-    *first, last = modules
-    names = f"{', '.join(first)} and {last}" if first else last
-    return f"{names} not installed; {install_command(modules)}"
+    parts = [f"{name} {version} is too old" for name in modules if (version := _old_version(name))]
+    if absent := [name for name in modules if not _old_version(name)]:
+        *first, last = absent
+        names = f"{', '.join(first)} and {last}" if first else last
+        parts.append(f"{names} not installed")
+    return f"{', '.join(parts)}; {install_command(modules)}"
+
+
+def _is_installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+def _old_version(name: str) -> str:
+    """Return the version of an installed module if it is too old, else ""."""
+    if name not in _OLDEST or not _is_installed(name):
+        return ""
+    version = metadata.version(name)
+    return version if int(version.split(".")[0]) < _OLDEST[name] else ""

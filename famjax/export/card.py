@@ -11,7 +11,7 @@ from famjax.mixers import mixer_specs
 
 _LOAD = """\
 ```
-pip install torch transformers
+pip install torch 'transformers>=5'
 ```
 
 ```python
@@ -28,7 +28,7 @@ print(tokenizer.decode(model.generate(torch.tensor([ids]), max_new_tokens=20)[0]
 
 _LOAD_PAIRS = """\
 ```
-pip install torch transformers
+pip install torch 'transformers>=5'
 ```
 
 ```python

@@ -126,3 +126,18 @@ def test_a_missing_module_of_famjax_keeps_its_traceback(
     monkeypatch.setitem(sys.modules, "famjax.cli.doctor", None)
     with pytest.raises(ImportError):
         main(["doctor"])
+
+
+def test_a_version_that_is_too_old_counts_as_missing(monkeypatch):
+    installed = {"transformers": "4.57.1", "torch": "2.13.0"}
+    monkeypatch.setattr(optional.metadata, "version", installed.__getitem__)
+    monkeypatch.setattr(optional.importlib.util, "find_spec", lambda name: installed.get(name))
+    assert optional.missing_modules(["torch", "transformers"]) == ["transformers"]
+    said = "transformers 4.57.1 is too old; pip install -U transformers"
+    assert optional.missing_message(["transformers"]) == said
+    both = optional.missing_message(optional.missing_modules(["transformers", "peft"]))
+    assert both == (
+        "transformers 4.57.1 is too old, peft not installed; pip install -U transformers peft"
+    )
+    installed["transformers"] = "5.0.0rc1"
+    assert optional.missing_modules(["torch", "transformers"]) == []
