@@ -21,7 +21,6 @@ from famjax.convert.load import describe_ignored_keys, load_weights, parse_model
 from famjax.convert.selfcheck import compare_with_transformers, describe, skip_reason
 from famjax.convert.surgery import describe_window, replace_attention
 from famjax.convert.teacher import (
-    SOURCE,
     Teacher,
     check_given_tokenizer,
     is_run,
@@ -39,7 +38,7 @@ from famjax.tokenizers.load import WORDS, load_tokenizer, save_tokenizer
 from famjax.tokenizers.marian import MARIAN_FILES
 from famjax.tokenizers.tokenizer import Tokenizer
 from famjax.train.checkpoint import Checkpoints
-from famjax.train.run_folder import CHECKPOINTS, CONFIG, with_vocab_size
+from famjax.train.run_folder import CHECKPOINTS, CONFIG, SOURCE, with_vocab_size
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model")
 # largest accepted difference of logits, as a fraction of their range

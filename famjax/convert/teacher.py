@@ -16,10 +16,7 @@ from famjax.models.remap_params import abstract_inference_model, remap_params
 from famjax.tokenizers.load import load_tokenizer
 from famjax.tokenizers.tokenizer import Tokenizer, check_same_ids
 from famjax.train.run import open_run
-from famjax.train.run_folder import CONFIG
-
-# Hugging Face's config.json, kept for a later export
-SOURCE = "hf_config.json"
+from famjax.train.run_folder import CONFIG, find_source_config
 
 
 class Teacher(NamedTuple):
@@ -73,6 +70,7 @@ def open_run_teacher(source: Path, tokenizer: str) -> Teacher:
         # the vocabulary belongs to the task
         student_data = DataConfig(task=data.task, toy=data.toy, tokenizer="task")
     params = nnx.state(run.model, nnx.Param)
+    path = find_source_config(source, opened.config.init)
 
     def student(model: ModelConfig) -> LanguageModel:
         return nnx.merge(
@@ -86,7 +84,7 @@ def open_run_teacher(source: Path, tokenizer: str) -> Teacher:
         student_data,
         student,
         lambda model, to: "every weight of the run that the new layers have is kept",
-        _hf_config(source, opened.config.init),
+        path.read_bytes() if path else b"",
     )
 
 
@@ -106,9 +104,3 @@ def text_data(model: ModelConfig, tokenizer: str) -> DataConfig:
     if model.encoder.layers:
         return DataConfig(task="translate", layout="pairs", tokenizer=tokenizer)
     return DataConfig(tokenizer=tokenizer)
-
-
-def _hf_config(run: Path, init: str) -> bytes:
-    """Return the config.json that a run, or its `init`, was converted from."""
-    paths = [folder / SOURCE for folder in (run, *([Path(init)] if init else []))]
-    return next((path.read_bytes() for path in paths if path.exists()), b"")

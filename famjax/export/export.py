@@ -49,7 +49,7 @@ def export(
         raise UserError(f"--dtype {dtype} is for --format hf; {format} keeps float32")
     dest = expanded(dest)
     check_destination(dest)
-    source = ExportSource(open_model(run), Path(run), dtype)
+    source = ExportSource(open_model(run), expanded(run), dtype)
     if format in ("hf", "peft") and source.model.adaptive.cutoffs:
         raise UserError(
             f"--format {format}: does not support adaptive embedding and softmax; take "

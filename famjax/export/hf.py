@@ -21,7 +21,6 @@ from famjax.convert.families.common import Family
 from famjax.convert.families.famjax import FAMJAX, pytorch_class
 from famjax.convert.families.famjax import serialize as serialize_famjax
 from famjax.convert.families.keys import HF
-from famjax.convert.folder import SOURCE
 from famjax.convert.load import load_pretrained
 from famjax.convert.open import is_hugging_face
 from famjax.convert.save import save_tensors
@@ -34,6 +33,7 @@ from famjax.export.source import ExportSource
 from famjax.export.tokenizer import write_tokenizer
 from famjax.models.language_model import LanguageModel
 from famjax.tokenizers.tokenizer import Tokenizer
+from famjax.train.run_folder import find_source_config
 
 # each needs those before it
 CODE = (
@@ -93,10 +93,9 @@ def write(source: ExportSource, folder: Path) -> list[str]:
 
 def _source_config(run: Path, init: str) -> HF:
     """Return the config.json that a run, or its `init`, was converted from."""
-    found = [folder / SOURCE for folder in (run, *([Path(init)] if init else []))]
-    if is_hugging_face(run):
-        found.append(run / "config.json")
-    path = next((path for path in found if path.exists()), None)
+    path = find_source_config(run, init)
+    if path is None and is_hugging_face(run):
+        path = run / "config.json"
     if path is None:
         return {}
     found = read_json(path, "remove it, or restore it")

@@ -18,7 +18,7 @@ from famjax.parallel.sharding import path_name
 from famjax.tokenizers.load import save_tokenizer
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.run import open_run
-from famjax.train.run_folder import CHECKPOINTS
+from famjax.train.run_folder import CHECKPOINTS, copy_source_config
 
 _README = """\
 # {name}
@@ -43,6 +43,7 @@ def write(source: ExportSource, folder: Path) -> list[str]:
     source = source.merge_adapters()
     save_tokenizer(source.run.tokenizer.name, folder)
     write_model(folder, source.run.config, source.run.model, source.run.step)
+    copy_source_config(source.folder, source.run.config.init, folder)
     at = Checkpoints(folder / CHECKPOINTS).path(source.run.step) / "params"
     readme = _README.format(
         name=source.run.config.name,

@@ -18,17 +18,17 @@ from famjax.config.resolved import resolve_model
 from famjax.config.schema import DropoutConfig, LoraConfig
 from famjax.convert.families import native_family, normalize_model
 from famjax.convert.families.common import Family
-from famjax.convert.folder import SOURCE
 from famjax.convert.save import save_file, save_tensors
 from famjax.convert.tensors import Tensor, Tensors
 from famjax.core.errors import UserError
 from famjax.core.optional import missing_message, missing_modules
+from famjax.core.paths import expanded
 from famjax.export import check
 from famjax.export.source import ExportSource
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import abstract_inference_model, canonical_name
 from famjax.train.checkpoint import Checkpoints
-from famjax.train.run_folder import CHECKPOINTS
+from famjax.train.run_folder import CHECKPOINTS, SOURCE
 
 _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _NEEDED = ("torch", "transformers", "peft")
@@ -114,8 +114,9 @@ def _check_read_back(source: ExportSource, tensors: Tensors, folder: Path) -> st
 
 def _describe_base(source: ExportSource) -> str:
     """Describe the base model, which is not the Hugging Face model if its weights were trained."""
-    init = Path(source.run.config.init)
-    if Checkpoints(init / CHECKPOINTS).latest() == 0 and (init / SOURCE).exists():
+    init = source.run.config.init
+    folder = expanded(init)
+    if Checkpoints(folder / CHECKPOINTS).latest() == 0 and (folder / SOURCE).exists():
         return "the model that was converted"
     return f"what `famjax export {init} BASE --format hf` writes"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.core.json_files import read_whole
+from famjax.core.paths import expanded
 from famjax.experiment.checks import validate_model
 from famjax.experiment.load import difference, from_json, to_json
 from famjax.experiment.memory import check_training_fits
@@ -30,6 +31,8 @@ from famjax.train.metrics import METRICS
 CONFIG, CHECKPOINTS = "config.json", "checkpoints"
 # record of the JSON-lines files that were checked and need no check when the run resumes
 CHECKED = "data_checked.json"
+# config.json of the Hugging Face folder that a run's model comes from, by conversion or `init`
+SOURCE = "hf_config.json"
 # files of RUN that are needed for training only
 _TRAINING_ONLY = (METRICS, LOCK)
 
@@ -159,9 +162,27 @@ def _write_run(folder: Path, config: Config, tokenizer: Tokenizer | None) -> Non
         save_words(tokenizer.text(), folder)
     elif tokenizer is not None:
         save_tokenizer(config.data.tokenizer, folder)
+    if config.init:
+        copy_source_config(folder, config.init, folder)
     temporary = folder / (CONFIG + ".new")
     temporary.write_text(to_json(config), encoding="utf-8")
     temporary.replace(folder / CONFIG)
+
+
+def find_source_config(run: Path, init: str) -> Path | None:
+    """Return the `SOURCE` of a run, or of its `init`; None if there is none.
+
+    Runs from before 2026-11-28 have no copy of their `init`'s.
+    """
+    folders = [run, *([expanded(init)] if init else [])]
+    return next((path for folder in folders if (path := folder / SOURCE).exists()), None)
+
+
+def copy_source_config(run: Path, init: str, folder: Path) -> None:
+    """Copy the `SOURCE` of a run, or of its `init`, into a folder, if there is one."""
+    path = find_source_config(run, init)
+    if path is not None and path.parent != folder:
+        shutil.copyfile(path, folder / SOURCE)
 
 
 def copy_run_files(run: Path, folder: Path) -> None:

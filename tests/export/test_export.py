@@ -27,6 +27,7 @@ from famjax.export.tokenizer import write_tokenizer
 from famjax.ops.attention import attend_blocks
 from famjax.tokenizers.load import load_tokenizer
 from famjax.tokenizers.words import WordTokenizer
+from famjax.train.run_folder import SOURCE, prepare_run
 
 TEXT = "  Pure thought, 12345  — très bien —\n\tin\r\n  lines 猫 \U0001f600 "
 
@@ -136,7 +137,7 @@ def export_model(mixer, tmp_path, dtype="float32", run=None, **shape):
 
 def test_a_run_that_llama_can_represent_is_a_llama(tmp_path):
     arch = replace(tiny.SHAPE.arch, embed_scale=1.0)
-    (tmp_path / hf.SOURCE).write_text(
+    (tmp_path / SOURCE).write_text(
         json.dumps({"model_type": "llama", "bos_token_id": 7, "attention_dropout": 0.25})
     )
     folder, said = export_model("full", tmp_path, arch=arch)
@@ -151,11 +152,21 @@ def test_a_run_that_llama_can_represent_is_a_llama(tmp_path):
 def test_a_finetuned_model_keeps_keys_of_its_base(tmp_path):
     (tmp_path / "base").mkdir()
     said = {"model_type": "llama", "attention_dropout": 0.25}
-    (tmp_path / "base" / hf.SOURCE).write_text(json.dumps(said))
+    (tmp_path / "base" / SOURCE).write_text(json.dumps(said))
     run = tiny.run_with("full", arch=replace(tiny.SHAPE.arch, embed_scale=1.0))
     run = replace(run, config=replace(run.config, init=str(tmp_path / "base")))
     folder, _ = export_model("full", tmp_path, run=run)
     assert json.loads((folder / "config.json").read_text())["attention_dropout"] == 0.25
+
+
+def test_a_model_finetuned_twice_keeps_keys_of_its_base(tmp_path):
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / SOURCE).write_text('{"model_type": "llama"}')
+    run = tiny.run_with("full")
+    for name, init in (("first", "base"), ("second", "first")):
+        config = replace(run.config, init=str(tmp_path / init))
+        prepare_run(tmp_path / name, config, has_checkpoint=False)
+        assert (tmp_path / name / SOURCE).read_text() == '{"model_type": "llama"}'
 
 
 def test_bfloat16_halves_the_size(tmp_path):
