@@ -56,7 +56,9 @@ class ChatTemplate:
         self._bos, self._eos, self._controls = bos, eos, tuple(controls)
         # longest first, since a token may begin with another one
         strings = sorted([*controls, _OPEN, _CLOSE], key=len, reverse=True)
-        self._control_pattern = re.compile("|".join(map(re.escape, strings)))
+        control = "|".join(map(re.escape, strings))
+        self._control_pattern = re.compile(control)
+        self._mark_pattern = re.compile(f"{_OPEN}({control}){_CLOSE}|[{_OPEN}{_CLOSE}]")
 
     def render(self, messages: Messages, add_generation_prompt: bool) -> str:
         """Return the text that the template writes.
@@ -71,7 +73,7 @@ class ChatTemplate:
         escaped = self._escape_messages(messages)
         text = self.render(escaped, add_generation_prompt)
         self._check_complete(escaped, text)
-        return text.removeprefix(self._bos)
+        return self._drop_stray_marks(text.removeprefix(self._bos))
 
     def render_document(self, messages: Messages) -> list[tuple[str, float]]:
         """Return a training conversation as texts with loss weights, each for `split_escaped`.
@@ -104,7 +106,7 @@ class ChatTemplate:
         self._check_complete(escaped[: answers[-1] + 1], whole)
         texts[0] = (texts[0][0].removeprefix(self._bos), 0.0)
         texts[-1] = (texts[-1][0].removesuffix(self._eos), 1.0)
-        return texts
+        return [(self._drop_stray_marks(text), weight) for text, weight in texts]
 
     def _find_message_end(self, text: str) -> int:
         """Return where the last message ends: at its control token if only white space follows."""
@@ -121,22 +123,24 @@ class ChatTemplate:
 
     def _escape_messages(self, messages: Messages) -> list[dict[str, Any]]:
         """Return the messages, in which the strings of control tokens are escaped."""
-        return [
-            {
-                key: value if key == "role" else self._escape_value(value)
-                for key, value in message.items()
-            }
-            for message in messages
-        ]
+        return [self._escape_value(message) for message in messages]
 
     def _escape_value(self, value: Any) -> Any:
         if isinstance(value, str):
             return self._control_pattern.sub(lambda match: f"{_OPEN}{match[0]}{_CLOSE}", value)
         if isinstance(value, Mapping):
-            return {key: self._escape_value(part) for key, part in value.items()}
+            return {self._escape_value(k): self._escape_value(part) for k, part in value.items()}
         if isinstance(value, list):
             return [self._escape_value(part) for part in value]
         return value
+
+    def _drop_stray_marks(self, text: str) -> str:
+        """Return a rendered text without the marks of strings that the template took apart.
+
+        Some templates look for a control token's string, such as "</think>", in a message, and
+        write it themselves. What is left of its escape is the marks.
+        """
+        return self._mark_pattern.sub(lambda match: match[0] if match[1] else "", text)
 
 
 def split_escaped(rendered: str) -> Iterator[tuple[str, bool]]:
