@@ -200,7 +200,9 @@ def run_config(
             raise UserError(
                 f"{assignment}: is set in famjax train: famjax train ... init={target} {assignment}"
             )
-    config = override(Config(name=target.name or "converted", model=model), overrides)
+    # the name of ".." is no name of a run
+    name = target.resolve().name or "converted"
+    config = override(Config(name=name, model=model), overrides)
     validate_model(config.model)
     check_unused_keys(config, (assignment.partition("=")[0] for assignment in overrides))
     check_compatible(teacher.model, config.model)

@@ -22,6 +22,8 @@ from famjax.ops.ngrams import context_lengths
 
 # largest accepted difference of logits, as a fraction of their range
 _LIMIT = 1e-4
+# maximum number of tokens, unless two blocks are longer
+_TOKENS = 4096
 # maximum number of compared logits, those of the last tokens
 _LOGITS = 1 << 26
 
@@ -29,12 +31,17 @@ _LOGITS = 1 << 26
 def sample_tokens(config: ModelConfig) -> tuple[np.ndarray, int]:
     """Return random tokens [2 t], and how many of the last positions to compare.
 
-    The tokens fill two blocks and a part of a third. For an n-gram memory the second half repeats
-    the first.
+    The tokens are more than the last one attends to directly, and end within a block, unless that
+    takes more than `_TOKENS`. For an n-gram memory the second half repeats the first.
     """
     specs = mixer_specs(config)
     block = max([config.block_len, *(spec.window(config) for spec in specs)])
-    count = 2 * block + 3
+    seen = 0
+    if config.stack in ("feedback", "transformer"):
+        seen = config.feedback.span
+    elif any("model.memory_segments" in spec.keys for spec in specs):
+        seen = config.memory_segments * config.block_len
+    count = max(2 * block, min(block + seen, _TOKENS)) + 3
     if config.ngram_memory:
         count = max(count, 2 * context_lengths(config.ngram_memory)[-1] + 4)
     if is_bounded(config):

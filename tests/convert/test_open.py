@@ -121,6 +121,14 @@ def test_attention_of_a_folder_with_memory_can_be_changed(
         assert (tiny.logits(model, tokens) == tiny.logits(theirs, tokens)).all()
 
 
+def test_a_folder_may_be_given_relative_to_another(
+    folders: dict[tuple[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folders["full", "hf"] / "inside").mkdir()
+    monkeypatch.chdir(folders["full", "hf"] / "inside")
+    assert open_model("..").config.name == "full-hf"
+
+
 def test_open_model_accepts_a_run() -> None:
     assert famjax.open_run(tiny.folder()).step == 2
 
