@@ -38,6 +38,7 @@ PAIRS = [
 ]
 TEXTS = ["The quick brown fox", "def f(x):\n    return x\n" * 8, "x"]
 pytestmark = pytest.mark.usefixtures("remote_code", "one_device")
+NAMES = pytest.mark.parametrize("name", ["fam", pytest.param("native", marks=pytest.mark.long)])
 ASKED = {"until": ["\n"], "do_sample": False, "max_gen_toks": 12}
 
 
@@ -100,8 +101,9 @@ def test_scores_and_answers_are_those_of_the_harness_own_model(folder: Path, nam
     assert ours.generate_until(asked) == theirs.generate_until(asked, disable_tqdm=True)
 
 
+@NAMES
 def test_answers_are_generated_in_batches_and_equal_to_each_alone(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from famjax.eval import harness
 
@@ -124,19 +126,17 @@ def test_answers_are_generated_in_batches_and_equal_to_each_alone(
     asked += instances(
         "generate_until", [("a", {"until": [], "do_sample": True, "temperature": 1.0})]
     )
-    for name in ("fam", "native"):
-        run = open_run(folder / name)
-        together = harness.FamjaxLM(run, batch=3).generate_until(asked)
-        alone = [harness.FamjaxLM(run, batch=1).generate_until([each])[0] for each in asked]
-        assert together == alone
-        assert made[0] == 3
-        generator = Generator(run)
-        generated = [
-            "".join(generator.generate(text, most, stop=["\n", "x("]))
-            for text, most in zip(texts, limits, strict=True)
-        ]
-        assert together[:-1] == generated
-        made.clear()
+    run = open_run(folder / name)
+    together = harness.FamjaxLM(run, batch=3).generate_until(asked)
+    alone = [harness.FamjaxLM(run, batch=1).generate_until([each])[0] for each in asked]
+    assert together == alone
+    assert made[0] == 3
+    generator = Generator(run)
+    generated = [
+        "".join(generator.generate(text, most, stop=["\n", "x("]))
+        for text, most in zip(texts, limits, strict=True)
+    ]
+    assert together[:-1] == generated
 
 
 def random_continuations(run: Run) -> list[Continuation]:
@@ -165,7 +165,10 @@ def test_batches_of_unequal_lengths_are_each_document_alone(folder: Path) -> Non
     assert log_likelihoods(run, [empty], quiet=True) == [(0.0, True)]
 
 
-def test_a_context_in_common_is_read_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@NAMES
+def test_a_context_in_common_is_read_once(
+    folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(0)
     # in blocks of 16 and 64: a whole number of blocks, some, and less than a block
     contexts = [rng.integers(0, 100, n) for n in (448, 433, 9)]
@@ -175,27 +178,25 @@ def test_a_context_in_common_is_read_once(folder: Path, monkeypatch: pytest.Monk
         for context in contexts
     ]
     alone = [Continuation(rng.integers(0, 100, 40), np.array([5, 7]))]
-    for name in ("fam", "native"):
-        run = open_run(folder / name)
-        read: list[int] = []
-        read_documents = log_likelihoods_module.read_documents
-        monkeypatch.setattr(
-            log_likelihoods_module,
-            "read_documents",
-            lambda stream, numbers, *rest, read=read, original=read_documents: original(
-                stream, read.extend(numbers) or read, *rest
-            ),
-        )
-        together = log_likelihoods(run, [*continuations, *alone], batch=3, quiet=True)
-        assert len(read) == 3
-        monkeypatch.undo()
-        each = [log_likelihoods(run, [one], quiet=True)[0] for one in [*continuations, *alone]]
-        np.testing.assert_allclose(
-            [score.log_likelihood for score in together],
-            [score.log_likelihood for score in each],
-            rtol=1e-5,
-        )
-        assert [score.is_greedy for score in together] == [score.is_greedy for score in each]
+    run = open_run(folder / name)
+    read: list[int] = []
+    original = log_likelihoods_module.read_documents
+
+    def read_documents(stream: LaneStream, numbers: list[int], *rest: Any) -> Any:
+        read.extend(numbers)
+        return original(stream, numbers, *rest)
+
+    monkeypatch.setattr(log_likelihoods_module, "read_documents", read_documents)
+    together = log_likelihoods(run, [*continuations, *alone], batch=3, quiet=True)
+    assert len(read) == 3
+    monkeypatch.undo()
+    each = [log_likelihoods(run, [one], quiet=True)[0] for one in [*continuations, *alone]]
+    np.testing.assert_allclose(
+        [score.log_likelihood for score in together],
+        [score.log_likelihood for score in each],
+        rtol=1e-5,
+    )
+    assert [score.is_greedy for score in together] == [score.is_greedy for score in each]
 
 
 def write_task(folder: Path, name: str, fields: str, rows: list[dict[str, Any]]) -> Path:
