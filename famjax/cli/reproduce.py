@@ -50,7 +50,8 @@ class Arguments:
     folder: str = "runs/reproduce"
     """Folder for the training runs; a later call continues them."""
     pages: str = "docs/reproduced"
-    """Folder for the pages with the results, each with a figure."""
+    """Folder for the pages with the results, each with a figure. Results with overrides, or of
+    fewer trainings than a page there has, go to the folder pages in --folder."""
 
 
 def run(argv: list[str]) -> int:

@@ -60,5 +60,8 @@ def _old_version(name: str) -> str:
     """Return the version of an installed module if it is too old, else ""."""
     if name not in _OLDEST or not _is_installed(name):
         return ""
-    version = metadata.version(name)
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:  # a checkout on the path
+        return ""
     return version if int(version.split(".")[0]) < _OLDEST[name] else ""

@@ -122,25 +122,12 @@ class FamjaxLM(TemplateLM):
         """
         given = [request.args for request in requests]
         asked = [_Asked.parse(self.tok_encode(text), settings) for text, settings in given]
-        greedy = [i for i, each in enumerate(asked) if self._is_batched(each)]
-        texts: dict[int, str] = {}
+        batched = [self._is_batched(each) for each in asked]
+        greedy, others = ([i for i, b in enumerate(batched) if b == kind] for kind in (True, False))
         tokens = sum(len(each.context) for each in asked)
         with TokenProgress("answers", tokens, self._quiet, answers=len(asked)) as progress:
-            stream = LaneStream(self._run.model, min(self._batch, max(len(greedy), 1)))
-            by_length = sorted(greedy, key=lambda i: (asked[i].most, len(asked[i].context)))
-            for first in range(0, len(by_length), stream.batch):
-                numbers = by_length[first : first + stream.batch]
-                answers = self._answer(stream, [asked[i] for i in numbers], progress)
-                texts |= dict(zip(numbers, answers, strict=True))
-            generator = Generator(self._run)
-            for i in sorted({*range(len(asked))} - {*greedy}):
-                each = asked[i]
-                pieces = generator.continue_tokens(
-                    each.context, each.most, stop=each.stops, **each.sampling
-                )
-                texts[i] = "".join(pieces)
-                progress.advance(len(each.context))
-                progress.answer(1)
+            texts = self._answer_greedily(asked, greedy, progress) if greedy else {}
+            texts |= self._answer_alone(asked, others, progress) if others else {}
         return [texts[i] for i in range(len(asked))]
 
     def _is_batched(self, asked: _Asked) -> bool:
@@ -149,7 +136,33 @@ class FamjaxLM(TemplateLM):
         fits = capacity is None or len(asked.context) + asked.most - 1 <= capacity
         return fits and not asked.sampling.get("temperature")
 
-    def _answer(
+    def _answer_alone(
+        self, asked: Sequence[_Asked], numbers: Sequence[int], progress: TokenProgress
+    ) -> dict[int, str]:
+        """Return the texts after the contexts of these numbers, one after the other."""
+        generator = Generator(self._run)
+        texts: dict[int, str] = {}
+        for i in numbers:
+            context, most, stops, sampling = asked[i]
+            texts[i] = "".join(generator.continue_tokens(context, most, stop=stops, **sampling))
+            progress.advance(len(context))
+            progress.answer(1)
+        return texts
+
+    def _answer_greedily(
+        self, asked: Sequence[_Asked], greedy: Sequence[int], progress: TokenProgress
+    ) -> dict[int, str]:
+        """Return the texts after the contexts of these numbers, `batch` at a time."""
+        stream = LaneStream(self._run.model, min(self._batch, len(greedy)))
+        texts: dict[int, str] = {}
+        by_length = sorted(greedy, key=lambda i: (asked[i].most, len(asked[i].context)))
+        for first in range(0, len(by_length), stream.batch):
+            numbers = by_length[first : first + stream.batch]
+            answers = self._answer_batch(stream, [asked[i] for i in numbers], progress)
+            texts |= dict(zip(numbers, answers, strict=True))
+        return texts
+
+    def _answer_batch(
         self, stream: LaneStream, asked: Sequence[_Asked], progress: TokenProgress
     ) -> list[str]:
         """Return the greedy continuations of a batch."""

@@ -109,7 +109,9 @@ def _apply_init(config: Config, overrides: Sequence[str]) -> Config:
     own = {key: value for key, value in values(config).items() if key.startswith(TRAINING_KEYS)}
     model = replace_values(replace(config, model=there.model), own).model
     names = ("tokenizer", "tokenizer.model", "words.txt")
-    copy = next((str(folder / name) for name in names if (folder / name).exists()), None)
+    # beside a run whose tokens are bytes there may be files of the user's
+    files = [] if there.data.tokenizer == "bytes" else [folder / name for name in names]
+    copy = next((str(file) for file in files if file.exists()), None)
     if copy is None and there.data.tokenizer not in ("bytes", "task"):
         # the path in the folder's config.json may be from another machine, so it is not opened
         raise UserError(

@@ -90,7 +90,7 @@ def save_tokenizer(spec: str, folder: Path) -> None:
 
     A SentencePiece model is copied to folder/tokenizer.model, a word list to folder/words.txt, and
     Hugging Face's and Marian's files to folder/tokenizer/. Other tokenizers' files that an earlier
-    attempt left there are removed.
+    attempt at a run left there are removed.
     """
     if spec == "bytes":
         _remove_other_files(folder, ())
@@ -119,7 +119,12 @@ def save_words(text: str, folder: Path) -> None:
 
 
 def _remove_other_files(folder: Path, saved: Collection[Path]) -> None:
-    """Remove the files of tokenizers that are not among those just saved."""
+    """Remove the files of tokenizers that are not among those just saved.
+
+    Without a config the folder was no run before: then the files are the user's.
+    """
+    if not (folder / "config.json").exists():
+        return
     home = folder / HUGGING_FACE_FOLDER
     names = (HUGGING_FACE, *MARIAN_FILES, *_SIBLING_FILES)
     for file in (folder / SENTENCEPIECE, folder / WORDS, *(home / name for name in names)):

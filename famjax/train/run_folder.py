@@ -163,7 +163,7 @@ def _write_run(folder: Path, config: Config, tokenizer: Tokenizer | None) -> Non
     elif tokenizer is not None:
         save_tokenizer(config.data.tokenizer, folder)
     if config.init:
-        copy_source_config(folder, config.init, folder)
+        copy_source_config(expanded(config.init), "", folder)
     temporary = folder / (CONFIG + ".new")
     temporary.write_text(to_json(config), encoding="utf-8")
     temporary.replace(folder / CONFIG)

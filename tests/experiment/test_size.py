@@ -10,6 +10,7 @@ import jax
 import pytest
 from flax import nnx
 
+from famjax.config.resolved import resolve_model
 from famjax.config.schema import (
     AdaptiveConfig,
     ArchConfig,
@@ -228,3 +229,19 @@ def test_available_memory_respects_cgroup_limits(tmp_path):
 def test_rows_that_are_read_at_once_attend_to_no_cache(keys, expected):
     full = ["model.mixer=full", "model.block_len=1", "model.capacity=4096", "data.length=64"]
     assert MIXERS["full"].scores(override(Config(), [*full, *keys.split()])) == expected
+
+
+@pytest.mark.parametrize(("mixer", "megabytes"), [("bswa", 134), ("delta", 201), ("fam", 145)])
+def test_states_of_a_model_of_8b_are_those_of_the_docs(mixer, megabytes):
+    """docs/finetune.md, "How much memory it takes"."""
+    shape = {"layers": 32, "width": 4096, "heads": 32, "kv_heads": 8, "mlp_width": 14336}
+    model = ModelConfig(
+        vocab_size=128256,
+        mixer=mixer,
+        block_len=512,
+        memory_segments=1,
+        fam_len=16,
+        dtype="bfloat16",
+        **shape,
+    )
+    assert round(32 * MIXERS[mixer].state_bytes(resolve_model(model)) / 1e6) == megabytes

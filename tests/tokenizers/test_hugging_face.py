@@ -302,6 +302,7 @@ def test_a_run_saves_all_files_of_the_tokenizer(folders, tmp_path):
 
 def test_a_previous_copy_is_replaced(folders, model, tmp_path):
     """A failed attempt may have left a copy of another tokenizer in the folder."""
+    (tmp_path / "config.json").write_text("{}")
     for spec in [model, folders["gemma"], folders["byte-level"], model, "bytes"]:
         save_tokenizer(str(spec), tmp_path)
         found = load_saved_tokenizer(tmp_path, str(spec))
@@ -311,6 +312,17 @@ def test_a_previous_copy_is_replaced(folders, model, tmp_path):
         kinds = [tmp_path / "tokenizer" / "tokenizer.json", tmp_path / "tokenizer.model"]
         assert sum(kind.exists() for kind in kinds) == (spec != "bytes")
     assert not (tmp_path / "tokenizer").exists()
+
+
+def test_files_in_a_folder_that_is_no_run_are_kept(model, folders, tmp_path):
+    run = tmp_path / "mine"
+    (run / "tokenizer").mkdir(parents=True)
+    own = [run / "words.txt", run / "tokenizer" / "tokenizer.json"]
+    for file in own:
+        file.write_text("the user's")
+    for spec in ("bytes", str(model)):
+        save_tokenizer(spec, run)
+        assert [file.read_text() for file in own] == ["the user's"] * 2
 
 
 def check_ids(new, old):

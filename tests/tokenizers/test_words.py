@@ -60,6 +60,8 @@ def test_a_list_is_built_saved_and_loaded(tmp_path, capsys):
     assert loaded.fingerprint == WordTokenizer("x", made.words[3:6]).fingerprint != made.fingerprint
     run = tmp_path / "run"
     (run / "tokenizer").mkdir(parents=True)
+    # of an earlier attempt at this run
+    (run / "config.json").write_text("{}")
     (run / "tokenizer" / "tokenizer.json").write_text("{}")
     save_tokenizer(str(out), run)
     save_tokenizer(str(run), run)
