@@ -50,6 +50,7 @@ def trained_accuracy(folder: Path, *given: str) -> float:
     return read_metrics(folder / "run" / "metrics.jsonl")[-1]["accuracy"]
 
 
+@pytest.mark.long
 def test_a_memory_learns_to_carry_a_letter(tmp_path: Path) -> None:
     assert trained_accuracy(tmp_path, "model.fam_len=2", "model.memory_segments=0") > 0.95
 

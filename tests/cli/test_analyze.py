@@ -36,6 +36,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("famjax.processes.runtime.setup", lambda: None)
 
 
+@pytest.mark.long
 def test_tables_name_omitted_layers(text: Path, capsys: pytest.CaptureFixture[str]) -> None:
     argv = ["analyze", "student", "--teacher", "teacher", "--tasks", f"text:{text}"]
     assert main([*argv, "--length", "32", "--examples", "2"]) == 0

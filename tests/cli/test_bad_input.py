@@ -103,6 +103,7 @@ def test_a_folder_without_text_is_rejected(famjax: Famjax) -> None:
     assert "no text found; skipped 1 binary" in famjax.error_of(f"data.files={folder}")
 
 
+@pytest.mark.long
 def test_the_run_folder_is_not_read_as_text(famjax: Famjax) -> None:
     # the run's metrics are JSON lines without text, and growing
     (famjax.folder / "book.txt").write_text("some text. " * 60)

@@ -199,6 +199,7 @@ SMALL_LINEAR = ModelConfig(
 )
 
 
+@pytest.mark.long
 def test_linear_is_compared_with_other_forms(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(linear, "LENGTHS", (16, 40, 80))
     monkeypatch.setattr(linear, "AIM_LENGTH", 16)

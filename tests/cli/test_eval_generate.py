@@ -299,6 +299,7 @@ def test_beam_search_writes_the_best_hypothesis(
     assert capsys.readouterr().out == first
 
 
+@pytest.mark.long
 def test_prompt_from_standard_input_and_stop(
     run: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -435,6 +436,7 @@ def test_samples_of_a_files_lines_differ(
     assert len(set(found[0])) == 2
 
 
+@pytest.mark.long
 def test_chat_uses_the_template(
     text: Path,
     tmp_path: Path,

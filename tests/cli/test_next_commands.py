@@ -71,6 +71,7 @@ def test_suggestions_work_with_held_out_text(suggestions, tmp_path, capsys) -> N
     run_command(generation, capsys)
 
 
+@pytest.mark.long
 def test_suggestions_work_without_held_out_text(suggestions, tmp_path, capsys) -> None:
     files = f"data.files={texts(tmp_path / 'texts')}"
     generation, evaluation = suggestions(files, "data.holdout=0")

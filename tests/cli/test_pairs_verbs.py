@@ -277,6 +277,7 @@ def test_sources_longer_than_those_trained_on_are_told() -> None:
     assert translation_notes({"longer": 0, "longest_trained": 28}) == []
 
 
+@pytest.mark.long
 def test_a_target_that_is_cut_is_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An untrained model writes to the most tokens."""
     for most in (3, 5):

@@ -105,7 +105,7 @@ _RESET = ("full, others", "swa-2, families", "fam-1-3, families", "feedback-all,
 @every(
     *(*CASES, *_RESET),
     slow=[name for name in FAMILIES if name not in _RESET],
-    long=(*LONG, *_RESET),
+    long=(*LONG, *_RESET, "block_recurrent", "fm-2", "bswa-1", "rmt"),
 )
 @settings(max_examples=8, deadline=None)
 @given(data=st.data(), seed=st.integers(0, 99))

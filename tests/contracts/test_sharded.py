@@ -28,7 +28,7 @@ MORE = ("fam-gated", "fam-static", "fam-zero", "bswa,fam", "linear-rfa", "feedba
 
 
 # one of each kind of state
-FEW = ("fam-1-3", "delta-smeared", "linear", "feedback-all", "lstm")
+FEW = ("fam-1-3", "linear", "feedback-all", "lstm")
 
 
 # those in MORE have the parameters and states of others, but for a few that are replicated
@@ -83,8 +83,8 @@ def call_and_loss(r: Runner, params: Any, tokens: Any, ctx: Context, state: Any)
 # tokens on several devices; one case of each communication: several hops, a ring with shared
 # parameters and one without, a mask by distance, gathered tensors
 # FAM's is in tests/train/test_sharded.py too
-QUICK = ("bswa-3", "linear", "lstm")
-LONG = ("delta-smeared", "full")
+QUICK = ("linear", "lstm")
+LONG = ("bswa-3", "delta-smeared", "full")
 SLOW = ("swa-6", "bswa_sg-2", "bswa-0", "fam-0-1", "bswa,fam", "fam,linear", "linear-rfa")
 SLOW += ("fam-1-3", "fam-gated", "fam-smeared", "fam-static", "fam-zero", "fm-1", "fm-2")
 SLOW += ("bswa-smeared", "bswa-ngrams")

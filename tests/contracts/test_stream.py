@@ -296,6 +296,7 @@ def test_full_attention_rejects_tokens_beyond_its_capacity(monkeypatch):
             layer(x[:, :1], state, ctx)
 
 
+@pytest.mark.long
 def test_full_attention_under_jit_is_nan_only_beyond_its_capacity():
     r = runner("full")
     x, (whole, _) = r.x, r.whole

@@ -169,6 +169,7 @@ def test_a_source_that_is_too_long_is_named_before_any_is_translated(
     assert "but the encoder only 48 learned positions" in error
 
 
+@pytest.mark.long
 def test_samples_begin_with_the_first_id(run: Path) -> None:
     opened, seen = open_run(run), []
     decode = opened.tokenizer.decode

@@ -115,6 +115,7 @@ def test_a_converted_model_is_a_run_and_can_be_trained(llama, tmp_path, capsys):
     assert trained.tokenizer.vocab_size == 258
 
 
+@pytest.mark.long
 def test_a_long_window_gives_the_logits_of_the_source(llama, tmp_path):
     target = tmp_path / "bswa"
     sizes = ["model.block_len=8", "model.memory_segments=3"]

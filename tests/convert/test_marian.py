@@ -200,6 +200,7 @@ def test_transformers_reads_an_exported_tokenizer(folder: Path, tmp_path: Path) 
     assert said == ["transformers' AutoTokenizer cannot read the tokenizer: take famjax's"]
 
 
+@pytest.mark.long
 def test_a_recurrent_model_has_folded_maps(folder: Path) -> None:
     """T2R of both attentions; with positions at the embedding all maps fold (Equation 8)."""
     config, _ = load_pretrained(folder)

@@ -61,7 +61,7 @@ def test_a_folder_equals_its_run(mixer: str, folders: dict[tuple[str, str], Path
     np.testing.assert_allclose(ours, theirs, atol=1e-5)
 
 
-@pytest.mark.parametrize("mixer", MIXERS)
+@pytest.mark.parametrize("mixer", ["fam", pytest.param("full", marks=pytest.mark.long)])
 def test_generate_and_eval_accept_a_folder(
     mixer: str,
     folders: dict[tuple[str, str], Path],

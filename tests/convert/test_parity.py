@@ -40,7 +40,13 @@ def read(model):
     return call(params, jnp.asarray(TOKENS, jnp.int32))
 
 
-@pytest.mark.parametrize("case", CASES)
+# in quick runs, without the models that set the less common keys of config.json
+some_cases = pytest.mark.parametrize(
+    "case", [pytest.param(c, marks=pytest.mark.long) if c.endswith("-keys") else c for c in CASES]
+)
+
+
+@some_cases
 def test_logits_are_those_of_hugging_face(case):
     folder, expected = pretrained(case)
     _, model = load_pretrained(folder)
@@ -69,7 +75,7 @@ def tensors(folder):
     return held
 
 
-@pytest.mark.parametrize("case", CASES)
+@some_cases
 def test_export_restores_the_original_files(case, tmp_path, monkeypatch):
     folder, expected = pretrained(case)
     config, model = load_pretrained(folder)

@@ -200,6 +200,7 @@ def test_the_source_may_be_a_run(lora, work_dir):
     }
 
 
+@pytest.mark.long
 def test_training_from_a_folder_converts_in_the_same_way(llama, work_dir, text):
     main(["convert", str(llama), str(work_dir / "teacher"), "--tokenizer", "bytes"])
     mixer = ["model.mixer=linear,bswa,full,fam", "model.block_len=16", "model.linear.features=6"]
@@ -405,6 +406,7 @@ def test_a_trained_gpt2_is_folded_for_inference(rnn, tuned_run, capsys, tmp_path
     assert {name for name, _ in weights(open_run(tmp_path / "run").model)} >= MAPS
 
 
+@pytest.mark.long
 def test_adapters_are_merged_before_maps(lora):
     run = open_run(lora)
     assert run.with_folded_maps() is run  # a Llama's are rotated

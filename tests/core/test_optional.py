@@ -106,6 +106,7 @@ def test_training_without_the_library_of_a_data_set_is_an_error(
     assert said == f"famjax: seqio and TFDS data sets need {name}; pip install -e '.[seqio]'"
 
 
+@pytest.mark.long
 def test_a_new_dependency_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -127,6 +127,7 @@ def test_the_gradient_reaches_as_far_as_the_receptive_field(text: np.ndarray) ->
     assert (stopped > 0).tolist() == [True] + [False] * (len(stopped) - 1)
 
 
+@pytest.mark.long
 def test_the_gradient_is_the_change_of_the_loss(text: np.ndarray) -> None:
     run = tiny.run_with("fam", seed=2, memory_segments=1)
     found = gradient_by_block(run, text)
@@ -174,6 +175,7 @@ def test_only_maps_that_are_drawn_leave_the_device(
     assert sum(size > 2 * 2 * 5 for size in sizes) == 1
 
 
+@pytest.mark.long
 def test_a_command_shows_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = shutil.copytree(tiny.folder(), tmp_path / "run")
     (tmp_path / "a.txt").write_text(tiny.TEXT * 10)

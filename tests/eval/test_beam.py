@@ -141,6 +141,7 @@ def test_no_ngram_comes_twice(size: int) -> None:
     assert (found.tokens != free.tokens).any()
 
 
+@pytest.mark.long
 def test_enough_beams_find_the_best_of_all() -> None:
     m = model("fam-1-3")
     # tokens beyond the size of the vocabulary are none: 3 of 4 go on
@@ -184,6 +185,7 @@ class Table:
         return found, len(self.taken)
 
 
+@pytest.mark.long
 def test_the_search_ends_when_nothing_can_improve(monkeypatch: pytest.MonkeyPatch) -> None:
     """A model whose stop tokens are likely: it takes fewer steps, and finds the same."""
     table = Table()

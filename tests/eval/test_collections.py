@@ -175,6 +175,7 @@ def test_a_score_is_the_mean_over_data_sets() -> None:
     assert by_words.lines(None)[-1].split() == ["mean", "100.0%", "25.0%", "50.0%"]
 
 
+@pytest.mark.long
 def test_longbench_has_a_row_for_each_data_set(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

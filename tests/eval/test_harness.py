@@ -101,6 +101,7 @@ def test_scores_and_answers_are_those_of_the_harness_own_model(folder: Path, nam
     assert ours.generate_until(asked) == theirs.generate_until(asked, disable_tqdm=True)
 
 
+@pytest.mark.long
 @NAMES
 def test_answers_are_generated_in_batches_and_equal_to_each_alone(
     folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
@@ -165,6 +166,7 @@ def test_batches_of_unequal_lengths_are_each_document_alone(folder: Path) -> Non
     assert log_likelihoods(run, [empty], quiet=True) == [(0.0, True)]
 
 
+@pytest.mark.long
 @NAMES
 def test_a_context_in_common_is_read_once(
     folder: Path, name: str, monkeypatch: pytest.MonkeyPatch
@@ -326,6 +328,7 @@ def test_an_error_of_our_own_is_no_mistake_of_the_user(
         evaluate(open_run(folder / "fam"), Request("lm_eval", str(choices(tmp_path)), quiet=True))
 
 
+@pytest.mark.long
 def test_every_task_has_a_score_of_its_own(folder: Path, tmp_path: Path) -> None:
     first = choices(tmp_path)
     second = tmp_path / "more.yaml"

@@ -189,6 +189,7 @@ def test_documents_that_are_too_short_are_rejected() -> None:
             memory_tokens(passkey, None, length)
 
 
+@pytest.mark.long
 def test_a_document_beyond_the_cache_of_full_attention_is_rejected() -> None:
     """Its measures would be NaN."""
     hybrid = tiny.run_with("full,fam", capacity=32)
@@ -205,6 +206,7 @@ def test_a_model_without_memory_is_rejected() -> None:
         trace_memory(other, TOKENS, quiet=True)
 
 
+@pytest.mark.long
 def test_the_command_prints_the_measures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,6 +278,7 @@ def test_measures_of_a_delta_rule_memory() -> None:
     assert (trace.rotation[0] == 0).all()  # nothing was there to rotate
 
 
+@pytest.mark.long
 def test_rates_are_those_of_the_tokens() -> None:
     trace = trace_memory(delta_run(), TOKENS, quiet=True)
     assert trace.rates.shape == (N, W)

@@ -329,6 +329,7 @@ def test_records_of_all_sets() -> None:
         assert list(asked.options) == options
 
 
+@pytest.mark.long
 def test_a_command_shows_tables_and_examples(
     short: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

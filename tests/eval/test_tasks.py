@@ -387,6 +387,7 @@ def test_passkey_continues_after_the_batches_that_were_read(
     assert len(calls) == 5 + 2 + 4
 
 
+@pytest.mark.long
 def test_answers_may_have_different_numbers_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     run = tiny.run()
     encode = type(run.tokenizer).encode
@@ -516,6 +517,7 @@ def test_the_perplexity_of_a_word_is_that_of_its_nats(tmp_path: Path) -> None:
     assert published["word_perplexity"] == pytest.approx(np.exp(nats / 12), rel=1e-5)
 
 
+@pytest.mark.long
 def test_texts_without_a_part_of_the_memory(tmp_path: Path) -> None:
     run = tiny.run_with("fam", seed=2, memory_segments=1)
     texts = ["abcdefgh" * 7, "x", "hello there, " * 9, "one two " * 4]

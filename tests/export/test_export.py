@@ -187,6 +187,7 @@ def test_missing_transformers_is_reported(tmp_path, monkeypatch):
     assert (folder / "model.safetensors").stat().st_mode & 0o666 == folder.stat().st_mode & 0o666
 
 
+@pytest.mark.long
 def test_adapters_are_merged(tmp_path):
     run = tiny.run_with("fam", lora=LoraConfig(rank=2))
     linear = run.model.stack.layers[0].mixer.qkv.q

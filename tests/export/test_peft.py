@@ -89,6 +89,7 @@ def test_without_peft_adapters_are_read_back(tmp_path, monkeypatch):
         peft.write(source_with_adapters("gpt2"), tmp_path)
 
 
+@pytest.mark.long
 def test_unsupported_adapters_are_rejected(tmp_path):
     with pytest.raises(UserError, match="has no adapters; take --format hf"):
         peft.write(source_with_adapters("llama", rank=0), tmp_path)

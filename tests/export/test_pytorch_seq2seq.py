@@ -160,7 +160,15 @@ def assert_close(theirs: torch.Tensor, ours: np.ndarray) -> None:
         assert apart < 1e-4 * (ours.max() - ours.min())
 
 
-@pytest.mark.parametrize("name", MODELS)
+# combinations of what the others have
+COMBINED = ("own embedding", "pattern", "vaswani", "rfa", "linear, families")
+COMBINED += ("feedback, linear cross", "feedback, sinusoids")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=pytest.mark.long) if n in COMBINED else n for n in MODELS],
+)
 @torch.no_grad()
 def test_logits_equal_famjax(name: str) -> None:
     ours, model = famjax_and_pytorch(name)

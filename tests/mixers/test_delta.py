@@ -130,6 +130,7 @@ def test_each_kind_of_memory_is_reported_apart() -> None:
     assert found["memory_rate"] == pytest.approx((0.7311 - 0.1) / 0.9 / 2, rel=1e-3)
 
 
+@pytest.mark.long
 def test_a_report_leaves_out_padding() -> None:
     found, other = (mixed_report(12, filler)[0] for filler in (0, 7))
     for name in ("memory_norm", "memory_share", "memory_rate", "memory_closed"):

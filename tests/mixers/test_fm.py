@@ -101,6 +101,7 @@ def test_the_memory_of_segments_is_not_one_beside_the_window(
     assert "the model has no memory beside its window" in last_line(capsys)
 
 
+@pytest.mark.long
 def test_the_prompt_is_trained_in_documents_that_began_earlier() -> None:
     """Static summary tokens are those of the current parameters, not of those of its start."""
     shape = ModelConfig(width=16, heads=2, block_len=4, fam_len=2, layers=2, fam_update="static")

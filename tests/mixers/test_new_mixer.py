@@ -116,6 +116,7 @@ def test_a_new_mixer_trains_resumes_and_is_evaluated(
     assert main(["generate", str(run), "--prompt", "the cat", "--max-tokens", "4"]) == 0
 
 
+@pytest.mark.long
 def test_a_plan_counts_its_arrays(run: Path) -> None:
     mesh = ["mesh.data=2", "mesh.tensor=2", "mesh.sequence=2", "data.layout=packed"]
     config = small(run.parent / "train.txt", *mesh, "model.kv_heads=2", "model.vocab_size=258")

@@ -37,8 +37,8 @@ MODELS = {
 @pytest.mark.parametrize(
     "name",
     [
-        *("adapters", "delta", "encoder"),
-        *(pytest.param(x, marks=pytest.mark.long) for x in ("linear", "adaptive")),
+        *("delta", "encoder"),
+        *(pytest.param(x, marks=pytest.mark.long) for x in ("adapters", "linear", "adaptive")),
         *(pytest.param(x, marks=pytest.mark.long) for x in ("lstm", "feedback")),
     ],
 )

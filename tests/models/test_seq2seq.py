@@ -519,6 +519,7 @@ def test_a_source_is_asked_for(name):
         m.step(np.array([[3]]), m.init_state(1))
 
 
+@pytest.mark.long
 def test_an_encoder_begins_as_deep_as_it_is():
     """Outputs of sublayers begin smaller in a deep stack: the encoder's depth is its own."""
     deep = replace(MODELS["full"], encoder=replace(ENCODER, layers=8), layers=1, width=64)
@@ -602,6 +603,7 @@ def gradients(name: str, remat: str) -> Any:
     )(params)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "remat"),
     [

@@ -40,7 +40,9 @@ def make_rows(slots):
 
 # with collisions; without
 @pytest.mark.parametrize("slots", [23, 4096])
-@pytest.mark.parametrize("sizes", [[T], [37, 64, 59], [1] * T])
+@pytest.mark.parametrize(
+    "sizes", [[37, 64, 59], *(pytest.param(x, marks=pytest.mark.long) for x in ([T], [1] * T))]
+)
 def test_recalled_is_what_a_search_finds(slots, sizes):
     arrays, wanted = make_rows(slots)
     assert {ngrams.ABSENT, 0, 4} <= set(wanted.ravel())
@@ -53,6 +55,7 @@ def test_recalled_is_what_a_search_finds(slots, sizes):
     np.testing.assert_array_equal(np.concatenate(found, 1), wanted)
 
 
+@pytest.mark.long
 def test_without_resets_and_padding_nothing_is_left_out():
     tokens = np.random.default_rng(1).integers(3, size=(2, 90))
     found, state = ngrams.recall(

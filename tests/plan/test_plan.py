@@ -123,6 +123,7 @@ def test_traffic_of_another_compilers_program_bounds_nothing(
     assert cpu.roofline.step == 1.0
 
 
+@pytest.mark.long
 def test_frozen_parameters_and_carried_memory_are_counted() -> None:
     config = small("model.lora.rank=2", "train.rsp=0.5", "optimizer.name=adafactor")
     arrays = plans.run_worker(config, parse_topology("cpu:2"), compile=False)["arrays"]

@@ -133,6 +133,7 @@ OWN = {"shared_kv": False}
 ROTARY = {"positions": "rotary"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [
@@ -372,6 +373,7 @@ def with_spans(runner: StackRunner, shares: Any) -> Any:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("stack_type", "changes", "attention_span"),
     [
@@ -466,6 +468,7 @@ def test_one_sweep_per_token_is_exact(exact):
     close(run_sweeps(T + 1, 1e-12, state), expected, 1e-9)
 
 
+@pytest.mark.long
 def test_beyond_the_tolerance_tokens_are_processed_sequentially(exact):
     state, expected = exact
     close(run_sweeps(1, 0.0, state), expected, 1e-12)

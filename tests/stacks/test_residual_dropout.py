@@ -228,6 +228,7 @@ def test_embedding_and_output_dropout(site: str) -> None:
     assert abs(kept.mean() - 0.75) < 5 * (0.25 * 0.75 / x.size) ** 0.5
 
 
+@pytest.mark.long
 def test_fam_updates_have_dropout_with_a_mask_for_each_block(monkeypatch: Any) -> None:
     config = shape("fam", layers=1, memory_segments=0, arch=NO_ROTATION)
     plain, dropping = (
@@ -249,6 +250,7 @@ def test_fam_updates_have_dropout_with_a_mask_for_each_block(monkeypatch: Any) -
     assert np.abs(fam[0] - fam[1]).max() > 1e-3
 
 
+@pytest.mark.long
 def test_a_reset_starts_from_the_prompt_without_dropout() -> None:
     """A reset within a call gives the same memory as an empty state."""
     reset = np.zeros((B, T), bool)

@@ -170,6 +170,7 @@ def test_error_names_an_invalid_byte_in_the_training_text(tmp_path):
     assert str(error.value).startswith(f"{path}: not UTF-8 at byte 300000; convert it")
 
 
+@pytest.mark.long
 def test_a_model_that_changes_text_says_so(model, tmp_path, capsys):
     assert load_tokenizer(str(model)).is_lossless
     text = tmp_path / "text.txt"

@@ -168,6 +168,7 @@ def saved_arrays(checkpoints: Path) -> Any:
     return json.loads((checkpoints / "000000006" / "tree.json").read_text())
 
 
+@pytest.mark.long
 def test_a_run_that_keeps_enough_is_told_to_write_more(tmp_path: Path) -> None:
     keys = ["train.steps=2", "train.checkpoint_every=1", "train.keep=5"]
     with small.shared_programs():

@@ -51,6 +51,7 @@ def test_scores_equal_famjax_eval_and_change_no_bit_of_the_run(tmp_path: Path) -
     assert ends[0][1][0] == ends[1][1][0]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("compiled_once")
 def test_the_best_checkpoint_is_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kept where the loss is lowest, also if the run was stopped and resumed."""

@@ -67,6 +67,7 @@ def flat(tree: Any) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
 
 
+@pytest.mark.long
 def test_learned_spans_are_trimmed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = train(config(*SPANS, "model.feedback.span=128", "train.steps=1"), tmp_path / "run")
     # spans start at 0: tokens attend only to the ramp and the possible growth
@@ -163,6 +164,7 @@ def logits(model: ModelConfig, params: Any) -> np.ndarray:
     return np.asarray(jit(apply)(params))
 
 
+@pytest.mark.long
 def test_transformer_params_are_remapped_to_feedback() -> None:
     params = nnx.state(LanguageModel(BASE, rngs=nnx.Rngs(0)), nnx.Param)
     transformer = remap_params(params, BASE, STACKS["transformer"])

@@ -68,7 +68,7 @@ def test_the_state_is_donated_and_sharded_as_declared(
         assert all(leaf.committed for leaf in jax.tree.leaves(after))
 
 
-@pytest.mark.parametrize("layout", ["lanes", "packed"])
+@pytest.mark.parametrize("layout", ["lanes", pytest.param("packed", marks=pytest.mark.long)])
 def test_one_program_is_compiled(
     tmp_path: Path, layout: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -81,7 +81,7 @@ def params_by_name(model):
 
 
 @pytest.mark.parametrize("on", ["*", "attention.[qv]", "mlp.down"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.long)])
 def test_initial_adapters_do_not_change_a_bit(base, on, dtype):
     given = open_run(base)
     config = replace(given.config.model, dtype=dtype)

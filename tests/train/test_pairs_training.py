@@ -168,6 +168,7 @@ def test_a_model_learns_to_write_words_backwards_and_is_evaluated(tmp_path: Path
     assert again == result
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("compiled_once")
 def test_the_checkpoint_with_the_best_bleu_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -198,6 +199,7 @@ def test_the_checkpoint_with_the_best_bleu_is_kept(
     assert [each.text for each in found] == hypotheses[2]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("compiled_once")
 @pytest.mark.parametrize(
     "keys",
@@ -218,6 +220,7 @@ def test_other_decoders_train_and_write(tmp_path: Path, keys: str) -> None:
     assert all(np.isfinite(each.score) for each in found)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("compiled_once")
 def test_pairs_left_out_are_told_after_an_epoch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -310,6 +313,7 @@ def test_outputs_at_the_most_tokens_are_cut_and_counted(tmp_path: Path) -> None:
     assert result["cut"] == sum(each.cut for each in found)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("compiled_once")
 def test_samples_depend_on_the_number_of_the_source_alone(tmp_path: Path) -> None:
     run = train(config(tmp_path, "train.steps=1"), tmp_path / "run", quiet=True)

@@ -46,6 +46,7 @@ def traced_steps(run: Path) -> list[int]:
     return sorted(int(e["args"]["step_num"]) for e in events if e.get("name") == "train")
 
 
+@pytest.mark.long
 def test_the_trace_has_the_requested_steps_and_results_do_not_change(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -53,6 +53,7 @@ def test_rows_can_be_added_and_removed(
         assert not any(a[:, 2:].any() for a in memory[2])
 
 
+@pytest.mark.long
 def test_a_warm_up_keeps_its_rows(tmp_path: Path) -> None:
     warm = ["train.bptt_start=32", "train.bptt_double_every=4", "data.batch=4", "train.steps=2"]
     small = config(tmp_path / "texts", "lanes", "text", *warm)

@@ -64,6 +64,7 @@ def collectives(program: str) -> Iterator[tuple[str, int]]:
         yield found["name"], size
 
 
+@pytest.mark.long
 def test_only_memories_are_communicated() -> None:
     """Keys and values of a memory segment and the FAM go to the next device. Gradients and the
     final memory are reduced. Nothing of size t is gathered except counts."""

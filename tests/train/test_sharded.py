@@ -158,6 +158,7 @@ def assert_close(state: TrainState, other: TrainState, tolerance: float = 1e-5) 
     jax.tree_util.tree_map_with_path(compare, state, other)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("float64")
 @pytest.mark.parametrize(("mesh", "layout"), CASES)
 def test_eight_devices_equal_one(mesh: Sizes, layout: tuple[str, ...]) -> None:

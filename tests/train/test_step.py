@@ -200,6 +200,7 @@ def test_targets_of_weight_zero_are_ignored() -> None:
     assert int(none.bad) == 0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "cut",
     [("train.accumulate=2", "train.bptt_segments=2"), pytest.param((), marks=pytest.mark.slow)],
@@ -311,6 +312,7 @@ RPO_LAYOUTS = [
 ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", RPO_LAYOUTS, ids=" ".join)
 def test_random_position_offset_does_not_change_rope(layout: tuple[str, ...]) -> None:
     """RoPE depends on differences of positions only, so a common offset of a row has no effect.

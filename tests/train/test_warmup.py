@@ -77,6 +77,7 @@ def assert_equal(a: Any, b: Any) -> None:
     jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+@pytest.mark.long
 def test_memory_continues_and_nothing_else_changes(
     tmp_path: Path, steps: list[Step], capsys: pytest.CaptureFixture[str]
 ) -> None:
