@@ -35,8 +35,9 @@ _TRAININGS = re.compile(r"^(\d+) of \d+ trainings, ", re.MULTILINE)
 _COSTS = ("parameters", "tokens")
 # characters of a line of a figure's title
 _TITLE_WIDTH = 70
-# an axis is logarithmic if the largest x is at least so many times the smallest
-_FAR_APART = 100
+# an axis is logarithmic if the largest x is at least so many times the smallest, or if at least so
+# many x are powers of a number, up to a factor
+_FAR_APART, _FEW_POINTS = 100, 4
 
 
 @dataclass(frozen=True)
@@ -46,14 +47,16 @@ class Results:
     Attributes:
       experiment: the experiment.
       by_variant: results of the finished trainings, by variant and seed.
-      trainings: number of trainings that were asked for.
+      trainings: number of trainings of all variants with the seeds that were asked for.
       options: options of `famjax reproduce` with which they differ from the experiment's own.
+      overrides: the user's overrides, except those of the data at the paper's size.
     """
 
     experiment: Experiment
     by_variant: Mapping[str, Mapping[int, dict[str, Any]]]
     trainings: int
     options: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
 
     def values(self, variant: str, score: str) -> list[float]:
         return [result["scores"][score] for result in self.by_variant.get(variant, {}).values()]
@@ -116,15 +119,20 @@ def collect(experiment: Experiment, cells: Sequence[Cell], mixed: bool) -> Resul
     for cell in own:
         if (result := read_result(cell, experiment)) is not None:
             found.setdefault(cell.variant, {})[cell.seed] = result
-    options = _options(own[0])
-    return Results(experiment, found, len(own), options)
+    trainings = len(experiment.variants) * len({cell.seed for cell in own})
+    # at the paper's size overrides name the data
+    overrides = own[0].given if own[0].size == "here" else ()
+    return Results(experiment, found, trainings, _options(experiment, own), overrides)
 
 
-def _options(cell: Cell) -> tuple[str, ...]:
-    """Return the options of `famjax reproduce` that a cell was given."""
+def _options(experiment: Experiment, cells: Sequence[Cell]) -> tuple[str, ...]:
+    """Return the options of `famjax reproduce` that an experiment's cells were given."""
+    cell, names = cells[0], list(dict.fromkeys(cell.variant for cell in cells))
     size = ("--size", "paper") if cell.size == "paper" else ()
     test = ("--test", shlex.quote(cell.test)) if cell.test else ()
-    return (*size, *test, *cell.given)
+    is_part = len(names) < len(experiment.variants)
+    only = ("--only", shlex.quote(",".join(names))) if is_part else ()
+    return (*size, *test, *only, *cell.given)
 
 
 def show(
@@ -160,9 +168,8 @@ def show(
 
 def _reason_to_keep(page: Path, results: Results) -> str:
     """Return why results must not replace a page among the others, or "" if they may."""
-    # at the paper's size overrides name the data
-    if results.options and "--size" not in results.options:
-        return f"these results are with {' '.join(results.options)}"
+    if results.overrides:
+        return f"these results are with {' '.join(results.overrides)}"
     found = _TRAININGS.search(page.read_text()) if page.exists() else None
     if found and int(found[1]) > (here := len(results.each())):
         return f"it has {found[1]} trainings, and these results {here}"
@@ -360,14 +367,24 @@ def _draw_lines(
         x, mean, half = np.array(own).T
         bars = _error_bars(mean, half, unit)
         axes.errorbar(x, mean, yerr=bars, marker="o", capsize=3, label=line or None)
-    places = [variant.x for variant in variants if variant.x]
-    if places and max(places) >= _FAR_APART * min(places):
+    places = sorted({variant.x for variant in variants if variant.x is not None})
+    if _is_geometric(places):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(places, [f"{x:g}" for x in places])
+    elif places and min(places) > 0 and max(places) >= _FAR_APART * min(places):
         axes.set_xscale("log")
     level = [pair for pair in zip(variants, points, strict=True) if pair[0].x is None]
     for number, (variant, point) in enumerate(level, len(lines)):
         axes.axhline(point[0], linestyle=":", color=f"C{number}", label=variant.name)
     if len(lines) + len(level) > 1:
         axes.legend()
+
+
+def _is_geometric(x: Sequence[float]) -> bool:
+    """Return whether sorted x such as 8, 16, 32, 64 have equal ratios."""
+    if len(x) < _FEW_POINTS or x[0] <= 0:
+        return False
+    return bool(np.allclose(np.divide(x[1:], x[:-1]), x[1] / x[0]))
 
 
 def make_page(results: Results, figure: str) -> str:
@@ -434,11 +451,22 @@ def list_table(root: Path, pages: Path) -> list[Table]:
             if entry.experiment:
                 experiment = EXPERIMENTS[entry.experiment]
                 state = _state(experiment, root, pages)
-                paper_size = "yes" if experiment.at_paper else "no"
+                paper_size = _paper_state(experiment, pages)
                 command = f"famjax reproduce {entry.experiment}"
             table.add_row(entry.name, entry.shows, state, paper_size, command)
         tables.append(table)
     return tables
+
+
+def _paper_state(experiment: Experiment, pages: Path) -> str:
+    """Return whether an experiment was run at the paper's size, or how to find out what it costs.
+
+    Their trainings depend on the user's data, so they are recognized by their page.
+    """
+    if experiment.at_paper is None:
+        return "no config"
+    page = pages / f"{experiment.id}{_PAPER}.md"
+    return f"{page}" if page.exists() else f"not run: famjax plan {experiment.at_paper.config}"
 
 
 def _state(experiment: Experiment, root: Path, pages: Path) -> str:

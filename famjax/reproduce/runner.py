@@ -46,7 +46,10 @@ class Runner:
     ):
         self._experiments, self._say, self._deadline = experiments, say, deadline
         self._cores = split_cores(jobs)
-        self._took: dict[str, list[float]] = {}
+        # seconds of finished cells, by experiment and whether they are bases
+        self._took: dict[tuple[str, bool], list[float]] = {}
+        # tokens of a base, divided by those of a variant, by experiment
+        self._base_ratios: dict[str, float] = {}
         self._folders: dict[Cell, Path] = {}
         self._done = 0
 
@@ -124,13 +127,27 @@ class Runner:
     def estimate(self, cell: Cell) -> float | None:
         """Return the seconds that a cell takes; None if they are not known.
 
-        This is the mean time of the experiment's finished cells, or what the experiment expects of
-        the size here.
+        This is the mean time of the experiment's finished cells (for a base, of its bases), or what
+        the experiment expects of the size here.
         """
-        took = self._took.get(cell.experiment)
+        is_base = not cell.variant
+        took = self._took.get((cell.experiment, is_base))
         if took:
             return sum(took) / len(took)
-        return 60 * self._experiment(cell).minutes if cell.size == "here" else None
+        if cell.size != "here":
+            return None
+        ratio = self._base_ratio(cell.experiment) if is_base else 1.0
+        return 60 * self._experiment(cell).minutes * ratio
+
+    def _base_ratio(self, name: str) -> float:
+        """Return the tokens of an experiment's base here, by those of its first variant on it."""
+        if name not in self._base_ratios:
+            experiment = self._experiments[name]
+            variant = next(variant for variant in experiment.variants if variant.continues)
+            configs = (experiment.make_base_config(0), experiment.make_config(variant, 0, "here"))
+            base, continued = (c.train.steps * c.data.batch * c.data.length for c in configs)
+            self._base_ratios[name] = base / continued
+        return self._base_ratios[name]
 
     def time_left(self, cells: Sequence[Cell]) -> str:
         """Return the time that cells take side by side, such as "about 12 minutes"."""
@@ -154,7 +171,7 @@ class Runner:
         process.check()
         self._done += 1
         cell, seconds = process.cell, process.seconds()
-        self._took.setdefault(cell.experiment, []).append(seconds)
+        self._took.setdefault((cell.experiment, not cell.variant), []).append(seconds)
         shown = f"{self._done}/{total} {_describe(cell)}: {seconds:.0f} s"
         self._say(f"{shown}, {self.time_left(waiting)} left" if waiting else shown)
 

@@ -81,11 +81,31 @@ def test_the_list_has_the_papers_size_and_fits_80_columns(tmp_path, monkeypatch,
         return capsys.readouterr().out
 
     wide = {line.split()[-1]: line.split() for line in listed_at(400).splitlines() if line}
-    assert wide["fam-figure-3"][-4:] == ["yes", "famjax", "reproduce", "fam-figure-3"]
-    assert wide["fam-recipe"][-4] == "no"
+    planned = ["not", "run:", "famjax", "plan", "fam_1b", "famjax", "reproduce", "fam-figure-3"]
+    assert wide["fam-figure-3"][-len(planned) :] == planned
+    assert wide["fam-recipe"][-5:-3] == ["no", "config"]
     narrow = listed_at(80)
     assert max(map(len, narrow.splitlines())) <= 80
-    assert "  paper size: yes\n  command: famjax reproduce fam-figure-3\n" in narrow
+    state = "not run: famjax plan fam_1b"
+    assert f"  paper size: {state}\n  command: famjax reproduce fam-figure-3\n" in narrow
+    pages = tmp_path / "pages"
+    pages.mkdir()
+    (pages / "fam-figure-3-paper.md").write_text("")
+    assert main(["reproduce", "list", "--folder", str(tmp_path), "--pages", str(pages)]) == 0
+    shown = "".join(capsys.readouterr().out.split())
+    assert f"papersize:{pages}/fam-figure-3-paper.md" in shown
+
+
+@pytest.mark.parametrize(
+    ("x", "scale"), [((8, 16, 32, 64), "log"), ((1, 2, 4), "linear"), ((0, 1, 2, 4), "linear")]
+)
+def test_powers_are_evenly_spaced_on_the_axis(x, scale):
+    variants = [Variant(f"{i}", x=i) for i in x]
+    experiment = replace(EXPERIMENTS["t2r-figure-4"], variants=tuple(variants), orderings=())
+    name = experiment.scores[0].name
+    found = {v.name: {0: {"scores": {name: 0.1 * i}}} for i, v in enumerate(variants)}
+    axes = plot(Results(experiment, found, len(x))).axes[0]
+    assert axes.get_xscale() == scale
 
 
 def test_an_experiment_that_no_table_names_is_listed_with_its_paper():
@@ -185,6 +205,7 @@ def test_an_experiment_of_several_versions_stops_no_other(fake, tmp_path, capsys
     assert "2 training runs are left" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_of_several_experiments_one_without_its_data_is_left_out(fake, tmp_path, capsys):
     assert reproduce(tmp_path, "ft-v1-table-2", COPY, "--seeds", "1") == 0
     out, err = capsys.readouterr()
@@ -194,6 +215,7 @@ def test_of_several_experiments_one_without_its_data_is_left_out(fake, tmp_path,
     assert reproduce(tmp_path, "ft-v1-table-2", "--seeds", "1") == 2
 
 
+@pytest.mark.long
 def test_of_several_experiments_those_that_have_a_model_are_run(fake, tmp_path, capsys):
     names = (COPY, "ft-table-1-algorithmic-3")
     assert reproduce(tmp_path, *names, "--only", "LSTM", "--seeds", "1") == 0
@@ -228,7 +250,9 @@ def test_a_page_is_not_replaced_by_one_of_fewer_trainings(fake, tmp_path, capsys
     shown = " ".join(capsys.readouterr().out.split())
     assert "left as it is: it has 4 trainings, and these results 2" in shown
     assert page.read_text() == full
-    assert "2 of 2 trainings" in (tmp_path / "runs" / "pages" / f"{COPY}.md").read_text()
+    part = (tmp_path / "runs" / "pages" / f"{COPY}.md").read_text()
+    assert f"famjax reproduce {COPY} --seeds 2 --only Feedback\n" in part
+    assert "2 of 4 trainings" in part
     assert reproduce(tmp_path, COPY, "--seeds", "3") == 0
     assert "6 of 6 trainings" in page.read_text()
 
@@ -268,6 +292,10 @@ def test_bases_come_first_and_are_shared(fake, tmp_path, monkeypatch):
         """Return the lines of what is done."""
         return [line for line in lines if not line.startswith("training ")]
 
+    base, variant = cells[0], cells[1]
+    runner = Runner(experiments, 1, lines.append)
+    # 1,000 steps, of which its variants continue 400
+    assert runner.estimate(base) == pytest.approx(2.5 * runner.estimate(variant))
     # as many processes as cells: the fake asserts that its base is there
     assert Runner(experiments, 4, lines.append).run(cells) == []
     assert sum("base" in line for line in said()) == 1
@@ -384,6 +412,8 @@ def test_a_training_is_measured(tmp_path):
     assert scores[OWN_SECONDS] == scores[ALL_SECONDS] == result["train_seconds"]
     # and what was measured before its settings changed is not its result
     assert read_result(cell, replace(again, overrides=(*TINY, "train.steps=3"))) is None
+    # nor what lacks a score
+    assert read_result(cell, replace(again, timed=False)) is None
 
 
 @pytest.mark.long
