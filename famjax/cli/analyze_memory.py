@@ -161,6 +161,10 @@ def _plot_gates(figure: Any, axis: Any, gates: np.ndarray, layers: list[int], pa
         return
     n, _, f = gates.shape
     shown = np.log10(np.maximum(gates.reshape(n, -1).T, 1e-3))
-    image = axis.imshow(shown, aspect="auto", vmin=-3, vmax=0, interpolation="nearest")
+    # blocks are counted from 1, as in the other panels
+    extent = (0.5, n + 0.5, len(shown) - 0.5, -0.5)
+    image = axis.imshow(
+        shown, aspect="auto", vmin=-3, vmax=0, interpolation="nearest", extent=extent
+    )
     axis.set_yticks([f * i for i in range(len(layers))], [f"layer {layer}" for layer in layers])
     figure.colorbar(image, ax=axis, label="log10")

@@ -15,7 +15,6 @@ import os
 import re
 import sys
 import time
-import weakref
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ import numpy as np
 from famjax.core.errors import UserError
 from famjax.core.json_files import regular_file_size
 from famjax.data.parquet import is_parquet, open_parquet
+from famjax.data.plain_text import PlainText
 
 if sys.version_info >= (3, 14):
     from compression import zstd
@@ -50,17 +50,6 @@ _JSON_LINES = (".jsonl", ".ndjson")
 _BINARY_FORMATS = (".arrow", ".bin")
 # ASCII white space never occurs inside a multi-byte character
 SPACE = re.compile(rb"[ \t\n\r]")
-
-
-class PlainText:
-    """A temporary file with the lines of a compressed or Parquet file, deleted with this object.
-
-    It is not kept open: data sets have more files than a process may open.
-    """
-
-    def __init__(self, path: str):
-        self.path = path
-        weakref.finalize(self, Path(path).unlink, missing_ok=True)
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ class DocumentPass(Source):
     effect.
 
     Args:
-      source: the documents.
+      source: the documents, or parts of them (`TextParts`).
       max_bytes: no further document is handed out after this number of bytes; None is no limit.
       order: the documents to hand out, by their index in `TextSource.document_sizes`; None is all
         in random order.
@@ -38,7 +38,7 @@ class DocumentPass(Source):
         self, source: TextSource, max_bytes: int | None = None, order: Sequence[int] | None = None
     ):
         self._source, self._max_bytes, self._order = source, max_bytes, order
-        self._count = len(source) if order is None else len(order)
+        self._count = source.document_count() if order is None else len(order)
         self.keys: list[Key] = []
         self.bytes = 0
 

@@ -8,11 +8,16 @@ forgets other texts. Parts begin anywhere in a document, so that a batch has as 
 from __future__ import annotations
 
 import bisect
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from famjax.data.files import ReadProgress, is_compressed, is_jsonl, open_text, wrap_read_errors
+from famjax.data.plain_text import PlainText, PlainTextWriter
 from famjax.data.sources import Key, TextSource
+
+# bytes decompressed between reports of progress
+_COPY_BYTES = 1 << 20
 
 
 class TextParts(TextSource):
@@ -23,11 +28,14 @@ class TextParts(TextSource):
 
     Args:
       part_bytes: approximate number of bytes of text in a part. If a file of text is compressed,
-        the sizes of documents are taken from those of the files. Conversations that are longer
-        than this are cut too.
+        the sizes of documents are taken from those of the files. Such a file is decompressed to a
+        temporary file when one of its parts is first read. Conversations that are longer than this
+        are cut too.
     """
 
     def __init__(self, *arguments: Any, part_bytes: int, **options: Any):
+        # compressed files whose parts were asked for: most parts are far into the text
+        self._copies: dict[str, PlainText] = {}
         super().__init__(*arguments, **options)
         if (sizes := self.document_sizes()) is None:
             means = np.array(self._sizes) / np.diff(self._starts)
@@ -45,6 +53,9 @@ class TextParts(TextSource):
         key = self.whole_key(document)
         if count == 1:
             return key
+        path = key[0]
+        if is_compressed(path) and not is_jsonl(path) and path not in self._copies:
+            self._copies[path] = _decompress(path)
         first, last = key[2], self._text_size(key) if self._end is None else self._end
         # equal for all parts of a document, so that each begins where the previous one ends
         shift = np.random.default_rng([self._seed, epoch, group, document]).uniform(0, 0.5)
@@ -55,3 +66,18 @@ class TextParts(TextSource):
             return self._find_boundary(key, first + int((last - first) * (i - shift) / count))
 
         return [*key[:2], cut(part), cut(part + 1)]
+
+    def _open_file(self, path: str) -> BinaryIO:
+        copy = self._copies.get(path)
+        return open_text(copy.path if copy else path)
+
+
+def _decompress(path: str) -> PlainText:
+    """Write the text of a compressed file to a temporary file."""
+    writer, progress = PlainTextWriter(path), ReadProgress()
+    with wrap_read_errors(path), open_text(path) as stream:
+        while data := stream.read(_COPY_BYTES):
+            writer.write(data)
+            progress.add(path, len(data))
+    writer.close()
+    return writer.plain

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ import famjax
 from famjax.core.errors import UserError
 from famjax.core.json_files import read_json
 from famjax.data.files import (
-    PlainText,
     ReadProgress,
     TextFile,
     is_compressed,
@@ -30,6 +27,7 @@ from famjax.data.files import (
     wrap_read_errors,
 )
 from famjax.data.json_lines import iter_lines, parse_record, wrap_line_errors
+from famjax.data.plain_text import PlainTextWriter
 from famjax.tokenizers.chat import ChatTemplate
 
 # bytes that the opening scan reads between checks of the clock
@@ -120,7 +118,7 @@ class Scanner:
         known = self._checked.has(file.path)
         self.found_text |= known
         # Lines are read in random order, which compressed files do not support.
-        spool = _Spool(file.path) if compressed else None
+        writer = PlainTextWriter(file.path) if compressed else None
         rows = array("q")
         offset = number = reported = 0
         line_errors = wrap_line_errors(file.path, lambda: number)
@@ -134,11 +132,12 @@ class Scanner:
                 if offset - reported >= _REPORT_BYTES:
                     self._progress.add(file.path, offset - reported)
                     reported = offset
-                if spool:
-                    spool.write(line)
-        if spool:
-            spool.close()
-        return replace(file, rows=np.array(rows, np.int64), plain=spool.plain if spool else None)
+                if writer:
+                    writer.write(line)
+        if writer:
+            writer.close()
+        plain = writer.plain if writer else None
+        return replace(file, rows=np.array(rows, np.int64), plain=plain)
 
     def _check(self, line: bytes) -> None:
         parts, messages = parse_record(line, self._template)
@@ -152,31 +151,3 @@ class Scanner:
         if kind not in self._tried and len(self._tried) < _MAX_TRIED:
             self._tried.add(kind)
             self._template.render_document(messages)
-
-
-class _Spool:
-    """Writes the text of a compressed file to a temporary file."""
-
-    def __init__(self, path: str):
-        self._path = path
-        with self._wrap_errors():
-            self._file = tempfile.NamedTemporaryFile(prefix="famjax-", delete=False)  # noqa: SIM115
-        self.plain = PlainText(self._file.name)
-
-    def write(self, data: bytes) -> None:
-        with self._wrap_errors():
-            self._file.write(data)
-
-    def close(self) -> None:
-        with self._wrap_errors():
-            self._file.close()
-
-    @contextmanager
-    def _wrap_errors(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise UserError(
-                f"{self._path}: its text could not be written to {tempfile.gettempdir()} "
-                f"({error.strerror or error}); set TMPDIR to a folder with space, or decompress it"
-            ) from None

@@ -474,9 +474,13 @@ class TextSource(Source):
                 f"{label}: changed since the run was saved; restore it, or start another run"
             )
         if file.rows is None:
-            return open_text(path), None
+            return self._open_file(path), None
         line = read_json_line(file, row, self._tokenizer.chat_template)
         return io.BytesIO(b"".join(data for data, _ in line.parts)), line
+
+    def _open_file(self, path: str) -> BinaryIO:
+        """Open a file that is one document."""
+        return open_text(path)
 
     def _text_size(self, key: Key) -> int:
         """Return the size of a document's text, in bytes."""

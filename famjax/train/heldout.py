@@ -6,6 +6,7 @@ documents and not on others (docs/memory.md). The four losses show whether that 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -134,13 +135,15 @@ def make_evaluate(graph: Any, token_bytes: np.ndarray) -> Any:
 def read_batches(session: Session, split: Split) -> list[Batch[np.ndarray]]:
     """Return this process's rows of the first `eval.batches` batches of a split's documents.
 
+    Documents of both splits are whole, also if training reads parts of them (`data.part_bytes`):
+    what a memory contributes grows with the document.
+
     Raises:
       UserError: the source holds out no documents, or the batches have no text to predict.
     """
     config = session.config
-    source = TASKS["text"].make_source(
-        session.given_config, session.tokenizer, split, session.folder / CHECKED
-    )
+    whole = replace(session.given_config, data=replace(session.given_config.data, part_bytes=0))
+    source = TASKS["text"].make_source(whole, session.tokenizer, split, session.folder / CHECKED)
     if not isinstance(source, TextSource):
         raise UserError(
             f"eval.every={config.eval.every}: seqio and TFDS sets hold out no documents; set "

@@ -1,11 +1,13 @@
 """One pass over documents: how many rows it takes, and in which order they are read."""
 
 import gzip
+from contextlib import suppress
 
 import numpy as np
 import pytest
 
 from famjax.data.one_pass import DocumentPass, EndOfDocuments, fewest_rows
+from famjax.data.parts import TextParts
 from famjax.data.sources import TextSource
 from famjax.tokenizers.tokenizer import ByteTokenizer
 
@@ -60,6 +62,19 @@ def test_documents_are_handed_out_in_a_given_order(tmp_path):
     assert source.document_sizes().tolist() == [3, 9, 1, 6]
     assert hand_out(DocumentPass(source, order=[1, 3, 0, 2])) == "bdac"
     assert sorted(hand_out(DocumentPass(source))) == [*"abcd"]
+
+
+def test_all_parts_of_documents_are_handed_out(tmp_path):
+    text = " ".join(f"word{i}" for i in range(300))
+    (tmp_path / "a.txt").write_text(text)
+    source = TextParts(str(tmp_path), ByteTokenizer(), seed=0, holdout=0, part_bytes=300)
+    documents = DocumentPass(source)
+    with suppress(EndOfDocuments):
+        while True:
+            documents.key(0, 1, 0)
+    pieces = [piece for key in sorted(documents.keys) for piece in documents.open(key)]
+    found = "".join(ByteTokenizer().decode(piece.tokens) for piece in pieces)
+    assert found == text
 
 
 def test_sizes_of_compressed_documents_are_unknown(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -43,6 +44,26 @@ def texts(tmp_path: Path) -> dict[str, str]:
     rows = (json.dumps({"text": line}) + "\n" for line in lines)
     (tmp_path / "lines.jsonl").write_text("".join(rows))
     return {"long.txt": long, "short.txt": short, "lines.jsonl": "".join(lines)}
+
+
+def test_a_compressed_text_is_decompressed_once(
+    tmp_path: Path, texts: dict[str, str], monkeypatch: pytest.MonkeyPatch
+):
+    """Not three times for each part, which takes quadratic time."""
+    for name in texts:
+        (tmp_path / name).unlink()
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.txt.gz").write_bytes(gzip.compress(texts["long.txt"].encode()))
+    source = make_parts(tmp_path)
+    opened: list[str] = []
+    gzip_open = gzip.open
+    monkeypatch.setattr(gzip, "open", lambda path, mode: opened.append(path) or gzip_open(path))
+    parts = read_epoch(source, 0)
+    for name in ("a", "b"):
+        own = [part[1:] for part in parts if part[0].endswith(f"{name}.txt.gz")]
+        assert len(own) > 2
+        assert "".join(part for _, part in sorted(own)) == texts["long.txt"]
+    assert len(opened) == 2
 
 
 @pytest.mark.parametrize("lanes", [1, 3])

@@ -1,6 +1,7 @@
 """Held-out loss during training equals that of `famjax eval`, and does not change the run."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from small import compiled_once  # noqa: F401
 from famjax.core.errors import UserError
 from famjax.eval.text import evaluate_text
 from famjax.experiment.load import load_config, override
+from famjax.pipeline import make_source
 from famjax.train.loop import train
 from famjax.train.metrics import read_metrics
 
@@ -40,6 +42,21 @@ def test_heldout_loss_equals_famjax_eval(tmp_path: Path, layout: str) -> None:
     assert last["heldout_bits_per_byte_without_memory"] == pytest.approx(without, rel=1e-5)
     assert last["training_bits_per_byte"] != last["heldout_bits_per_byte"]
     assert all(np.isfinite(last[name]) for name in FIELDS)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("compiled_once")
+def test_training_documents_are_read_whole_beside_the_held_out_ones(tmp_path: Path) -> None:
+    """Not in parts, whose memory contributes less."""
+    config = small.config(tmp_path / "texts", "lanes", "text", *EVAL, "data.part_bytes=256")
+    run = train(config, tmp_path / "run", quiet=True)
+    (tmp_path / "training").mkdir()
+    source = make_source(override(config, ["data.part_bytes=0"]), run.tokenizer)
+    for path in {source.key(0, 1, k)[0] for k in range(4)}:
+        shutil.copy(path, tmp_path / "training")
+    found = evaluate_text(run, files=str(tmp_path / "training"), quiet=True)
+    last = rows(tmp_path / "run")[-1]
+    assert last["training_bits_per_byte"] == pytest.approx(found["bits_per_byte"], rel=1e-5)
 
 
 @pytest.mark.long
