@@ -296,7 +296,7 @@ def _report_limits(written: list[Translation], translator: Translator) -> None:
             else f"{longer:,} {inflect(longer, 'source has', 'sources have')}"
         )
         print(
-            f"{sources} more than {longest} tokens, the longest in training (data.source_length); "
+            f"{sources} more than {longest} tokens, the most that were trained on; "
             f"{inflect(longer, 'its target', 'their targets')} may be worse",
             file=sys.stderr,
         )

@@ -149,10 +149,13 @@ class Translator:
     def longest(self) -> int | None:
         """Return the maximum number of tokens of a source in training, including eos.
 
-        None if the run was not trained here.
+        For a model that was not trained here, this is the number of its positions; None if it has
+        none.
         """
-        data = self._run.config.data
-        return (data.source_length or data.length) if self._run.step else None
+        data, model = self._run.config.data, self._run.config.model
+        if self._run.step:
+            return data.source_length or data.length
+        return None if model.arch.positions == "none" else model.capacity
 
     def _write(
         self,

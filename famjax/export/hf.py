@@ -71,6 +71,11 @@ def write(source: ExportSource, folder: Path) -> list[str]:
     tensors = family.tensors(normalize_model(source.model))
     save_tensors(source.run.model, source.model, tensors, folder, source.dtype)
     config = _target_config(family, source.model, before, source.run.tokenizer, source.dtype)
+    if family is not FAMJAX and source.model.arch.positions.startswith("sinusoidal"):
+        # these families compute a table, which the longest source must fit as well as targets
+        data, size = source.run.config.data, "max_position_embeddings"
+        longest = (data.source_length or data.length) if source.run.step else 0
+        config[size] = max(config[size], longest)
     is_same_family = FAMILIES.get(before.get("model_type", "")) is family
     untrained = _START in before and is_same_family and source.run.step == 0
     if untrained and source.run.tokenizer.first_id is None:

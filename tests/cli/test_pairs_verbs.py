@@ -168,7 +168,7 @@ def test_each_line_of_a_file_gets_a_target(
     together = out.split("\n")
     assert len(together) == 6
     assert (together[0] == together[3]) == (not sampled)
-    assert "1 source has more than 32 tokens, the longest in training" in err
+    assert "1 source has more than 32 tokens, the most that were trained on" in err
     # the last drawn token takes a place in the cache; which of them end by themselves is chance
     held = 31 if sampled else 32
     assert f"targets were cut; the model's cache holds {held} (model.capacity)" in err
@@ -309,5 +309,7 @@ def test_a_prompt_longer_than_sources_trained_on_is_told(
     said = []
     for prompt in ("abc", "abc" * 20):
         assert main(["generate", str(home / "run"), "--prompt", prompt]) == 0
-        said.append("(data.source_length); its target may be worse" in capsys.readouterr().err)
+        said.append(
+            "the most that were trained on; its target may be worse" in capsys.readouterr().err
+        )
     assert said == [False, True]

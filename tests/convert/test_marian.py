@@ -137,6 +137,20 @@ def test_a_conversion_compares_logits(converted: tuple[Path, list[str]]) -> None
 
 
 @pytest.mark.long
+def test_a_source_beyond_the_models_positions_is_told(
+    converted: tuple[Path, list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    positions = open_run(converted[0]).config.model.capacity
+    text = " ".join([GERMAN[0]] * positions)
+    generate = ["generate", str(converted[0]), "--max-tokens", "2", "--prompt"]
+    assert main([*generate, text]) == 0
+    error = capsys.readouterr().err
+    assert f"the source has more than {positions} tokens, the most that were trained on" in error
+    assert main([*generate, GERMAN[0]]) == 0
+    assert "the source has" not in capsys.readouterr().err
+
+
+@pytest.mark.long
 def test_beam_search_is_that_of_transformers(
     folder: Path, converted: tuple[Path, list[str]]
 ) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import small
@@ -23,6 +24,7 @@ from famjax.config.schema import Config
 from famjax.convert.folder import convert
 from famjax.convert.open import open_model
 from famjax.core.errors import UserError
+from famjax.core.types import Context
 from famjax.data.pair_rows import PairSource
 from famjax.eval import translation_scores
 from famjax.eval.sampling import Sampling
@@ -505,6 +507,27 @@ def test_transformers_generates_what_the_run_writes(tmp_path: Path) -> None:
     convert(tmp_path / "hf", tmp_path / "converted", "bswa")
     model = open_model(tmp_path / "converted").config.model
     assert (model.mixer, model.encoder.layers, model.encoder.shared) == ("bswa", 1, False)
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("compiled_once")
+def test_a_marian_that_was_trained_here_reads_its_longest_source(tmp_path: Path) -> None:
+    """The table of transformers has positions for sources, which are longer than targets."""
+    arch = ("qkv_bias", "out_bias", "mlp_bias", "logit_bias")
+    keys = [f"model.arch.{key}=true" for key in arch]
+    keys += ["model.arch.positions=sinusoidal_halves", "model.arch.rotary_fraction=0"]
+    keys += ["model.arch.pre_norm=false", "model.arch.norm_eps=1e-5", "model.norm=layernorm"]
+    keys += ["model.mlp=swish", "model.kv_heads=2", "model.capacity=16", "data.length=16"]
+    run = train(config(tmp_path, *keys, "train.steps=1"), tmp_path / "run", quiet=True)
+    export(tmp_path / "run", tmp_path / "hf", "hf")
+    model = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "hf").eval()
+    assert type(model).__name__ == "MarianMTModel"
+    sources, targets = (np.random.default_rng(0).integers(258, size=(2, n)) for n in (28, 16))
+    with torch.no_grad():
+        theirs = model(torch.tensor(sources), decoder_input_ids=torch.tensor(targets)).logits
+    read = run.model.read_source(jnp.asarray(sources), jnp.ones_like(sources))
+    ours, _ = run.model(jnp.asarray(targets), run.model.init_state(2), Context(source=read))
+    np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
 @pytest.mark.long
