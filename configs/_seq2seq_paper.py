@@ -2,7 +2,8 @@
 
 Norms come after the residual sums, projections have biases, and sinusoids are added to the
 embeddings: first all sines, then all cosines, as in fairseq, in which the papers' experiments are
-written. The paper does not say what positions its feedback decoders have; here they are relative,
+written. The norms' epsilon is famjax's default of 1e-6; the papers do not give theirs. The paper
+does not say what positions its feedback decoders have; here they are relative,
 as in its language models, and only the encoder has sinusoids. The papers' batches are pairs of
 similar lengths; here a batch is rows of whole pairs, with about as many target tokens.
 """

@@ -50,7 +50,7 @@ class Arguments:
     examples: int | None = None
     """Number of documents or episodes of each length. Default: 20, or 1000 for toy tasks.
     For files with questions, the total number of documents, taken round robin from a collection's
-    data sets; for lm_eval, questions per task. Default: all."""
+    data sets; for translate and summarize, pairs; for lm_eval, questions per task. Default: all."""
     questions: int | None = None
     """Number of questions about each document, which is read once.
     Default: 1, or all for questions in files."""

@@ -228,7 +228,7 @@ def test_the_papers_size_has_a_teacher(tmp_path):
     assert Cell(str(tmp_path), other.id, other.variants[0].name, 0, "paper").base(other) is None
 
 
-def test_both_decoders_differ_in_nothing_else():
+def test_both_decoders_have_equal_encoders_and_training():
     """At both sizes: equal data, encoders, optimizers and steps."""
     experiment = EXPERIMENTS[FIGURE_4]
     for size in ("here", "paper"):

@@ -25,10 +25,11 @@ SPEEDS = (
     "Tokens of the outputs a second, and seconds of training, on one process's part of the cores "
     "and while others train: rough figures."
 )
+POSITIONS = "The Transformer has rotary positions, the Feedback Transformer relative ones."
 NOTE = (
     "An encoder of three layers of width 128, 1,600 steps of 1,024 tokens of targets, of 4,000 "
-    "SentencePiece tokens; pairs with more than 64 are not trained on. Beam 5 "
-    f"unless greedy. BLEU is sacrebleu's. {SPEEDS}"
+    "SentencePiece tokens; pairs with more than 64 are not trained on, and outputs have at most "
+    f"64. Beam 5 unless greedy. BLEU is sacrebleu's. {SPEEDS} {POSITIONS}"
 )
 
 

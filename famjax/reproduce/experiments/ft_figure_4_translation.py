@@ -2,7 +2,9 @@
 
 At the paper's size there are also decoders of six layers (Table 2), and an encoder of twelve, with
 LayerDrop. The paper does not give LayerDrop's rate; 0.1 is chosen. All decoders have the learning
-rate that it gives for the Feedback Transformer, so that a pair differs in nothing else.
+rate that it gives for the Feedback Transformer. A pair differs in its positions, too: the
+Transformer's are rotary here and sinusoids at the paper's size, those of the Feedback Transformer
+relative to the query.
 """
 
 from __future__ import annotations

@@ -56,8 +56,7 @@ FT_FIGURE_7_SUMMARIES = Experiment(
     "tokens; pairs with more than 336 tokens of a function or 128 of a summary are not trained on, "
     "and outputs have at most 128. "
     + _DECODING
-    + _translation.SPEEDS
-    + " The Transformer has rotary positions, the Feedback Transformer relative ones. The paper "
-    "has also six layers; it gives a figure.",
+    + f"{_translation.SPEEDS} {_translation.POSITIONS} "
+    "The paper has also six layers; it gives a figure.",
     minutes=9.0,
 )
