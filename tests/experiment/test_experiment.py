@@ -532,7 +532,7 @@ def test_sizes_must_be_positive(key: str) -> None:
         (["model.mixer=bswa,bswa,fam"], "model.layers=4 is not a multiple of the 3 mixers"),
         (
             ["model.mixer=full", "model.capacity=9"],
-            "data.length=1024 is longer than model.capacity=9",
+            "data.length=512 is longer than model.capacity=9",
         ),
         (
             ["data.files=a", "data.tfds=b"],
@@ -559,8 +559,8 @@ def test_sizes_must_be_positive(key: str) -> None:
             "data.passkey: min_length=96, start_length=5000",
         ),
         (["data.length=1000"], "data.length=1000 is not a multiple of model.block_len=64"),
-        (["train.bptt_segments=3"], "train.bptt_segments=3 does not divide the 16 blocks"),
-        (["train.accumulate=3"], "train.accumulate=3 does not divide data.batch=4"),
+        (["train.bptt_segments=3"], "train.bptt_segments=3 does not divide the 8 blocks"),
+        (["train.accumulate=3"], "train.accumulate=3 does not divide data.batch=8"),
         (
             ["train.bptt_start=128"],
             "train.bptt_start=128 and train.bptt_double_every=0: the length",
