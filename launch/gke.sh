@@ -12,7 +12,7 @@ usage: launch/gke.sh VERB --cluster CLUSTER --zone ZONE [option ...] [CONFIG key
   cluster          create the cluster, with one TPU slice and the bucket mounted at /runs
   image            build the image of this checkout and push it
   run              start famjax train; an existing run continues. After a preemption GKE restarts the
-                   job, up to 100 times, and the training continues from the last checkpoint
+                   job, up to 1,000 times, and the training continues from the last checkpoint
   tail             follow the log of the first host
   delete           end the training; the bucket stays
   delete-cluster   delete everything except the bucket
@@ -78,15 +78,17 @@ make_cluster() {
 
 make_image() {
   need docker "see https://docs.docker.com/engine/install"
-  run docker build --file=launch/Dockerfile --build-arg=EXTRA=tpu "--tag=$image" .
+  # TPU hosts are x86; a Mac would build for ARM
+  run docker build --platform=linux/amd64 --file=launch/Dockerfile --build-arg=EXTRA=tpu "--tag=$image" .
   run docker push "$image"
 }
 
 # exec, so that famjax itself gets the signal when its host is preempted, and saves. GKE restarts what
-# a signal ended; 75 is the status of a host that exited because another was gone.
+# a signal ended; 75 is the status of a host that exited because another was gone. While a host waits
+# to be replaced, that is one restart every five minutes.
 start() {
   with_xpk workload create "--workload=$name" "--tpu-type=$type" "--docker-image=$image" \
-    --max-restarts=100 --restart-on-exit-codes=75 --termination-grace-period-seconds=120 \
+    --max-restarts=1000 --restart-on-exit-codes=75 --termination-grace-period-seconds=120 \
     "--command=exec famjax train $(shell_quote "$@" --run "/runs/$name")"
 }
 
@@ -96,6 +98,10 @@ case $verb in
   run) start "$@" ;;
   tail)
     need kubectl "install it: gcloud components install kubectl"
+    need_gcloud
+    # where xpk creates clusters; kubectl may point to another one
+    run gcloud container clusters get-credentials "$cluster" "--region=${zone%-*}" --dns-endpoint \
+      ${project:+"--project=$project"}
     run kubectl logs --follow --tail=100 --all-containers \
       "--selector=jobset.sigs.k8s.io/jobset-name=$name,batch.kubernetes.io/job-completion-index=0"
     ;;

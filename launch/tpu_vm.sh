@@ -106,7 +106,7 @@ state() {
 }
 
 # Returns 1 if there is no TPU and nothing to wait for: the request failed, or the last TPU is still
-# being deleted.
+# being deleted; 2 if the request was refused.
 create() {
   local now software
   software="$(runtime)" || exit 2
@@ -117,8 +117,10 @@ create() {
   esac
   if [[ $now == NONE ]]; then
     tpus queued-resources create "$name" "--node-id=$name" "--accelerator-type=$type" \
-      "--runtime-version=$software" ${spot:+"$spot"} ||
-      die "the request was refused; see gcloud's message above (quota, zone, type)"
+      "--runtime-version=$software" ${spot:+"$spot"} || {
+      say "the request was refused; see gcloud's message above (quota, zone, type)"
+      return 2
+    }
   fi
   while now="$(state ACTIVE)"; [[ $now != ACTIVE ]]; do
     say "$name: $now"
@@ -152,8 +154,10 @@ training_status() {
 delete() { tpus queued-resources delete "$name" --quiet --force; }
 
 # restart CONFIG ...: install if nothing was started there yet, and start; at most five times on
-# one TPU
+# one TPU, unless the training ran for half an hour in between
 restart() {
+  [[ $polls -lt 30 ]] || tries=0
+  polls=0
   tries=$((tries + 1))
   [[ $tries -le 5 ]] || die "the training failed five times; see tail. $(cost_warning)"
   if [[ $status == none ]]; then install || return 0; fi
@@ -164,18 +168,33 @@ cost_warning() { echo "The TPU still exists and costs money: launch/tpu_vm.sh de
 
 # Until the training ends by itself, whatever happens to the TPU.
 train() {
-  local now status answer=none tries=0
+  # tries: starts on one TPU; polls: since the last start, while it ran; failed: requests for a TPU in
+  # a row; unknown: polls in a row without an answer from the worker
+  local now status answer=none tries=0 polls=0 failed=0 unknown=0 had=""
   now="$(state NONE)"
   [[ $now != UNKNOWN ]] || die "cannot start; see gcloud's message above"
   while :; do
     if [[ $now != ACTIVE && $now != UNKNOWN ]]; then
       say "$name: $now, requesting a TPU"
       tries=0
-      create || { run sleep "$poll"; now="$(state NONE)"; continue; }
+      create || {
+        # once there was a TPU, its request is not at fault
+        [[ $? != 2 || -n $had ]] || exit 2
+        failed=$((failed + 1))
+        [[ $failed -lt 30 ]] || die "there was no TPU $failed times in a row; call train again later"
+        run sleep "$poll"
+        now="$(state NONE)"
+        continue
+      }
+      failed=0
     fi
+    had=1
     status="$(training_status "$answer")"
+    if [[ $status == unknown ]]; then unknown=$((unknown + 1)); else unknown=0; fi
     case $status in
-      running | unknown) ;;
+      running) polls=$((polls + 1)) ;;
+      unknown) [[ $unknown -lt 60 ]] ||
+        die "no answer from the worker for an hour; see ssh's message above. $(cost_warning)" ;;
       0) say "the training has finished"; delete; return ;;
       stopped) say "stopped, and saved. $(cost_warning)"; return ;;
       2) die "famjax reported a mistake; see tail. $(cost_warning)" ;;
@@ -189,7 +208,12 @@ train() {
 
 case $verb in
   train) train "$@" ;;
-  create) create || die "there is no TPU $name; call create again, or train, which keeps requesting it" ;;
+  create)
+    create || {
+      [[ $? != 2 ]] || exit 2
+      die "there is no TPU $name; call create again, or train, which keeps requesting it"
+    }
+    ;;
   install) install ;;
   run) start "$@" ;;
   tail) on 0 "tail -n 100 -F train.log" ;;

@@ -42,6 +42,7 @@ mount_runs() {
 
 # With the Python version that famjax is tested with, which the system may not have.
 install() {
+  [[ -n $dry ]] || echo "$1" >~/place
   mountpoint -q ~/runs || mount_runs "$1"
   run python3 -m pip install --quiet --user uv
   run ~/.local/bin/uv venv --quiet --allow-existing --python 3.11 ~/venv
@@ -50,24 +51,44 @@ install() {
 
 readonly training="$HOME/venv/bin/famjax train"
 
-# Give an earlier training two minutes to save and exit; it holds the chips until then.
-stop_previous() {
+# has_ended SECONDS: wait until no training runs any more; false after that many seconds
+has_ended() {
   local i
-  run pkill -TERM -f "$training" && [[ -z $dry ]] || return 0
-  for ((i = 0; i < 60; i++)); do
+  for ((i = 0; i < $1; i += 2)); do
     sleep 2
     pgrep -f "$training" >/dev/null || return 0
   done
+  return 1
+}
+
+# Give an earlier training ten minutes to save and exit; it holds the chips until then.
+stop_previous() {
+  run pkill -TERM -f "$training" && [[ -z $dry ]] || return 0
+  has_ended 600 && return
   pkill -KILL -f "$training" || true
+  has_ended 60 || true
+}
+
+# After a reboot nothing is mounted, and a gcsfuse that was killed leaves a folder that cannot be read.
+# Without the mount, training would begin anew on the worker's own disk.
+mount_again() {
+  [[ -f ~/place ]] || return 0
+  if mountpoint -q ~/runs && ! ls ~/runs >/dev/null 2>&1; then
+    sudo umount -l ~/runs
+  fi
+  mountpoint -q ~/runs || mount_runs "$(<~/place)"
 }
 
 train() {
   local name=$1 status=0
   shift
+  # an earlier call of this script ends with its training, and must not write the status of this one
+  [[ -n $dry ]] || echo $$ >~/train.pid
   stop_previous
   run rm -f ~/train.status ~/train.stopped
+  [[ -n $dry ]] || mount_again
   run ~/venv/bin/famjax train "$@" --run ~/runs/"$name" || status=$?
-  [[ -n $dry ]] || echo "$status" >~/train.status
+  [[ -n $dry || $(<~/train.pid) != "$$" ]] || echo "$status" >~/train.status
 }
 
 # Leaves a mark, so that `tpu_vm.sh train` does not restart it.

@@ -19,8 +19,10 @@ import famjax
 from famjax.cli.layout import command, format_entries, help_width, wrap
 from famjax.core.errors import (
     EXIT_FAILED,
+    EXIT_PEER_LOST,
     EXIT_SIGNAL,
     EXIT_USER_ERROR,
+    NotConnectedError,
     StopRequested,
     UserError,
     nearest,
@@ -110,6 +112,8 @@ def _catch_errors(call: Callable[[], int]) -> int:
         return call()
     except UserError as error:
         return _fail(str(error))
+    except NotConnectedError as error:
+        return _fail(str(error), EXIT_PEER_LOST)
     except StopRequested as stop:
         return _fail(str(stop), EXIT_SIGNAL + stop.signal)
     except KeyboardInterrupt:

@@ -26,6 +26,13 @@ class UserError(Exception):
     """A mistake outside famjax. The message is one line: the subject, what is wrong, the fix."""
 
 
+class NotConnectedError(Exception):
+    """The processes of a training could not reach each other; a later try may succeed.
+
+    The message is one line. The command line exits with `EXIT_PEER_LOST`.
+    """
+
+
 class StopRequested(Exception):
     """The run was asked to stop and has saved. The message is one line.
 

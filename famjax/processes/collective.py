@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from famjax.core.errors import UserError
+from famjax.core.errors import NotConnectedError, UserError
 from famjax.core.json_files import parse_json
 
 # seconds for all processes to connect; seconds without a heartbeat after which a process is lost
@@ -98,6 +98,8 @@ def detect() -> ProcessInfo | None:
 
     Raises:
       UserError: there are several processes, but the coordinator address is unknown.
+      NotConnectedError: the address could not be found out now, since a name or the metadata server
+        did not answer in time.
     """
     from jax._src import clusters
 
@@ -113,6 +115,12 @@ def detect() -> ProcessInfo | None:
         return ProcessInfo(address, cluster.get_process_id(), cluster.get_process_count())
     except Exception as error:  # a cluster's metadata may raise anything
         message = " ".join(f"{type(error).__name__}: {error}".split())
+        # of sockets and HTTP, and what JAX raises if a host name does not resolve in time
+        if isinstance(error, OSError | RuntimeError):
+            raise NotConnectedError(
+                f"the environment ({cluster.name if cluster else ''}) gives no coordinator address "
+                f"now ({message}); run again"
+            ) from None
         raise UserError(
             f"the environment ({cluster.name if cluster else ''}) gives no coordinator address "
             f"({message}); give --coordinator, --process-id and --process-count, or "
@@ -133,7 +141,9 @@ def initialize(info: ProcessInfo) -> None:
     """Connect all processes; `famjax.processes.failure_monitor` reports failures.
 
     Raises:
-      UserError: process 0 cannot listen at its address.
+      UserError: the address cannot be used.
+      NotConnectedError: process 0 cannot listen at its address now, such as while an earlier
+        training holds the port.
     """
     import sys
 
@@ -161,10 +171,12 @@ def initialize(info: ProcessInfo) -> None:
                 heartbeat_timeout_seconds=HEARTBEAT_TIMEOUT,
             )
     except (RuntimeError, ValueError) as error:
-        raise UserError(
+        message = (
             f"{info.name(info.index)} cannot connect to the others at {info.coordinator}: "
             f"{str(error).splitlines()[0]}"
-        ) from None
+        )
+        kind = UserError if isinstance(error, ValueError) else NotConnectedError
+        raise kind(message) from None
     finally:
         timer.cancel()
 

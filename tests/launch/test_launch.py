@@ -98,7 +98,9 @@ def recorded_calls(tmp_path: Path) -> list[str]:
     return path.read_text().splitlines() if path.exists() else []
 
 
-def script(line: str, fakes: Path | None = None, **more: str) -> subprocess.CompletedProcess[str]:
+def script(
+    line: str, fakes: Path | None = None, cwd: str = "", **more: str
+) -> subprocess.CompletedProcess[str]:
     """Run a script of launch/ with its arguments; `fakes` precede all other commands."""
     path = f"{fakes}:{tools().name}" if fakes else tools().name
     name, *arguments = shlex.split(line)
@@ -106,7 +108,12 @@ def script(line: str, fakes: Path | None = None, **more: str) -> subprocess.Comp
     command = ["bash", str(ROOT / "launch" / name), *arguments]
     # not in the checkout, whose .venv slurm.sbatch would prefer
     return subprocess.run(
-        command, env=environment, cwd=tools().name, capture_output=True, text=True, timeout=60
+        command,
+        env=environment,
+        cwd=cwd or tools().name,
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
 
 
@@ -198,7 +205,8 @@ def test_help_shows_the_usage(name: str, fakes: Path, tmp_path: Path) -> None:
         (
             "gke.sh image --image I:1",
             [
-                "docker build --file=launch/Dockerfile --build-arg=EXTRA=tpu --tag=I:1 .",
+                "docker build --platform=linux/amd64 --file=launch/Dockerfile "
+                "--build-arg=EXTRA=tpu --tag=I:1 .",
                 "docker push I:1",
             ],
         ),
@@ -206,7 +214,7 @@ def test_help_shows_the_usage(name: str, fakes: Path, tmp_path: Path) -> None:
             f"gke.sh run {GKE} --type v5litepod-32 --image I:1 --name first text_fam 'name=a b'",
             [
                 "xpk workload create --workload=first --tpu-type=v5litepod-32 --docker-image=I:1 "
-                "--max-restarts=100 --restart-on-exit-codes=75 "
+                "--max-restarts=1000 --restart-on-exit-codes=75 "
                 "--termination-grace-period-seconds=120 "
                 "\"--command=exec famjax train text_fam 'name=a b' --run /runs/first\" " + ON
             ],
@@ -214,8 +222,10 @@ def test_help_shows_the_usage(name: str, fakes: Path, tmp_path: Path) -> None:
         (
             f"gke.sh tail {GKE} --name first",
             [
+                "gcloud container clusters get-credentials c --region=us-west4 --dns-endpoint "
+                "--project=mine",
                 "kubectl logs --follow --tail=100 --all-containers --selector="
-                "jobset.sigs.k8s.io/jobset-name=first,batch.kubernetes.io/job-completion-index=0"
+                "jobset.sigs.k8s.io/jobset-name=first,batch.kubernetes.io/job-completion-index=0",
             ],
         ),
         (
@@ -225,7 +235,10 @@ def test_help_shows_the_usage(name: str, fakes: Path, tmp_path: Path) -> None:
         (f"gke.sh delete-cluster {GKE}", [f"xpk cluster delete --force {ON}"]),
         (
             "slurm.sbatch text_fam 'name=a b'",
-            ["srun --kill-on-bad-exit=0 famjax train text_fam 'name=a b'", "scontrol requeue JOB"],
+            [
+                "srun --kill-on-bad-exit=0 --cpus-per-task=8 famjax train text_fam 'name=a b'",
+                "scontrol requeue JOB",
+            ],
         ),
         ("local.sh eval runs/first", [f"{FAMJAX_HERE} eval runs/first"]),
         (
@@ -347,10 +360,10 @@ esac
 
 
 def watch(
-    tmp_path: Path, fakes: Path, states: list[str], ends: list[str]
+    tmp_path: Path, fakes: Path, states: list[str], ends: list[str], cloud: str = CLOUD
 ) -> subprocess.CompletedProcess[str]:
     """Call `tpu_vm.sh train` in a cloud with these answers."""
-    fake(fakes, "gcloud", CLOUD.format(folder=tmp_path))
+    fake(fakes, "gcloud", cloud.format(folder=tmp_path))
     fake(fakes, "sleep", "exit")
     fake(fakes, "git", "exit")
     for name, lines in (("states", states), ("ends", ends)):
@@ -410,6 +423,48 @@ def test_a_stopped_training_is_not_restarted(worker: Path, tmp_path: Path, fakes
     assert "stopped, and saved. The TPU still exists" in done.stderr
 
 
+def test_failures_long_after_each_other_do_not_end_the_loop(tmp_path: Path, fakes: Path) -> None:
+    ends = [end for _ in range(7) for end in ("1", *["running"] * 30)]
+    done = watch(tmp_path, fakes, ["ACTIVE"], [*ends, "0"])
+    assert done.returncode == 0, done.stderr
+    assert recorded_calls(tmp_path) == [*["train"] * 7, "delete"]
+
+
+def test_a_worker_that_never_answers_ends_the_loop(tmp_path: Path, fakes: Path) -> None:
+    done = watch(tmp_path, fakes, ["ACTIVE"], ["running", "LOST"])
+    assert done.returncode == 2
+    assert "no answer from the worker for an hour; see ssh's message" in done.stderr
+    assert "The TPU still exists and costs money" in done.stderr
+
+
+def test_runs_are_mounted_again_before_training(worker: Path, fakes: Path, tmp_path: Path) -> None:
+    home = {"HOME": str(worker)}
+    (worker / "place").write_text("gs://b\n")
+    for name in ("mkdir", "gcsfuse"):
+        fake(fakes, name, f'echo "{name} $*" >>{tmp_path}/called')
+    script("tpu_worker.sh train first text_fam", fakes, **home)
+    assert [call for call in recorded_calls(tmp_path) if call.startswith("gcsfuse")] == [
+        f"gcsfuse --metadata-cache-ttl-secs=0 --metadata-cache-negative-ttl-secs=0 b {worker}/runs"
+    ]
+    assert (worker / "words").exists()
+    # nothing is trained on the worker's own disk
+    (worker / "words").unlink()
+    fake(fakes, "gcsfuse", "exit 1")
+    script("tpu_worker.sh train first text_fam", fakes, **home)
+    assert not (worker / "words").exists()
+    assert script("tpu_worker.sh status", fakes, **home).stdout == "none\n"
+
+
+def test_an_earlier_call_does_not_write_the_status_of_a_later_one(
+    worker: Path, fakes: Path
+) -> None:
+    home = {"HOME": str(worker)}
+    # another call begins while this one trains
+    fake(worker / "venv/bin", "famjax", f"echo 1 >{worker}/train.pid; exit 137")
+    script("tpu_worker.sh train first text_fam", fakes, **home)
+    assert script("tpu_worker.sh status", fakes, **home).stdout == "none\n"
+
+
 def test_repeated_failures_end_the_loop(tmp_path: Path, fakes: Path) -> None:
     done = watch(tmp_path, fakes, ["ACTIVE"], ["1"])
     assert done.returncode == 2
@@ -417,15 +472,30 @@ def test_repeated_failures_end_the_loop(tmp_path: Path, fakes: Path) -> None:
     assert "the training failed five times" in done.stderr.splitlines()[-1]
 
 
-def test_a_rejected_request_ends_the_loop(tmp_path: Path, fakes: Path) -> None:
+@pytest.mark.parametrize("line", ["create", "train --runs gs://b"])
+def test_a_rejected_request_ends_the_loop(line: str, fakes: Path) -> None:
     said = '*describe*) echo NOT_FOUND >&2 ;; *) echo "quota exceeded" >&2 ;;'
     fake(fakes, "gcloud", f'case "$*" in {said} esac; exit 1')
-    done = script(f"tpu_vm.sh create {TPU} --type v5p-8", fakes)
+    config = " text_fam" if line != "create" else ""
+    done = script(f"tpu_vm.sh {line} {TPU} --type v5p-8{config}", fakes)
     assert done.returncode == 2
-    assert done.stderr.splitlines() == [
+    assert done.stderr.splitlines()[-2:] == [
         "quota exceeded",
         "tpu_vm.sh: the request was refused; see gcloud's message above (quota, zone, type)",
     ]
+
+
+def test_a_request_that_is_refused_after_a_preemption_is_repeated(
+    tmp_path: Path, fakes: Path
+) -> None:
+    created = "create*) echo create >>called"
+    second = f"{created}; [[ $(grep -c create called) -ne 2 ]]"
+    states = ["NONE", "NONE", "ACTIVE", "ACTIVE", "NONE", "NONE", "NONE", "NONE", "ACTIVE"]
+    ends = ["none", "running", "none", "0"]
+    done = watch(tmp_path, fakes, states, ends, cloud=CLOUD.replace(created, second))
+    assert done.returncode == 0, done.stderr
+    assert recorded_calls(tmp_path).count("create") == 3
+    assert "the request was refused" in done.stderr
 
 
 @pytest.fixture
@@ -496,19 +566,39 @@ def test_arguments_on_gke_are_passed_unchanged(fakes: Path, tmp_path: Path) -> N
     assert words == ["train", *ARGUMENTS, "--run", "/runs/first"]
 
 
-@pytest.mark.parametrize(
-    ("status", "again"), [(0, False), (2, False), (1, False), (143, True), (75, True)]
-)
-def test_slurm_requeues_a_saved_training(
-    status: int, again: bool, tmp_path: Path, fakes: Path
-) -> None:
+def slurm(status: int, tmp_path: Path, fakes: Path) -> tuple[bool, str]:
+    """Run a job that ends with a status; return whether it is requeued, and its errors."""
     fake(fakes, "srun", f'echo "srun $*"; exit {status}')
     fake(fakes, "scontrol", f'echo "scontrol $*" >>{tmp_path}/called')
-    done = script("slurm.sbatch text_fam 'name=a b'", fakes, SLURM_JOB_ID="7")
+    for name in ("mkdir", "rm"):
+        fake(fakes, name, f'{shutil.which(name)} "$@"')
+    (tmp_path / "called").unlink(missing_ok=True)
+    more = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "3"}
+    done = script("slurm.sbatch text_fam 'name=a b'", fakes, cwd=str(tmp_path), **more)
     assert done.returncode == status
-    assert done.stdout.startswith("srun --kill-on-bad-exit=0 ")
+    assert done.stdout.startswith("srun --kill-on-bad-exit=0 --cpus-per-task=3 ")
     assert done.stdout.endswith("famjax train text_fam name=a b\n")
-    assert recorded_calls(tmp_path) == (["scontrol requeue 7"] if again else [])
+    called = recorded_calls(tmp_path)
+    assert called in ([], ["scontrol requeue 7"])
+    return bool(called), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("status", "again"), [(0, False), (2, False), (1, True), (137, True), (143, True), (75, True)]
+)
+def test_slurm_requeues_a_training_that_may_continue(
+    status: int, again: bool, tmp_path: Path, fakes: Path
+) -> None:
+    assert slurm(status, tmp_path, fakes) == (again, "")
+
+
+def test_slurm_requeues_after_five_failures_in_a_row(tmp_path: Path, fakes: Path) -> None:
+    """A training that was stopped and has saved begins the count anew."""
+    for status in (75, 137, 1, 143, 75, 75, 75, 75, 137):
+        assert slurm(status, tmp_path, fakes) == (True, "")
+    again, said = slurm(75, tmp_path, fakes)
+    assert not again
+    assert said == "slurm.sbatch: failed 6 times in a row; not requeued\n"
 
 
 def test_paths_copied_by_the_dockerfile_exist() -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
+from jax._src import clusters
 from small import config
 from spawn import flags, free_port, start, wait_all
 
-from famjax.core.errors import UserError
+from famjax.cli.main import main
+from famjax.core.errors import EXIT_PEER_LOST, EXIT_USER_ERROR, UserError
 from famjax.experiment.load import override, to_json
 from famjax.processes import collective
 
@@ -46,6 +49,51 @@ def test_slurm_variables_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert info.coordinator.startswith("node003:")
     with pytest.raises(UserError, match="famjax eval runs in one process, and 2 were started"):
         collective.check_single_process("eval")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (TimeoutError("the metadata server"), EXIT_PEER_LOST),
+        (RuntimeError("no such host\nafter 300 s"), EXIT_PEER_LOST),
+        (KeyError("TPU_WORKER_HOSTNAMES"), EXIT_USER_ERROR),
+    ],
+)
+def test_only_what_may_pass_is_worth_another_try(
+    error: Exception,
+    status: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Cluster(clusters.ClusterEnv):  # registers itself
+        opt_in_only_method = False
+
+        @classmethod
+        def is_env_present(cls) -> bool:
+            return True
+
+        @classmethod
+        def get_process_count(cls) -> int:
+            raise error
+
+    monkeypatch.setattr(clusters.ClusterEnv, "_cluster_types", [Cluster])
+    assert main(["train", "text_fam"]) == status
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("famjax: the environment (")
+    assert type(error).__name__ in line
+
+
+@pytest.mark.long
+def test_a_port_that_is_in_use_is_worth_another_try(tmp_path: Path, path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        arguments = [str(path), f"--run={tmp_path / 'run'}"]
+        process = start([*arguments, *flags(0, 2, other.getsockname()[1])])
+        ((status, said),) = wait_all([process])
+    assert status == EXIT_PEER_LOST
+    assert "process 0 of 2 cannot connect to the others at 127.0.0.1:" in said
+    assert "Traceback" not in said
 
 
 @pytest.fixture
