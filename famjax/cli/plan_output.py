@@ -6,7 +6,7 @@ from typing import Any
 
 from famjax.cli.tables import Output, Table
 from famjax.config.schema import Config
-from famjax.plan.chips import Topology
+from famjax.plan.chips import GPU_SHARE, MOST_GPU_SHARE, Topology
 from famjax.plan.plan import Plan
 from famjax.plan.search import SearchResult, format_overrides
 
@@ -114,7 +114,9 @@ def _time_table(plan: Plan) -> Table:
         f"{either}, by instruction" if own else either, format_seconds(r.device), "the larger"
     )
     table.add_row(
-        "network", format_seconds(r.network), f"{chip.network / 1e9:.0f} GB/s out of a chip"
+        "network",
+        format_seconds(r.network),
+        f"{plan.topology.network / 1e9:.0f} GB/s out of a chip",
     )
     table.add_row("step, network overlapped", format_seconds(r.step), f"limited by {r.limit}")
     table.add_row("step, network not overlapped", format_seconds(r.serial), "one after the other")
@@ -132,6 +134,11 @@ def _notes(plan: Plan) -> list[str]:
         notes.append(
             "the memory traffic of a step is not known; a step may take several times as long as "
             "this bound. Temporaries contain attention weights, which kernels of GPUs do not keep"
+        )
+    if plan.topology.network < plan.topology.chip.network:
+        notes.append(
+            "all communication is counted at the rate of the network between machines; within one "
+            f"it is {plan.topology.chip.network / 1e9:.0f} GB/s"
         )
     if plan.topology.chip.name == "cpu":
         notes.append("the rates of a cpu are rough figures of a server core; measure with a run")
@@ -151,10 +158,14 @@ def _notes(plan: Plan) -> list[str]:
 def _verdict(plan: Plan) -> str:
     available = format_bytes(plan.report.get("limit", plan.topology.chip.memory))
     if not plan.fits or plan.roofline is None or plan.utilisation is None:
-        return (
-            f"does not fit: {format_bytes(plan.needed)} of {available} a chip; try --search, "
-            "model.remat=block, train.accumulate, or more chips"
-        )
+        needed = f"does not fit: {format_bytes(plan.needed)} of {available} a chip"
+        most = plan.topology.chip.memory * MOST_GPU_SHARE / GPU_SHARE
+        if plan.topology.is_gpu and plan.needed <= most:
+            return (
+                f"{needed}, the {GPU_SHARE:.0%} of a GPU that JAX takes by default; it would have "
+                f"{format_bytes(most)} with XLA_PYTHON_CLIENT_MEM_FRACTION={MOST_GPU_SHARE}"
+            )
+        return f"{needed}; try --search, model.remat=block, train.accumulate, or more chips"
     seconds = format_seconds(plan.roofline.step)
     return (
         f"fits: {format_bytes(plan.needed)} of {available} a chip; a step of {plan.tokens:,} "

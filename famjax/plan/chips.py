@@ -2,11 +2,12 @@
 
 All figures are the vendors' and per chip: dense bfloat16 FLOP/s; memory and its bandwidth; bytes/s
 to the neighbours over all links, in one direction. The memory of TPUs is what XLA can use, taken
-from libtpu's out-of-memory errors.
+from libtpu's out-of-memory errors; that of GPUs is the share that JAX takes by default.
 
 Sources: cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e (read as 8 bits a byte, 10^9);
-nvidia.com/en-us/data-center/h100 (SXM) and /h200, NVLink's rate halved for one direction. "cpu" is
-a rough model of one server core, for trial runs with fake devices.
+nvidia.com/en-us/data-center/h100 (SXM) and /h200, NVLink's rate halved for one direction; NVIDIA's
+DGX H100 and H200, whose 8 GPUs have 400 Gb/s of InfiniBand each; docs.jax.dev, "GPU memory
+allocation". "cpu" is a rough model of one server core, for trial runs with fake devices.
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ from famjax.core.errors import UserError
 GIB = 2**30
 # maximum number of chips; plans for chips other than TPUs use as many fake devices
 _MAX_CHIPS = 4096
+# share of a GPU's memory that JAX takes, unless XLA_PYTHON_CLIENT_MEM_FRACTION is set; the highest
+# sensible value of that
+GPU_SHARE, MOST_GPU_SHARE = 0.75, 0.95
+# GPUs of a machine, and the bytes/s of each to the others if there are several machines
+_GPUS_PER_HOST, _BETWEEN_HOSTS = 8, 50e9
 
 
 @dataclass(frozen=True)
@@ -54,8 +60,8 @@ CHIPS = {
         Chip("v5e", 197e12, 15.75 * GIB, 819e9, 200e9, _FLAT),
         Chip("v5p", 459e12, 95.74 * GIB, 2765e9, 600e9, _CUBES),
         Chip("v6e", 918e12, 31.25 * GIB, 1640e9, 448e9, _FLAT),
-        Chip("h100", 989e12, 80e9, 3350e9, 450e9),
-        Chip("h200", 989e12, 141e9, 4800e9, 450e9),
+        Chip("h100", 989e12, GPU_SHARE * 80e9, 3350e9, 450e9),
+        Chip("h200", 989e12, GPU_SHARE * 141e9, 4800e9, 450e9),
         Chip("cpu", 1e11, 4 * GIB, 2e10, 1e10),
     )
 }
@@ -78,6 +84,15 @@ class Topology:
     @property
     def is_tpu(self) -> bool:
         return bool(self.chip.shapes)
+
+    @property
+    def is_gpu(self) -> bool:
+        return not self.is_tpu and self.chip.name != "cpu"
+
+    @property
+    def network(self) -> float:
+        """Bytes/s that a chip sends to the others; that of the slowest network among them."""
+        return _BETWEEN_HOSTS if self.is_gpu and self.count > _GPUS_PER_HOST else self.chip.network
 
     @property
     def compiles_for_itself(self) -> bool:

@@ -216,7 +216,7 @@ def _estimate_seconds(
     # each device's part of a row waits for the memory of the preceding device
     device *= 1 + (mesh.sequence - 1) * _recurrent_share(model)
     # no overlap, so that among candidates of equal compute the one with less communication wins
-    return device + network / chip.network
+    return device + network / topology.network
 
 
 def _remote_kv_bytes(config: ResolvedConfig) -> float:

@@ -153,7 +153,7 @@ def plan(config: Config, topology: Topology) -> Plan:
         compute,
         memory,
         report["device_seconds"] if own else max(compute, memory),
-        report["network_bytes"] * per_chip / chip.network,
+        report["network_bytes"] * per_chip / topology.network,
     )
     utilisation = model / (roofline.step * chip.flops * topology.count)
     fits = needed <= chip.memory

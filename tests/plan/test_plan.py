@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 
+from famjax.cli import plan_output
 from famjax.cli.main import main
 from famjax.config.resolved import ResolvedConfig
 from famjax.config.schema import Config
@@ -121,6 +122,23 @@ def test_traffic_of_another_compilers_program_bounds_nothing(
     assert gpu.roofline.step == gpu.roofline.compute == 1e12 / chip.flops
     assert cpu.roofline.memory == 1e12 / CHIPS["cpu"].bandwidth
     assert cpu.roofline.step == 1.0
+
+
+def test_gpus_have_the_memory_that_jax_takes_and_the_network_between_machines() -> None:
+    eight, more = parse_topology("h100:8"), parse_topology("h100:16")
+    assert eight.chip.memory == 60e9
+    assert (eight.network, more.network) == (450e9, 50e9)
+    report: dict[str, Any] = {"memory": {}, "repeated": [], "shardings": []}
+    plan = plans.Plan(small(), eight, report, 1.0, 1.0, 70e9, False, None, None)
+    assert (
+        "it would have 70.78 GiB with XLA_PYTHON_CLIENT_MEM_FRACTION=0.95"
+        in plan_output._verdict(plan)
+    )
+    for other in (replace(plan, needed=80e9), replace(plan, topology=parse_topology("v5e:2x2"))):
+        assert plan_output._verdict(other).endswith("or more chips")
+    for topology in (eight, more):
+        notes = plan_output._notes(replace(plan, topology=topology))
+        assert any("network between machines" in note for note in notes) == (topology is more)
 
 
 @pytest.mark.long
@@ -310,7 +328,7 @@ BAD = [
     ],
     (["text_fam", "--topology", "cpu:8", "--compiles", "2"], "--compiles needs --search"),
     (
-        ["text_fam", "--topology", "cpu:8", "mesh.data=8"],
+        ["text_fam", "--topology", "cpu:8", "mesh.data=8", "data.batch=4"],
         "data.batch=4: 4 rows at a time do not divide by mesh.data=8; take a multiple of 8",
     ),
     (
