@@ -120,7 +120,7 @@ def mesh_demand(config: ResolvedConfig, memory: int | None = None) -> MeshDemand
         rows=config.data.batch // config.train.accumulate,
         tensor=(*tensor_sizes(config).values(), config.model.kv_heads),
         blocks=call_blocks(config),
-        limit=int(SHARE * (memory or _device_bytes())),
+        limit=int(SHARE * (memory or device_bytes())),
     )
 
 
@@ -128,7 +128,7 @@ def _bytes(shapes: PyTree) -> int:
     return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(shapes))
 
 
-def _device_bytes() -> int:
+def device_bytes() -> int:
     """Return the memory of a device, or a default if the device does not report it."""
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", DEVICE_BYTES)
 

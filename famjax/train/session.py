@@ -16,13 +16,13 @@ from famjax.experiment.mesh_checks import check_rows, duplicated_work
 from famjax.parallel import sharding
 from famjax.parallel.mesh import describe, is_auto
 from famjax.pipeline import make_batches, make_source
-from famjax.processes.collective import process_index
+from famjax.processes.collective import all_gather, process_index
 from famjax.tokenizers.load import WITHOUT_FILE
 from famjax.tokenizers.tokenizer import Tokenizer
 from famjax.train import hosts
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.clock import Clock
-from famjax.train.program import TrainProgram, make_program, mesh_demand
+from famjax.train.program import TrainProgram, device_bytes, make_program, mesh_demand
 from famjax.train.progress import Progress
 from famjax.train.resolve import resolve
 from famjax.train.run_folder import CHECKED
@@ -73,7 +73,10 @@ class Session:
         check_rows(config, jax.device_count())
         self.given_config = config
         devices = sharding.make_mesh(MeshConfig()).size
-        self.config: ResolvedConfig = resolve(config, tokenizer, devices)
+        # with limits of their own, processes could choose different meshes, and wait for each other
+        # for ever
+        memory = min(all_gather("device bytes", device_bytes()))
+        self.config: ResolvedConfig = resolve(config, tokenizer, devices, memory)
         self.tokenizer, self.checkpoints, self.folder = tokenizer, checkpoints, folder
         self.progress, self.latest, self.clock = progress, latest, Clock()
         self.source: Source = make_source(config, tokenizer, checked=folder / CHECKED)

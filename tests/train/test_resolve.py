@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small import compiled_once, config, rows  # noqa: F401
@@ -144,3 +145,18 @@ def test_defaults_are_resolved_in_one_module() -> None:
     others = (p for p in home.rglob("*.py") if p not in places and "pytorch" not in p.parts)
     assert [line for path in others for line in defaults(path)] == []
     assert all(list(defaults(path)) for path in places)
+
+
+def test_the_smallest_device_of_all_processes_decides_the_mesh(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Resolved(Exception):
+        pass
+
+    def resolve(given: Config, tokenizer: Any, devices: int, memory: int) -> None:
+        raise Resolved(memory)
+
+    monkeypatch.setattr("famjax.train.session.all_gather", lambda name, own: [own, 7])
+    monkeypatch.setattr("famjax.train.session.resolve", resolve)
+    with pytest.raises(Resolved, match=r"^7$"):
+        train(config(tmp_path / "texts"), tmp_path / "run", quiet=True)
