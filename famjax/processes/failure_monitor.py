@@ -43,6 +43,8 @@ _DUMP = "JAX distributed service detected fatal errors"
 _OWN_ERROR = re.compile("INVALID_ARGUMENT|RESOURCE_EXHAUSTED|UNIMPLEMENTED|OUT_OF_RANGE")
 # seconds that process 0, in which the service runs, waits for the others to receive its message
 _LINGER = 2.0
+# milliseconds after which the wait for another process's failure begins anew
+_WAIT_MILLISECONDS = 24 * 3600 * 1000
 
 
 class FailureMonitor:
@@ -88,8 +90,13 @@ class FailureMonitor:
         self._end(line, status)
 
     def _await_failure(self) -> None:
-        with contextlib.suppress(Exception):  # the wait is cancelled at the end of the run
-            message = collective.client().blocking_key_value_get(_FAILED, 7 * 24 * 3600 * 1000)
+        while True:
+            try:
+                message = collective.client().blocking_key_value_get(_FAILED, _WAIT_MILLISECONDS)
+            except Exception as error:
+                if "DEADLINE_EXCEEDED" in str(error):
+                    continue
+                return  # the wait is cancelled at the end of the run
             status, _, line = message.partition(" ")
             self._end(line, int(status))
 

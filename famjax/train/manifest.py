@@ -16,8 +16,8 @@ from famjax.core.names import is_inside
 
 MANIFEST, TREE, EXTRA = "manifest.json", "tree.json", "extra.json"
 RESTORE_HINT = "restore the folder from a copy or start a new run"
-# files that are hashed at a time: SHA-256 on one core is slower than a good disk, and a bucket is slow
-# with one request at a time
+# files that are hashed at a time: SHA-256 on one core is slower than a good disk, and a bucket is
+# slow with one request at a time
 _THREADS = 16
 
 
