@@ -133,15 +133,13 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
             "settings of translation",
             command="famjax plan t2r_mt_paper model.vocab_size=32000",
         ),
-        Entry("Figures 2, 3", "speed and memory", command="famjax bench linear"),
+        Entry(
+            "Figures 2, 3", "speed and memory, of language models", command="famjax bench linear"
+        ),
         Entry("Figure 4", "number of features", "t2r-figure-4"),
         Entry("Figure 5", "distance of attention", "t2r-figure-5"),
         Entry("Figure 6", "entropy of attention", "t2r-figure-6"),
-        Entry(
-            "Note 4",
-            "cos, tanh or elu instead of relu",
-            command="famjax convert RUN MODEL --to t2r model.linear.map=tanh",
-        ),
+        Entry("2.2, note 4", "cos, tanh or elu instead of relu", "t2r-activations"),
         Entry(
             "Note 5",
             "only the maps trained",

@@ -238,7 +238,7 @@ def _blocked_walk() -> Experiment:
             Ordering(f"{_TRANSFORMER} 1M", _TRANSFORMER),
         ),
     )
-    return replace(experiment, at_paper=at_paper)
+    return _with_joined_episodes(replace(experiment, at_paper=at_paper))
 
 
 FT_TABLE_1 = (

@@ -1,0 +1,53 @@
+"""T2R, 2.2, note 4: the activation of the feature map."""
+
+from __future__ import annotations
+
+from famjax.reproduce.experiment import Experiment, Ordering, PaperSize, Variant
+from famjax.reproduce.experiments import _t2r
+from famjax.reproduce.paper_measures import WIKITEXT_DEV_WINDOWS
+
+# a quarter of a head, here and in the paper's Table 1
+_FEATURES, _PAPER_FEATURES = 16, 32
+_MAPS = {"relu": "relu", "elu": "learned_elu", "cos": "cos", "tanh": "tanh"}
+# as in Table 1: in bits, and in perplexity
+_MARGIN, _PAPER_MARGIN = 0.02, 0.2
+
+
+def _variant(name: str) -> Variant:
+    own = (f"model.linear.map={_MAPS[name]}",)
+    return Variant(
+        f"T2R {name}",
+        (*_t2r.FINETUNED, *_t2r.linear(_FEATURES), *own),
+        at_paper=(*_t2r.linear(_PAPER_FEATURES), *own),
+    )
+
+
+def _claims(margin: float) -> tuple[Ordering, ...]:
+    """Return the claims: "cos, tanh, and elu, did not improve performance"."""
+    others = [name for name in _MAPS if name != "relu"]
+    return tuple(
+        Ordering("T2R relu", f"T2R {name}", margin=margin, may_be_better=True) for name in others
+    )
+
+
+T2R_ACTIVATIONS = Experiment(
+    id="t2r-activations",
+    title="Activation of the feature map",
+    source="T2R, 2.2, note 4",
+    config=_t2r.CONFIG,
+    variants=tuple(_variant(name) for name in _MAPS),
+    measure=_t2r.WINDOWS,
+    orderings=_claims(_MARGIN),
+    base=_t2r.TEACHING,
+    base_config=_t2r.TEACHER,
+    at_paper=PaperSize(
+        config=_t2r.PAPER_CONFIG,
+        measure=WIKITEXT_DEV_WINDOWS,
+        orderings=_claims(_PAPER_MARGIN),
+        base_config=_t2r.PAPER_TEACHER,
+    ),
+    note=_t2r.NOTE
+    + " Each map has 16 features; elu is 1 + elu, which is positive. The paper gives "
+    "no numbers.",
+    minutes=_t2r.MINUTES,
+)
