@@ -1,4 +1,8 @@
-"""Base of the Feedback Transformer's configs at the papers' sizes."""
+"""Base of the Feedback Transformer's configs at the papers' sizes.
+
+With pre-norm there is also a norm after the last layer, which the papers do not mention and their
+authors' code has (docs/papers.md).
+"""
 
 from famjax.config.schema import (
     Config,

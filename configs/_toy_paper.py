@@ -1,4 +1,7 @@
-"""Base of the toy tasks at the papers' sizes: 4 layers of width 256, rows of 64 tokens."""
+"""Base of the toy tasks at the papers' sizes: 4 layers of width 256, rows of 64 tokens.
+
+The papers do not give the number of steps; 20,000 is chosen here.
+"""
 
 from famjax import Config, load_config, replace_values
 

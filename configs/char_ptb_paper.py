@@ -13,7 +13,8 @@ Expected: last run, with 2 layers and finetuned: 1.160 bits per character of the
           (v1 Table 2; its Transformer 1.227)
 
 Trains on the whole file, as the paper does; nothing is held out. Validate with
---tasks text:ptb.char.valid.txt.
+--tasks text:ptb.char.valid.txt: the paper stops "earlier if the validation loss stops decreasing",
+this config only after all steps.
 """
 
 from famjax import Config, load_config, replace_values

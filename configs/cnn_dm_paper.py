@@ -18,10 +18,10 @@ Cost:     needs accelerators; not run here
 Expected: ROUGE-Lsum by decoder depth in Figure 7 of the paper
 
 train.articles has one article per line, cut to its first 400 words (See et al., 2017); so have
-val.articles and test.articles. The paper
-gives neither the number of steps nor the batch size; both are chosen here, as is that each layer of
-the feedback decoder has its own keys and values: the paper shares them "on large datasets" (4). For
-departures of the model see `_seq2seq_paper`.
+val.articles and test.articles. The paper gives neither the number of steps, the batch size nor the
+vocabulary; they are chosen here, as is that each layer of the feedback decoder has its own keys and
+values: the paper shares them "on large datasets" (4). For departures of the model see
+`_seq2seq_paper`.
 """
 
 from famjax import Config, load_config, replace_values
