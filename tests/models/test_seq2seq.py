@@ -65,6 +65,8 @@ MODELS: dict[str, ModelConfig] = {
     "own-embedding": replace(SHAPE, mixer="full", encoder=replace(ENCODER, shared=False)),
     "swa": replace(SHAPE, mixer="swa", block_len=1),
     "bswa": replace(SHAPE, mixer="bswa"),
+    "stopped": replace(SHAPE, mixer="bswa_sg"),
+    "recurrent": replace(SHAPE, mixer="bswa,block_recurrent"),
     "pattern": replace(SHAPE, mixer="swa,fam"),
     "gated": replace(SHAPE, mixer="fam", fam_update="gated"),
     "delta": replace(SHAPE, mixer="delta"),
@@ -101,6 +103,10 @@ MODELS: dict[str, ModelConfig] = {
         _FEEDBACK, arch=replace(_POST, positions="sinusoidal_halves", rotary_fraction=0.0)
     ),
     "feedback-top": replace(_FEEDBACK, feedback=FeedbackConfig(span=6, composition="top")),
+    **{
+        f"feedback-{name}": replace(_FEEDBACK, feedback=FeedbackConfig(6, composition=name))
+        for name in ("average", "layer", "same_and_lower", "previous")
+    },
     "transformer": replace(_FEEDBACK, stack="transformer"),
     "transformer-post": replace(
         _FEEDBACK, stack="transformer", arch=_POST, feedback=FeedbackConfig(6, shared_kv=False)
@@ -108,7 +114,9 @@ MODELS: dict[str, ModelConfig] = {
 }
 # those that have a transcription of their own here: the others are compared with themselves
 TRANSCRIBED = tuple(
-    name for name in MODELS if name not in ("bswa", "pattern", "gated", "delta", "ngrams")
+    name
+    for name in MODELS
+    if name not in ("bswa", "stopped", "recurrent", "pattern", "gated", "delta", "ngrams")
 )
 
 # two pairs in one row: tokens of sources and of targets, whole blocks apart
@@ -292,6 +300,7 @@ def x64():
 # variants of the others
 OTHERS = ("full-unrolled", "own-embedding", "feedback-post", "feedback-top", "transformer-post")
 OTHERS += ("linear-elu", "linear-rfa", "linear-marian", "feedback-sinusoids")
+OTHERS += ("feedback-average", "feedback-layer", "feedback-same_and_lower", "feedback-previous")
 
 
 @some(*(name for name in TRANSCRIBED if name not in OTHERS), long=" ".join(OTHERS))
@@ -302,8 +311,11 @@ def test_models_equal_their_transcriptions(name):
 
 # those that are slow here have a transcription, or the mixer of others
 ALIKE = "full-unrolled own-embedding gated feedback-post feedback-sinusoids feedback-top "
-ALIKE += "transformer linear-elu linear-rfa"
-LONG = "bswa pattern delta linear-marian ngrams"
+ALIKE += (
+    "transformer linear-elu linear-rfa feedback-average feedback-layer feedback-same_and_lower "
+)
+ALIKE += "feedback-previous"
+LONG = "bswa stopped recurrent pattern delta linear-marian ngrams"
 
 
 @some(*(n for n in MODELS if n not in f"{ALIKE} {LONG}".split()), slow=ALIKE, long=LONG)
@@ -564,7 +576,7 @@ def read_row_of(
     return _read_row(graph, params, part, state)
 
 
-@some("full", "linear", "feedback", slow="gated", long="pattern delta ngrams")
+@some("full", "linear", "feedback", slow="gated stopped", long="recurrent pattern delta ngrams")
 def test_a_second_call_goes_on_with_the_state_and_the_source(name):
     m = model(name)
     row, block = packed_row(m.block_len), max(m.block_len, 3)
