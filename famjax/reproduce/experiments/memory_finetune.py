@@ -52,7 +52,7 @@ MEMORY_FINETUNE = Experiment(
     "full attention and the mathematics of a Llama, trained for 1,000 steps of 4,096 tokens in "
     "rows of 512. Its attention is replaced by a window of a block of 64 tokens and the one before "
     "it, with or without a memory, which is finetuned for 400 steps with LoRA of rank 16. "
-    "BSWA+DELTA has a delta memory in the second layer; the n-gram memory has contexts of 1, 2, 3, "
-    "4, 6, 8, 12 and 16 tokens.",
+    "FAM has 16 memory tokens and is gated. BSWA+DELTA has a delta memory in the second layer; the "
+    "n-gram memory has contexts of 1, 2, 3, 4, 6, 8, 12 and 16 tokens.",
     minutes=4.0,
 )
