@@ -1,4 +1,4 @@
-"""Beam search compared with greedy decoding, and with transformers' beam search on an equal model.
+"""Beam search compared with greedy decoding, and with transformers' beam search on equal models.
 
 The floor is greedy decoding with as many rows as there are hypotheses: it takes the same steps of
 the model, without choosing among beams or copying their states. There are no stop tokens, so no
@@ -28,6 +28,7 @@ from famjax.core.optional import missing_modules
 from famjax.core.types import Params, State
 from famjax.eval.beam import BeamSettings, Hypotheses, repeat_rows
 from famjax.eval.streaming import Streamer
+from famjax.eval.translator import search_sources
 from famjax.models.language_model import LanguageModel
 
 PEERS = ("torch", "transformers")
@@ -35,8 +36,10 @@ BEAMS = 5
 MIXERS = ("full", "bswa", "fam")
 # aims: tokens/s relative to greedy decoding with as many rows, and relative to transformers
 GREEDY_AIM, PEER_AIM = 0.7, 2.0
-# number of tokens of a prompt
+# number of tokens of a prompt, or of a source
 PROMPT = 64
+# the id that Marian's targets begin after
+_START = 0
 
 
 class BeamCost(NamedTuple):
@@ -57,7 +60,7 @@ class BeamCost(NamedTuple):
 
 
 class BeamPeer(NamedTuple):
-    """Reading a prompt and beam search, in transformers and in famjax.
+    """Reading a prompt or a source and beam search, in transformers and in famjax.
 
     Attributes:
       time: times of transformers, and of famjax; the ratio is the speedup of famjax.
@@ -137,22 +140,86 @@ def measure_peer(model: ModelConfig, batch: int, tokens: int, repetitions: int) 
     def search() -> Hypotheses:
         return _search(_read(streamer, model.vocab_size), model.vocab_size, tokens)
 
-    pairs = theirs().reshape(batch, BEAMS, tokens) == np.asarray(search().tokens)
-    return BeamPeer(time_pair(theirs, search, repetitions), float(pairs.all(-1).mean()))
+    return _compare(theirs, search, batch, tokens, repetitions)
+
+
+def measure_translation_peer(
+    model: ModelConfig, batch: int, tokens: int, repetitions: int
+) -> BeamPeer:
+    """Measure a Marian with `model.layers` layers on each side; sources are as long as prompts."""
+    net = _marian(model, tokens)
+    with tempfile.TemporaryDirectory() as folder:
+        net.save_pretrained(folder)
+        _, ours = load_pretrained(folder)
+    graph, params = nnx.split(ours)
+    sources = _prompts(batch, model.vocab_size)
+    settings = BeamSettings(BEAMS, tokens, model.vocab_size)
+    arguments = (settings, np.zeros(0, np.int32), (np.int32(_START), None))
+
+    def search() -> Hypotheses:
+        return jax.block_until_ready(
+            search_sources(graph, params, sources, np.ones_like(sources), *arguments)
+        )
+
+    return _compare(_peer_runner(net, batch, tokens), search, batch, tokens, repetitions)
+
+
+def _compare(
+    theirs: Callable[[], np.ndarray],
+    ours: Callable[[], Hypotheses],
+    batch: int,
+    tokens: int,
+    repetitions: int,
+) -> BeamPeer:
+    pairs = theirs().reshape(batch, BEAMS, tokens) == np.asarray(ours().tokens)
+    return BeamPeer(time_pair(theirs, ours, repetitions), float(pairs.all(-1).mean()))
 
 
 def _peer_model(model: ModelConfig, tokens: int) -> Any:
     """Return transformers' Llama of this shape, with random weights and no stop token."""
+    import transformers
+
+    _start_torch()
+    config = transformers_llama(
+        model, PROMPT + tokens, bos_token_id=None, eos_token_id=None, pad_token_id=0
+    )
+    return transformers.LlamaForCausalLM(config).eval()
+
+
+def _marian(model: ModelConfig, tokens: int) -> Any:
+    """Return transformers' Marian of these sizes, with random weights and no stop token."""
+    import transformers
+
+    _start_torch()
+    sizes = {
+        f"{side}_{name}": value
+        for side in ("encoder", "decoder")
+        for name, value in (
+            ("layers", model.layers),
+            ("attention_heads", model.heads),
+            ("ffn_dim", model.mlp_width),
+        )
+    }
+    config = transformers.MarianConfig(
+        vocab_size=model.vocab_size,
+        d_model=model.width,
+        max_position_embeddings=PROMPT + tokens,
+        pad_token_id=_START,
+        decoder_start_token_id=_START,
+        eos_token_id=None,
+        forced_eos_token_id=None,
+        **sizes,
+    )
+    return transformers.MarianMTModel(config).eval()
+
+
+def _start_torch() -> None:
     import torch
     import transformers
 
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
     torch.set_num_threads(len(os.sched_getaffinity(0)))
-    config = transformers_llama(
-        model, PROMPT + tokens, bos_token_id=None, eos_token_id=None, pad_token_id=0
-    )
-    return transformers.LlamaForCausalLM(config).eval()
 
 
 def _peer_runner(net: Any, batch: int, tokens: int) -> Callable[[], np.ndarray]:
@@ -171,6 +238,6 @@ def _peer_runner(net: Any, batch: int, tokens: int) -> Callable[[], np.ndarray]:
             early_stopping="never",
             do_sample=False,
         )
-        return written[:, PROMPT:].numpy()
+        return written[:, -tokens:].numpy()
 
     return run

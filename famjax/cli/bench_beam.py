@@ -22,15 +22,18 @@ def run(
     console.print(_costs_table(costs, model, sizes))
     least = min(cost.equal.ratio for cost in costs)
     console.print(format_aim("share of greedy decoding", least, bench.GREEDY_AIM, least=True))
-    peer = bench.measure_peer(*setting) if bench.has_peers() else None
-    if peer is None:
-        console.print(missing_peers("transformers", bench.PEERS))
+    peers: dict[str, bench.BeamPeer] = {}
+    if bench.has_peers():
+        peers["Llama"] = bench.measure_peer(*setting)
+        peers["Marian"] = bench.measure_translation_peer(*setting)
+        console.print(_peer_table(peers, model, sizes))
+        least = min(peer.time.ratio for peer in peers.values())
+        console.print(format_aim("speedup", least, bench.PEER_AIM, least=True))
     else:
-        console.print(_peer_table(peer, model, sizes))
-        console.print(format_aim("speedup", peer.time.ratio, bench.PEER_AIM, least=True))
+        console.print(missing_peers("transformers", bench.PEERS))
     if as_json:
-        rows = [to_dict(cost) for cost in costs]
-        print(json.dumps({"costs": rows, "peer": None if peer is None else to_dict(peer)}))
+        by_name = {name: to_dict(peer) for name, peer in peers.items()}
+        print(json.dumps({"costs": [to_dict(cost) for cost in costs], "peers": by_name}))
 
 
 def _costs_table(costs: list[bench.BeamCost], model: ModelConfig, sizes: BenchSizes) -> Table:
@@ -58,20 +61,23 @@ def _costs_table(costs: list[bench.BeamCost], model: ModelConfig, sizes: BenchSi
     return table
 
 
-def _peer_table(peer: bench.BeamPeer, model: ModelConfig, sizes: BenchSizes) -> Table:
+def _peer_table(peers: dict[str, bench.BeamPeer], model: ModelConfig, sizes: BenchSizes) -> Table:
     table = Table(
-        f"Beam search of transformers against famjax, a Llama of {_shape(model, sizes)}, including "
-        "the prompts",
-        ("transformers, tokens/s", "famjax", "speedup", "median", "same hypotheses"),
+        f"Beam search of transformers against famjax, {_shape(model, sizes)}, prompts included; a "
+        "Marian has as many encoder layers, too, and reads a source for a prompt",
+        ("", "transformers, tokens/s", "famjax", "speedup", "median", "same hypotheses"),
+        words=(0,),
     )
     written = sizes.batch * bench.BEAMS * sizes.length
-    table.add_row(
-        f"{written / peer.time.first:,.0f}",
-        f"{written / peer.time.second:,.0f}",
-        f"{peer.time.ratio:.2f}",
-        format_median(peer.time),
-        f"{peer.same:.0%}",
-    )
+    for name, peer in peers.items():
+        table.add_row(
+            name,
+            f"{written / peer.time.first:,.0f}",
+            f"{written / peer.time.second:,.0f}",
+            f"{peer.time.ratio:.2f}",
+            format_median(peer.time),
+            f"{peer.same:.0%}",
+        )
     return table
 
 

@@ -188,7 +188,7 @@ class Translator:
             written, lengths = self._run_program(_sample, *arguments, self._sampling, rows)
             one = [self._decode(*row, 0.0) for row in zip(written, lengths, strict=True)]
             return [one for _ in length_penalties]
-        found = self._run_program(_search, *arguments)
+        found = self._run_program(search_sources, *arguments)
         return [
             [self._decode(*best) for best in zip(*(a[i, :, 0] for a in found), strict=True)]
             for i in range(len(length_penalties))
@@ -235,7 +235,7 @@ class Translator:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _search(
+def search_sources(
     graph: Any,
     params: Params,
     tokens: Array,
@@ -244,7 +244,13 @@ def _search(
     stops: Array,
     start: Start,
 ) -> Hypotheses:
-    """Encode sources [b s], and find their targets by beam search."""
+    """Encode sources [b s], and find their targets by beam search.
+
+    Args:
+      segment: [b s] int32, 1 where there is a token.
+      stops: ids that end a target.
+      start: the id that a target begins after, and the id of its first token; None leaves it open.
+    """
     model: Seq2Seq = nnx.merge(graph, params)
     most = settings.max_tokens
     step, logits, state = _begin(model, tokens, segment, start, settings.beams, most)

@@ -381,7 +381,7 @@ def test_beam_search_is_compared_with_greedy_decoding(capsys, monkeypatch, tmp_p
     printed = capsys.readouterr()
     report = json.loads(printed.out)
     (cost,) = report["costs"]
-    assert (cost["mixer"], cost["hypotheses"], report["peer"]) == ("fam", 10, None)
+    assert (cost["mixer"], cost["hypotheses"], report["peers"]) == ("fam", 10, {})
     for pair in (cost["equal"], cost["single"]):
         assert pair["ratio"] == pair["first"] / pair["second"]
     assert cost["equal"]["second"] == cost["single"]["second"]
@@ -391,9 +391,10 @@ def test_beam_search_is_compared_with_greedy_decoding(capsys, monkeypatch, tmp_p
 
 @pytest.mark.long
 @pytest.mark.skipif(not beam.has_peers(), reason="needs " + ", ".join(beam.PEERS))
-def test_transformers_writes_the_same_hypotheses():
+@pytest.mark.parametrize("measure", [beam.measure_peer, beam.measure_translation_peer])
+def test_transformers_writes_the_same_hypotheses(measure):
     model = replace(TINY, width=32, mlp_width=32, vocab_size=64)
-    peer = beam.measure_peer(model, 2, 6, 2)
+    peer = measure(model, 2, 6, 2)
     assert peer.same == 1
     assert peer.time.ratio == peer.time.first / peer.time.second
 
