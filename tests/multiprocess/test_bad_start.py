@@ -65,7 +65,9 @@ def test_only_what_may_pass_is_worth_another_try(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    class Cluster(clusters.ClusterEnv):  # registers itself
+    monkeypatch.setattr(clusters.ClusterEnv, "_cluster_types", [])
+
+    class Cluster(clusters.ClusterEnv):  # registers itself in the list
         opt_in_only_method = False
 
         @classmethod
@@ -76,7 +78,6 @@ def test_only_what_may_pass_is_worth_another_try(
         def get_process_count(cls) -> int:
             raise error
 
-    monkeypatch.setattr(clusters.ClusterEnv, "_cluster_types", [Cluster])
     assert main(["train", "text_fam"]) == status
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("famjax: the environment (")

@@ -156,7 +156,7 @@ def test_without_memory_a_segment_is_a_documents_first(stack):
         ("stack=rmt data.layout=packed train.rsp=0.5", "passes FAMs between steps, .* set 0"),
         ("stack=rmt model.scan_layers=false model.layers=10000", "unrolled layers would take"),
         ("stack=autocompressor model.capacity=4000", "take 3968 or 4032"),
-        ("stack=autocompressor model.capacity=512", r"set model\.capacity=1024"),
+        ("stack=autocompressor model.capacity=256", r"set model\.capacity=512"),
     ],
 )
 def test_invalid_configs_are_rejected(given: str, told: str) -> None:
