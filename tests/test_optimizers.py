@@ -254,6 +254,7 @@ def test_inverse_sqrt_is_that_of_vaswani_et_al() -> None:
     assert float(jax.jit(make_schedule(config, 10))(16_000)) == pytest.approx(expected[5], rel=1e-5)
 
 
+@pytest.mark.long
 def test_wsd_decays_to_zero_after_a_long_warmup() -> None:
     config = OptimizerConfig(learning_rate=1.0, schedule="wsd", warmup_steps=95, decay_fraction=0.2)
     rate = make_schedule(config, 100)

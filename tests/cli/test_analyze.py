@@ -51,6 +51,7 @@ def test_tables_name_omitted_layers(text: Path, capsys: pytest.CaptureFixture[st
     assert numbers == {"0": 2, "1": 6, "2": 2, "3": 6}
 
 
+@pytest.mark.long
 def test_json_has_every_head_and_the_plot_is_drawn(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -422,6 +422,7 @@ def test_lines_that_do_not_fit_a_cache_are_told_before_any_text(
     assert "prompt 2 of 2: its 18 tokens do not fit" in error_line(argv, capsys)
 
 
+@pytest.mark.long
 def test_samples_of_a_files_lines_differ(
     run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -39,7 +39,9 @@ from .harness import (
     same,
 )
 
-all_cases = pytest.mark.parametrize("case", CASES)
+# in quick runs one case of each kind
+all_cases = marked(list(CASES), slow=(), long=[case for case in CASES if case not in KINDS])
+every_case = pytest.mark.parametrize("case", CASES)
 # in other dtypes: the variants of a mixer differ in what they compute, not in how it is kept
 all_kinds = kinds(long=but("full", "fam-1-3", "linear", "feedback-all", "lstm"))
 
@@ -207,7 +209,7 @@ def test_a_token_does_not_affect_earlier_outputs(case):
 # 4 ------------------------------------------------------------------------------------------------
 
 
-@all_cases
+@every_case
 def test_the_model_equals_its_transcription(case):
     """Logits and states; uses `step` if the stream ends within a block."""
     r = runner(case)

@@ -261,6 +261,7 @@ def test_all_weights_are_trained_and_steps_equal_calls(rnn, tuned_run):
     assert assert_near(step_logits(tuned_run.model, TOKENS), logits(tuned_run.model))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("only", ["maps", pytest.param("not_maps", marks=pytest.mark.slow)])
 def test_frozen_parameters_do_not_change(rnn, text, only):
     name, given = f"gpt2-{only}", [f"train.only={only}"]
@@ -320,6 +321,7 @@ SMALL = ModelConfig(
 )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "scale"),
     [

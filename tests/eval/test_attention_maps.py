@@ -56,6 +56,7 @@ def test_weights_of_fam_by_kind_of_key(segments: int, text: np.ndarray) -> None:
         np.testing.assert_allclose(layer.memory_mass.sum(-1), 1, atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("update", ["sum", "static"])
 def test_weights_of_the_memory_are_those_of_its_update(text: np.ndarray, update: str) -> None:
     run = tiny.run_with("fam", seed=1, memory_segments=0, fam_update=update)

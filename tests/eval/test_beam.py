@@ -207,6 +207,7 @@ def test_the_search_ends_when_nothing_can_improve(monkeypatch: pytest.MonkeyPatc
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("best", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_the_best_alone_are_found_in_fewer_steps(best: int) -> None:
     log_probs = np.asarray(jax.nn.log_softmax(Table().table))

@@ -107,6 +107,7 @@ def test_invalid_requests_are_rejected() -> None:
         evaluate_toy(make_run("copy"), "copy", examples=0)
 
 
+@pytest.mark.long
 def test_a_trained_run_is_evaluated_on_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -70,6 +70,7 @@ def trace():
     return trace_memory(run(), TOKENS, quiet=True)
 
 
+@pytest.mark.long
 def test_norm_and_rotation() -> None:
     assert trace().rms.shape == (N, 2)
     for tau in range(N):
@@ -327,6 +328,7 @@ def test_layers_are_numbered_among_all_layers() -> None:
     assert layers_with_memory(tiny.run()) == list(range(tiny.SHAPE.layers))
 
 
+@pytest.mark.long
 def test_loss_without_a_head_of_the_memory() -> None:
     trace = trace_memory(delta_run(), TOKENS, quiet=True)
     model, state = delta_run().model, delta_states()[3]

@@ -109,6 +109,7 @@ def greedy(run: Any, tokens: np.ndarray) -> str:
     return run.tokenizer.decode(written).lstrip("\n ").split("\n")[0]
 
 
+@pytest.mark.long
 def test_options_are_ranked_by_their_log_likelihoods(tmp_path: Path) -> None:
     run = tiny.run_with("bswa", seed=1)
     files = write(tmp_path / "q.jsonl", quality())

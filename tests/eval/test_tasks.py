@@ -417,6 +417,7 @@ def test_answers_may_have_different_numbers_of_tokens(monkeypatch: pytest.Monkey
     assert row["token_chance"] == pytest.approx(np.mean([10 ** (-3 / size) for size in sizes]))
 
 
+@pytest.mark.long
 def test_tokens_outside_the_receptive_field_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 

@@ -423,6 +423,7 @@ def test_a_stopped_training_is_not_restarted(worker: Path, tmp_path: Path, fakes
     assert "stopped, and saved. The TPU still exists" in done.stderr
 
 
+@pytest.mark.long
 def test_failures_long_after_each_other_do_not_end_the_loop(tmp_path: Path, fakes: Path) -> None:
     ends = [end for _ in range(7) for end in ("1", *["running"] * 30)]
     done = watch(tmp_path, fakes, ["ACTIVE"], [*ends, "0"])
@@ -430,6 +431,7 @@ def test_failures_long_after_each_other_do_not_end_the_loop(tmp_path: Path, fake
     assert recorded_calls(tmp_path) == [*["train"] * 7, "delete"]
 
 
+@pytest.mark.long
 def test_a_worker_that_never_answers_ends_the_loop(tmp_path: Path, fakes: Path) -> None:
     done = watch(tmp_path, fakes, ["ACTIVE"], ["running", "LOST"])
     assert done.returncode == 2

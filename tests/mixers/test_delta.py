@@ -239,6 +239,7 @@ def test_a_memory_of_another_mixer_is_refused(
     assert f"{memory}: belongs to a model with model." in error
 
 
+@pytest.mark.long
 def test_a_memory_returns_what_was_written_under_a_key() -> None:
     """Eight random values under eight random keys of 16 elements, with rate 1.
 

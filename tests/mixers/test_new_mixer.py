@@ -126,6 +126,7 @@ def test_a_plan_counts_its_arrays(run: Path) -> None:
     assert decay["mesh"] == [None, "tensor"]
 
 
+@pytest.mark.long
 def test_formats_that_cannot_represent_it_are_rejected(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -73,6 +73,7 @@ def test_a_single_call_needs_no_cache(scan):
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scan", [True, False])
 def test_program_size_is_independent_of_depth_with_scanned_layers(scan):
     """Compile time depends on program size; a scanned stack has the program of one layer."""

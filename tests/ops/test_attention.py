@@ -85,6 +85,7 @@ def test_blocks_in_parts_are_those_of_one_computation(heads, cap, parts, monkeyp
         np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.long
 def test_only_a_cpu_alone_computes_blocks_in_parts(monkeypatch):
     """And only if the weights exceed its cache: 2 x 2 blocks of 2 x 256 x 512, 4 MiB."""
     q, k = jnp.zeros((2, 2, 256, 2, 8)), jnp.zeros((2, 2, 512, 2, 8))

@@ -159,6 +159,7 @@ def test_devices_that_share_tokens_do_not_compute_all_of_them(gpu):
         assert sharding.with_mesh(mesh, attention_kernel.supports)(q, k, k) == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("remat", ["none", pytest.param("attention", marks=pytest.mark.long)])
 def test_a_model_with_kernels_has_the_same_gradients(gpu, remat):
     model = ModelConfig(

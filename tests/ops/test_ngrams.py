@@ -39,7 +39,7 @@ def make_rows(slots):
 
 
 # with collisions; without
-@pytest.mark.parametrize("slots", [23, 4096])
+@pytest.mark.parametrize("slots", [23, pytest.param(4096, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "sizes", [[37, 64, 59], *(pytest.param(x, marks=pytest.mark.long) for x in ([T], [1] * T))]
 )

@@ -481,6 +481,7 @@ def test_a_row_that_has_not_converged_is_not_hidden_by_others():
     assert float(solve.relative_change(new, old)) == pytest.approx(0.25, rel=1e-5)
 
 
+@pytest.mark.long
 def test_the_change_of_the_last_sweep_is_reported_in_training_only(exact):
     state, _ = exact
     changes = []
@@ -515,6 +516,7 @@ def test_cached_memory_is_smaller_than_its_keys_and_values(changes, factor):
     close(found, expected)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "stack_type", [pytest.param(Feedback, marks=pytest.mark.long), Transformer]
 )
@@ -532,6 +534,7 @@ def test_in_bfloat16_parameters_and_gradients_stay_float32(stack_type):
         assert np.linalg.norm(a - b) < 0.1 * np.linalg.norm(b)
 
 
+@pytest.mark.long
 def test_the_initial_memory_is_the_mean_of_all_states():
     stack = Feedback(resolve_model(config(layers=3)), rngs=nnx.Rngs(0))
     np.testing.assert_allclose(stack.mixing_weights(), np.full((1, 4), 0.25))

@@ -173,6 +173,7 @@ def embed(model: Any, weights: public.Weights, tokens: np.ndarray) -> Array:
     return x + jnp.asarray(weights["pos_emb.weight"])[jnp.arange(tokens.shape[1]) % W]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("positions", ["rotary", pytest.param("absolute", marks=pytest.mark.long)])
 def test_the_package_has_equal_logits_memories_and_gradients(positions: str) -> None:
     theirs = Theirs(positions)

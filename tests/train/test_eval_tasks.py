@@ -75,6 +75,7 @@ def test_the_best_checkpoint_is_a_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert kept.fingerprint() != open_run(tmp_path / "run").fingerprint()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("compiled_once")
 def test_a_best_checkpoint_that_a_kill_kept_from_its_folder_is_kept_on_resuming(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

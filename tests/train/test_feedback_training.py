@@ -189,6 +189,7 @@ def test_transformer_params_are_remapped_to_feedback() -> None:
     np.testing.assert_array_equal(keys, np.broadcast_to(first, keys.shape))
 
 
+@pytest.mark.long
 def test_a_vocabulary_of_another_task_is_rejected(tmp_path: Path) -> None:
     train(config("train.steps=1"), tmp_path / "old", quiet=True)
     for given in ("data.task=text", "data.task=copy"):

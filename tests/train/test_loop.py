@@ -228,6 +228,7 @@ def test_rates_count_timed_steps_only() -> None:
     assert (clock.steps, clock.waited) == (0, {"data": 0, "device": 0})
 
 
+@pytest.mark.long
 def test_the_progress_line_shows_time_by_part(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -194,6 +194,7 @@ def spec(leaf: jax.Array) -> tuple[P, tuple[int, ...]]:
     return leaf.sharding.spec, leaf.addressable_shards[0].data.shape
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("float64")
 def test_the_state_is_sharded() -> None:
     """Each device holds only its shard of parameters, moments and memory."""

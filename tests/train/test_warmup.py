@@ -100,6 +100,7 @@ def test_memory_continues_and_nothing_else_changes(
     assert re.search(r"10/10 loss .*, rows of 64 tokens, .* left", err)
 
 
+@pytest.mark.long
 def test_a_run_equals_its_steps_by_hand(tmp_path: Path, steps: list[Step]) -> None:
     """The run equals three programs applied in turn to rows that continue the lanes."""
     given = override(warmup_config(tmp_path), ["model.vocab_size=258", "train.log_every=99"])
