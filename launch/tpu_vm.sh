@@ -186,9 +186,9 @@ train() {
         now="$(state NONE)"
         continue
       }
-      failed=0
+      failed=0 unknown=0
     fi
-    had=1
+    [[ $now == UNKNOWN ]] || had=1
     status="$(training_status "$answer")"
     if [[ $status == unknown ]]; then unknown=$((unknown + 1)); else unknown=0; fi
     case $status in
@@ -211,7 +211,7 @@ case $verb in
   create)
     create || {
       [[ $? != 2 ]] || exit 2
-      die "there is no TPU $name; call create again, or train, which keeps requesting it"
+      die "there is no TPU $name; call create again, or train, which requests it 30 times"
     }
     ;;
   install) install ;;

@@ -40,10 +40,19 @@ mount_runs() {
   esac
 }
 
+# ensure_mounted PLACE. After a reboot nothing is mounted, and a gcsfuse that was killed leaves a mount
+# that cannot be read. Without the mount, training would begin anew on the worker's own disk.
+ensure_mounted() {
+  if [[ -z $dry ]] && grep -q " $HOME/runs " /proc/mounts && ! ls ~/runs >/dev/null 2>&1; then
+    sudo umount -l ~/runs
+  fi
+  mountpoint -q ~/runs || mount_runs "$1"
+}
+
 # With the Python version that famjax is tested with, which the system may not have.
 install() {
   [[ -n $dry ]] || echo "$1" >~/place
-  mountpoint -q ~/runs || mount_runs "$1"
+  ensure_mounted "$1"
   run python3 -m pip install --quiet --user uv
   run ~/.local/bin/uv venv --quiet --allow-existing --python 3.11 ~/venv
   run ~/.local/bin/uv pip install --quiet --python ~/venv --editable "$HOME/famjax[tpu]"
@@ -69,16 +78,6 @@ stop_previous() {
   has_ended 60 || true
 }
 
-# After a reboot nothing is mounted, and a gcsfuse that was killed leaves a folder that cannot be read.
-# Without the mount, training would begin anew on the worker's own disk.
-mount_again() {
-  [[ -f ~/place ]] || return 0
-  if mountpoint -q ~/runs && ! ls ~/runs >/dev/null 2>&1; then
-    sudo umount -l ~/runs
-  fi
-  mountpoint -q ~/runs || mount_runs "$(<~/place)"
-}
-
 train() {
   local name=$1 status=0
   shift
@@ -86,7 +85,7 @@ train() {
   [[ -n $dry ]] || echo $$ >~/train.pid
   stop_previous
   run rm -f ~/train.status ~/train.stopped
-  [[ -n $dry ]] || mount_again
+  [[ -n $dry || ! -f ~/place ]] || ensure_mounted "$(<~/place)"
   run ~/venv/bin/famjax train "$@" --run ~/runs/"$name" || status=$?
   [[ -n $dry || $(<~/train.pid) != "$$" ]] || echo "$status" >~/train.status
 }

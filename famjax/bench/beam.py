@@ -191,7 +191,7 @@ def _marian(model: ModelConfig, tokens: int) -> Any:
     import transformers
 
     _start_torch()
-    sizes = {
+    sizes: dict[str, Any] = {
         f"{side}_{name}": value
         for side in ("encoder", "decoder")
         for name, value in (

@@ -466,7 +466,7 @@ def _paper_state(experiment: Experiment, pages: Path) -> str:
     if experiment.at_paper is None:
         return "no config"
     page = pages / f"{experiment.id}{_PAPER}.md"
-    return f"{page}" if page.exists() else f"not run: famjax plan {experiment.at_paper.config}"
+    return f"{page}" if page.exists() else f"not run; configs/{experiment.at_paper.config}.py"
 
 
 def _state(experiment: Experiment, root: Path, pages: Path) -> str:

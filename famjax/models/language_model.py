@@ -23,8 +23,8 @@ from famjax.stacks import make_stack
 
 # On CPU, layers of at least `_LARGE_LAYER` bytes are unstacked before a loop of `step`, if all
 # weights together have at most `_LARGEST_COPY` bytes, since unstacking copies them. In the loop,
-# slicing a layer out of the stack at every token takes twice as long as reading its weights; of
-# layers below 1 MiB it takes no time. Those stay stacked, because programs with unstacked layers take
+# slicing a layer out of the stack at every token takes twice as long as reading its weights, but no
+# time for layers of 1 MiB. Small layers stay stacked, because programs with unstacked layers take
 # longer to compile.
 _LARGE_LAYER, _LARGEST_COPY = 2 << 20, 2 << 30
 

@@ -6,10 +6,12 @@ there for all processes, and the service's key-value store carries the values of
 
 from __future__ import annotations
 
+import errno
 import functools
 import itertools
 import json
 import re
+import socket
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -28,6 +30,9 @@ _NOTICE_AFTER = 10
 # milliseconds at a barrier: long enough for the work of a single process, such as writing a
 # checkpoint. Lost processes are detected by heartbeats, not by this timeout
 _BARRIER_TIMEOUT = 24 * 3600 * 1000
+
+# what JAX raises as a RuntimeError if a metadata server or a host name does not answer in time
+_TIMED_OUT = re.compile("failed for 6 tries|Retry failed|Failed to recognize coordinator address")
 
 T = TypeVar("T")
 _call_counts: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
@@ -115,15 +120,12 @@ def detect() -> ProcessInfo | None:
         return ProcessInfo(address, cluster.get_process_id(), cluster.get_process_count())
     except Exception as error:  # a cluster's metadata may raise anything
         message = " ".join(f"{type(error).__name__}: {error}".split())
-        # of sockets and HTTP, and what JAX raises if a host name does not resolve in time
-        if isinstance(error, OSError | RuntimeError):
-            raise NotConnectedError(
-                f"the environment ({cluster.name if cluster else ''}) gives no coordinator address "
-                f"now ({message}); run again"
-            ) from None
-        raise UserError(
+        may_pass = isinstance(error, OSError) or _TIMED_OUT.search(str(error))
+        kind = NotConnectedError if may_pass else UserError
+        again = "run again, or " if may_pass else ""
+        raise kind(
             f"the environment ({cluster.name if cluster else ''}) gives no coordinator address "
-            f"({message}); give --coordinator, --process-id and --process-count, or "
+            f"({message}); {again}give --coordinator, --process-id and --process-count, or "
             "--process-count 1"
         ) from None
 
@@ -149,6 +151,8 @@ def initialize(info: ProcessInfo) -> None:
 
     import jax
 
+    if info.index == 0:
+        _check_port(info)
     # gloo is the only implementation for CPUs
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
 
@@ -179,6 +183,24 @@ def initialize(info: ProcessInfo) -> None:
         raise kind(message) from None
     finally:
         timer.cancel()
+
+
+def _check_port(info: ProcessInfo) -> None:
+    """Raise a `NotConnectedError` if another process listens at process 0's port.
+
+    JAX's service would crash the process, or share the port with the other one's.
+    """
+    with socket.socket() as probe:
+        # past connections of an earlier training do not matter
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", int(info.coordinator.rpartition(":")[2])))
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise NotConnectedError(
+                    f"{info.name(0)} cannot listen at {info.coordinator}: another process does; "
+                    "wait for an earlier training to end, or give another port"
+                ) from None
 
 
 @contextmanager

@@ -112,8 +112,7 @@ class Cell:
         configs = [experiment.make_config(variant, self.seed, self.size, self.given)]
         if self.base(experiment) is not None:
             configs.append(experiment.make_base_config(self.seed, self.size, self.given))
-        scores = [score.name for score in experiment.scores]
-        return _digest((configs, experiment.measure, scores, experiment.averaged))
+        return _digest((configs, experiment.measure, experiment.averaged))
 
     def check(self, experiment: Experiment) -> None:
         """Raise a `UserError` before training if the cell cannot work."""

@@ -276,13 +276,16 @@ def prepare(experiment: Experiment, root: Path) -> None:
 
 
 def read_result(cell: Cell, experiment: Experiment) -> dict[str, Any] | None:
-    """Return the result of a cell; None if it has none, or only one with other settings."""
+    """Return the result of a cell; None if it has none, or one with other settings or scores."""
     file = cell.folder(experiment) / RESULT
     if not file.exists():
         return None
     result = dict(read_json(file, RUN_AGAIN))
-    is_current = not cell.variant or result.get("settings") == cell.settings(experiment)
-    return result if is_current else None
+    if not cell.variant:
+        return result
+    names = {score.name for score in experiment.scores}
+    is_current = result.get("settings") == cell.settings(experiment)
+    return result if is_current and names <= set(result["scores"]) else None
 
 
 def format_time(seconds: float) -> str:

@@ -79,9 +79,12 @@ def find_damage(folder: Path, keys: list[str]) -> str | None:
         if not is_inside(name):
             return f"{MANIFEST} names {name!r}, which is not in its folder"
     needed = [name for name in files if name.split("/")[0] in (TREE, EXTRA, *keys)]
-    with ThreadPoolExecutor(_THREADS) as pool:
+    pool = ThreadPoolExecutor(_THREADS)
+    try:
         wrong = pool.map(lambda name: _compare_file(folder / name, files[name]), needed)
         return next((f"{n} {w}" for n, w in zip(needed, wrong, strict=True) if w), None)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _compare_file(path: Path, info: dict[str, Any]) -> str | None:

@@ -83,8 +83,8 @@ def call_and_loss(r: Runner, params: Any, tokens: Any, ctx: Context, state: Any)
 # tokens on several devices; one case of each communication: several hops, a ring with shared
 # parameters and one without, a mask by distance, gathered tensors
 # FAM's is in tests/train/test_sharded.py too
-QUICK = ("linear", "lstm")
-LONG = ("bswa-3", "delta-smeared", "full")
+QUICK = ("bswa-3", "linear", "lstm")
+LONG = ("delta-smeared", "full")
 SLOW = ("swa-6", "bswa_sg-2", "bswa-0", "fam-0-1", "bswa,fam", "fam,linear", "linear-rfa")
 SLOW += ("fam-1-3", "fam-gated", "fam-smeared", "fam-static", "fam-zero", "fm-1", "fm-2")
 SLOW += ("bswa-smeared", "bswa-ngrams")

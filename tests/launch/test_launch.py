@@ -449,6 +449,21 @@ def test_runs_are_mounted_again_before_training(worker: Path, fakes: Path, tmp_p
         f"gcsfuse --metadata-cache-ttl-secs=0 --metadata-cache-negative-ttl-secs=0 b {worker}/runs"
     ]
     assert (worker / "words").exists()
+    # gcsfuse was killed: the mount is there and cannot be read
+    (worker / "words").unlink()
+    mounts = tmp_path / "mounts"
+    mounts.write_text(f"gcsfuse {worker}/runs fuse.gcsfuse rw 0 0\n")
+    fake(
+        fakes, "grep", f'[[ $3 != /proc/mounts ]] || exec {shutil.which("grep")} "$1" "$2" {mounts}'
+    )
+    fake(fakes, "ls", "exit 2")
+    fake(fakes, "sudo", f'echo "sudo $*" >>{tmp_path}/called')
+    (tmp_path / "called").unlink()
+    script("tpu_worker.sh train first text_fam", fakes, **home)
+    called = [call.split()[0] for call in recorded_calls(tmp_path)]
+    assert f"sudo umount -l {worker}/runs" in recorded_calls(tmp_path)
+    assert called.index("sudo") < called.index("gcsfuse")
+    assert (worker / "words").exists()
     # nothing is trained on the worker's own disk
     (worker / "words").unlink()
     fake(fakes, "gcsfuse", "exit 1")
@@ -568,14 +583,15 @@ def test_arguments_on_gke_are_passed_unchanged(fakes: Path, tmp_path: Path) -> N
     assert words == ["train", *ARGUMENTS, "--run", "/runs/first"]
 
 
-def slurm(status: int, tmp_path: Path, fakes: Path) -> tuple[bool, str]:
+def slurm(status: int, tmp_path: Path, fakes: Path, seconds: int = 0) -> tuple[bool, str]:
     """Run a job that ends with a status; return whether it is requeued, and its errors."""
     fake(fakes, "srun", f'echo "srun $*"; exit {status}')
     fake(fakes, "scontrol", f'echo "scontrol $*" >>{tmp_path}/called')
     for name in ("mkdir", "rm"):
         fake(fakes, name, f'{shutil.which(name)} "$@"')
     (tmp_path / "called").unlink(missing_ok=True)
-    more = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "3"}
+    # Bash counts on from SECONDS in the environment
+    more = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "3", "SECONDS": str(seconds)}
     done = script("slurm.sbatch text_fam 'name=a b'", fakes, cwd=str(tmp_path), **more)
     assert done.returncode == status
     assert done.stdout.startswith("srun --kill-on-bad-exit=0 --cpus-per-task=3 ")
@@ -586,7 +602,11 @@ def slurm(status: int, tmp_path: Path, fakes: Path) -> tuple[bool, str]:
 
 
 @pytest.mark.parametrize(
-    ("status", "again"), [(0, False), (2, False), (1, True), (137, True), (143, True), (75, True)]
+    ("status", "again"),
+    [
+        *((status, False) for status in (0, 2, 130)),
+        *((status, True) for status in (1, 75, 137, 143)),
+    ],
 )
 def test_slurm_requeues_a_training_that_may_continue(
     status: int, again: bool, tmp_path: Path, fakes: Path
@@ -598,6 +618,10 @@ def test_slurm_requeues_after_five_failures_in_a_row(tmp_path: Path, fakes: Path
     """A training that was stopped and has saved begins the count anew."""
     for status in (75, 137, 1, 143, 75, 75, 75, 75, 137):
         assert slurm(status, tmp_path, fakes) == (True, "")
+    # after half an hour of training, too
+    assert slurm(75, tmp_path, fakes, seconds=1800) == (True, "")
+    for status in (75, 1, 137, 75):
+        assert slurm(status, tmp_path, fakes, seconds=1700) == (True, "")
     again, said = slurm(75, tmp_path, fakes)
     assert not again
     assert said == "slurm.sbatch: failed 6 times in a row; not requeued\n"

@@ -55,7 +55,8 @@ def test_slurm_variables_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     ("error", "status"),
     [
         (TimeoutError("the metadata server"), EXIT_PEER_LOST),
-        (RuntimeError("no such host\nafter 300 s"), EXIT_PEER_LOST),
+        (RuntimeError("Failed to recognize coordinator address a:1"), EXIT_PEER_LOST),
+        (RuntimeError("In K8s, cluster automatic bootstrap only supports Job"), EXIT_USER_ERROR),
         (KeyError("TPU_WORKER_HOSTNAMES"), EXIT_USER_ERROR),
     ],
 )
@@ -81,6 +82,8 @@ def test_only_what_may_pass_is_worth_another_try(
     assert main(["train", "text_fam"]) == status
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("famjax: the environment (")
+    assert line.endswith("or --process-count 1")
+    assert ("run again" in line) == (status == EXIT_PEER_LOST)
     assert type(error).__name__ in line
 
 
@@ -93,7 +96,8 @@ def test_a_port_that_is_in_use_is_worth_another_try(tmp_path: Path, path: Path) 
         process = start([*arguments, *flags(0, 2, other.getsockname()[1])])
         ((status, said),) = wait_all([process])
     assert status == EXIT_PEER_LOST
-    assert "process 0 of 2 cannot connect to the others at 127.0.0.1:" in said
+    assert "process 0 of 2 cannot listen at 127.0.0.1:" in said
+    assert "another process does; wait for an earlier training to end" in said
     assert "Traceback" not in said
 
 

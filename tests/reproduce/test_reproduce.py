@@ -81,12 +81,12 @@ def test_the_list_has_the_papers_size_and_fits_80_columns(tmp_path, monkeypatch,
         return capsys.readouterr().out
 
     wide = {line.split()[-1]: line.split() for line in listed_at(400).splitlines() if line}
-    planned = ["not", "run:", "famjax", "plan", "fam_1b", "famjax", "reproduce", "fam-figure-3"]
-    assert wide["fam-figure-3"][-len(planned) :] == planned
+    end = ["not", "run;", "configs/fam_1b.py", "famjax", "reproduce", "fam-figure-3"]
+    assert wide["fam-figure-3"][-len(end) :] == end
     assert wide["fam-recipe"][-5:-3] == ["no", "config"]
     narrow = listed_at(80)
     assert max(map(len, narrow.splitlines())) <= 80
-    state = "not run: famjax plan fam_1b"
+    state = "not run; configs/fam_1b.py"
     assert f"  paper size: {state}\n  command: famjax reproduce fam-figure-3\n" in narrow
     pages = tmp_path / "pages"
     pages.mkdir()
@@ -412,8 +412,11 @@ def test_a_training_is_measured(tmp_path):
     assert scores[OWN_SECONDS] == scores[ALL_SECONDS] == result["train_seconds"]
     # and what was measured before its settings changed is not its result
     assert read_result(cell, replace(again, overrides=(*TINY, "train.steps=3"))) is None
+    assert read_result(cell, replace(again, timed=False)) is not None
     # nor what lacks a score
-    assert read_result(cell, replace(again, timed=False)) is None
+    first = Cell(str(tmp_path), "tiny", "one", 1)
+    assert read_result(first, tiny_experiment("tiny")) is not None
+    assert read_result(first, tiny_experiment("tiny", timed=True)) is None
 
 
 @pytest.mark.long

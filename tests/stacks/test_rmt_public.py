@@ -174,7 +174,7 @@ def embed(model: Any, weights: public.Weights, tokens: np.ndarray) -> Array:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("positions", ["rotary", pytest.param("absolute", marks=pytest.mark.long)])
+@pytest.mark.parametrize("positions", POSITIONS)
 def test_the_package_has_equal_logits_memories_and_gradients(positions: str) -> None:
     theirs = Theirs(positions)
     y, memory = theirs(TOKENS[:, :WHOLE], theirs.first)
