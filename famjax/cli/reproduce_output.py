@@ -459,9 +459,9 @@ def list_table(root: Path, pages: Path) -> list[Table]:
 
 
 def _paper_state(experiment: Experiment, pages: Path) -> str:
-    """Return whether an experiment was run at the paper's size, or how to find out what it costs.
+    """Return the page of an experiment at the paper's size, or which config it would train.
 
-    Their trainings depend on the user's data, so they are recognized by their page.
+    Its trainings depend on the user's data, so only the page tells whether it was run.
     """
     if experiment.at_paper is None:
         return "no config"
