@@ -47,7 +47,7 @@ class Chip:
     shapes: tuple[str, ...] = ()
 
 
-_FLAT = ("2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
+_FLAT = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
 _CUBES = (
     *("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8", "8x8x8"),
     *("8x8x16", "8x16x16", "16x16x16", "16x16x24"),
@@ -130,8 +130,8 @@ def parse_topology(name: str) -> Topology:
 
 
 def example_shape(chip: Chip) -> str:
-    """Return an example of a slice shape."""
-    return chip.shapes[3] if chip.shapes else "8"
+    """Return an example of a slice shape, of 32 TPU chips."""
+    return next((shape for shape in chip.shapes if _chip_count(shape) == 32), "8")
 
 
 def _chip_count(shape: str) -> int:

@@ -306,7 +306,7 @@ def test_unknown_topologies_are_rejected(name: str, said: str) -> None:
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["v5e:4x8", "v5p:4x4x4", "v6e:8x8", "h200:8", "cpu:8"])
+@pytest.mark.parametrize("name", ["v5e:1x1", "v5e:4x8", "v5p:4x4x4", "v6e:8x8", "h200:8", "cpu:8"])
 def test_known_topologies_are_accepted(name: str) -> None:
     on = parse_topology(name)
     assert on.name == name
