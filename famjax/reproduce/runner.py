@@ -213,8 +213,7 @@ class _Process:
             reason = f"was ended by {name}; if the machine ran out of memory, give --jobs 1"
         else:
             text = self.log.read_bytes()[self._begin_of_log :].decode(errors="replace")
-            lines = text.strip().splitlines() or ["no output"]
-            reason = lines[-1].removeprefix("famjax: ")
+            reason = reason_of_failure(text)
         what = f"{self.cell.experiment}, {self.cell.variant or 'base'}, seed {self.cell.seed}"
         raise UserError(f"{what}: {reason}; see {self.log}")
 
@@ -227,6 +226,13 @@ class _Process:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_SECONDS_TO_SAVE)
         self._process.kill()
+
+
+def reason_of_failure(output: str) -> str:
+    """Return the error in a process's output, with the option of `famjax reproduce` for folders."""
+    lines = output.strip().splitlines() or ["no output"]
+    # a training suggests its own option, for example if another command trains in the same folder
+    return lines[-1].removeprefix("famjax: ").replace("give --run ", "give --folder ")
 
 
 def split_cores(jobs: int) -> list[str]:

@@ -23,7 +23,14 @@ from famjax.reproduce.experiments import EXPERIMENTS
 from famjax.reproduce.measures import ToyMeasure
 from famjax.reproduce.papers import Entry, listed
 from famjax.reproduce.penn_treebank import PennTreebankMeasure, to_characters
-from famjax.reproduce.runner import Runner, make_cells, read_result, split_cores
+from famjax.reproduce.runner import (
+    Runner,
+    make_cells,
+    read_result,
+    reason_of_failure,
+    split_cores,
+)
+from famjax.train.lock import hold
 
 COPY = "ft-table-1-copy"
 
@@ -526,6 +533,15 @@ def test_figures_have_lines_rows_and_levels():
         assert len(labels) == lines
         rows = [label.get_text() for label in figure.axes[0].get_yticklabels()]
         assert (rows == [v.name for v in experiment.variants]) == (name == COPY)
+
+
+def test_a_command_that_trains_in_the_same_folder_is_named_with_the_option_of_reproduce(tmp_path):
+    with hold(tmp_path, print), pytest.raises(UserError) as error, hold(tmp_path, print):
+        pass
+    assert "give --run another folder" in str(error.value)
+    reason = reason_of_failure(f"step 1\nfamjax: {error.value}\n")
+    assert reason == str(error.value).replace("--run another folder", "--folder another folder")
+    assert reason_of_failure("") == "no output"
 
 
 def test_words_of_penn_treebank_become_characters(tmp_path):
