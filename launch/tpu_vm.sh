@@ -108,7 +108,8 @@ state() {
 # Returns 1 if there is no TPU and nothing to wait for: the request failed, or the last TPU is still
 # being deleted; 2 if the request was refused.
 create() {
-  local now software
+  # unknown: polls in a row without an answer from gcloud
+  local now software unknown=0
   software="$(runtime)" || exit 2
   now="$(state NONE)"
   case $now in
@@ -124,6 +125,10 @@ create() {
   fi
   while now="$(state ACTIVE)"; [[ $now != ACTIVE ]]; do
     say "$name: $now"
+    if [[ $now == UNKNOWN ]]; then unknown=$((unknown + 1)); else unknown=0; fi
+    [[ $unknown -lt 60 ]] ||
+      die "gcloud has not answered for an hour; see its message above. A TPU that exists costs" \
+        "money: launch/tpu_vm.sh delete --name $name --zone $zone"
     case $now in FAILED | SUSPEND* | PREEMPTED | DELETING | NONE) return 1 ;; esac
     run sleep "$poll"
   done

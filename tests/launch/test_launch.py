@@ -439,6 +439,17 @@ def test_a_worker_that_never_answers_ends_the_loop(tmp_path: Path, fakes: Path) 
     assert "The TPU still exists and costs money" in done.stderr
 
 
+@pytest.mark.long
+def test_a_gcloud_that_never_answers_ends_the_wait_for_a_tpu(tmp_path: Path, fakes: Path) -> None:
+    fake(fakes, "gcloud", 'case "$*" in *describe*) echo no login >&2; exit 1 ;; esac; echo p')
+    fake(fakes, "sleep", f'echo "sleep $*" >>{tmp_path}/called')
+    done = script(f"tpu_vm.sh create {TPU} --type v5litepod-8", fakes, TMPDIR=str(tmp_path))
+    assert done.returncode == 2
+    assert recorded_calls(tmp_path) == ["sleep 60"] * 59
+    assert "cannot tell the state of first: no login" in done.stderr
+    assert "gcloud has not answered for an hour; see its message above. A TPU" in done.stderr
+
+
 def test_runs_are_mounted_again_before_training(worker: Path, fakes: Path, tmp_path: Path) -> None:
     home = {"HOME": str(worker)}
     (worker / "place").write_text("gs://b\n")
