@@ -128,7 +128,7 @@ create() {
     if [[ $now == UNKNOWN ]]; then unknown=$((unknown + 1)); else unknown=0; fi
     [[ $unknown -lt 60 ]] ||
       die "gcloud has not answered for an hour; see its message above. A TPU that exists costs" \
-        "money: launch/tpu_vm.sh delete --name $name --zone $zone"
+        "money: launch/tpu_vm.sh delete --name $name --zone $zone${project:+ --project $project}"
     case $now in FAILED | SUSPEND* | PREEMPTED | DELETING | NONE) return 1 ;; esac
     run sleep "$poll"
   done
@@ -169,7 +169,7 @@ restart() {
   start "$@" || return 0
 }
 
-cost_warning() { echo "The TPU still exists and costs money: launch/tpu_vm.sh delete --name $name --zone $zone"; }
+cost_warning() { echo "The TPU still exists and costs money: launch/tpu_vm.sh delete --name $name --zone $zone${project:+ --project $project}"; }
 
 # Until the training ends by itself, whatever happens to the TPU.
 train() {
