@@ -68,6 +68,7 @@ case $verb in run | train) [[ $# -gt 0 ]] || die "which config? such as: ... tex
 need_gcloud
 where=("--zone=$zone")
 if [[ -n $project ]]; then where+=("--project=$project"); fi
+delete_command="launch/tpu_vm.sh delete --name $name --zone $zone${project:+ --project $project}"
 tpus() { run gcloud compute tpus "$@" "${where[@]}"; }
 
 # on WORKER COMMAND: run a shell command on one worker, or on all
@@ -106,7 +107,7 @@ state() {
 }
 
 # Returns 1 if there is no TPU and nothing to wait for: the request failed, or the last TPU is still
-# being deleted; 2 if the request was refused.
+# being deleted; 2 if the request was refused, or gcloud does not answer.
 create() {
   # unknown: polls in a row without an answer from gcloud
   local now software unknown=0
@@ -114,6 +115,7 @@ create() {
   now="$(state NONE)"
   case $now in
     ACTIVE) return ;;
+    UNKNOWN) return 2 ;;
     FAILED | SUSPENDED | PREEMPTED) delete && now=NONE ;;
   esac
   if [[ $now == NONE ]]; then
@@ -127,8 +129,8 @@ create() {
     say "$name: $now"
     if [[ $now == UNKNOWN ]]; then unknown=$((unknown + 1)); else unknown=0; fi
     [[ $unknown -lt 60 ]] ||
-      die "gcloud has not answered for an hour; see its message above. A TPU that exists costs" \
-        "money: launch/tpu_vm.sh delete --name $name --zone $zone${project:+ --project $project}"
+      die "gcloud has not answered for an hour; see its message above. If there is a TPU, it costs" \
+        "money: $delete_command"
     case $now in FAILED | SUSPEND* | PREEMPTED | DELETING | NONE) return 1 ;; esac
     run sleep "$poll"
   done
@@ -169,7 +171,7 @@ restart() {
   start "$@" || return 0
 }
 
-cost_warning() { echo "The TPU still exists and costs money: launch/tpu_vm.sh delete --name $name --zone $zone${project:+ --project $project}"; }
+cost_warning() { echo "The TPU still exists and costs money: $delete_command"; }
 
 # Until the training ends by itself, whatever happens to the TPU.
 train() {

@@ -441,13 +441,39 @@ def test_a_worker_that_never_answers_ends_the_loop(tmp_path: Path, fakes: Path) 
 
 @pytest.mark.long
 def test_a_gcloud_that_never_answers_ends_the_wait_for_a_tpu(tmp_path: Path, fakes: Path) -> None:
-    fake(fakes, "gcloud", 'case "$*" in *describe*) echo no login >&2; exit 1 ;; esac; echo p')
+    # the first answer is that there is no TPU; then it is requested
+    asked = tmp_path / "asked"
+    fake(
+        fakes,
+        "gcloud",
+        f"""case "$*" in
+          *describe*)
+            if [[ -e {asked} ]]; then echo no login >&2; else echo NOT_FOUND >&2; fi
+            echo >{asked}
+            exit 1 ;;
+          *create*) echo create >>{tmp_path}/called ;;
+          *) echo p ;;
+        esac""",
+    )
     fake(fakes, "sleep", f'echo "sleep $*" >>{tmp_path}/called')
-    done = script(f"tpu_vm.sh create {TPU} --type v5litepod-8", fakes, TMPDIR=str(tmp_path))
+    arguments = f"{TPU} --project p --type v5litepod-8"
+    done = script(f"tpu_vm.sh create {arguments}", fakes, TMPDIR=str(tmp_path))
     assert done.returncode == 2
-    assert recorded_calls(tmp_path) == ["sleep 60"] * 59
-    assert "cannot tell the state of first: no login" in done.stderr
-    assert "gcloud has not answered for an hour; see its message above. A TPU" in done.stderr
+    assert recorded_calls(tmp_path) == ["create", *["sleep 60"] * 59]
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("tpu_vm.sh: gcloud has not answered for an hour; see its message above")
+    assert last.endswith("launch/tpu_vm.sh delete --name first --zone us-west4-a --project p")
+
+
+@pytest.mark.parametrize("verb", ["create", "train"])
+def test_without_an_answer_from_gcloud_nothing_is_requested(
+    verb: str, tmp_path: Path, fakes: Path
+) -> None:
+    fake(fakes, "gcloud", 'case "$*" in *describe*) echo no login >&2; exit 1 ;; esac; echo p')
+    more = "--runs gs://b text_fam" if verb == "train" else ""
+    done = script(f"tpu_vm.sh {verb} {TPU} --type v5litepod-8 {more}", fakes, TMPDIR=str(tmp_path))
+    assert (done.returncode, recorded_calls(tmp_path)) == (2, [])
+    assert "gcloud cannot tell the state of first: no login" in done.stderr
 
 
 def test_runs_are_mounted_again_before_training(worker: Path, fakes: Path, tmp_path: Path) -> None:

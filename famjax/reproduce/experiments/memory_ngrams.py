@@ -34,6 +34,7 @@ MEMORY_NGRAMS = Experiment(
     measure=_text.CODE,
     orderings=(
         Ordering(_CHOSEN, "window"),
+        Ordering("n-grams of 1 contexts", "window"),
         Ordering(_CHOSEN, "BSWA+DELTA"),
         Ordering(_CHOSEN, "n-grams of 8 contexts in 1024 slots"),
         Ordering("BSWA+DELTA and n-grams of 8 contexts", _CHOSEN),
