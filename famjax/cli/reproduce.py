@@ -92,7 +92,7 @@ def run(argv: list[str]) -> int:
 
     ready = _passing(experiments, check_data, progress)
     if size == "paper":
-        _tell_how_to_plan(ready, progress)
+        _tell_costs(ready, arguments.seeds, given, progress)
     allowed = ready
     if not arguments.mixed:
         allowed = _passing(ready, lambda e: check_versions(e, cells[e.id]), progress)
@@ -125,24 +125,37 @@ def _train_and_show(
         )
 
 
-def _tell_how_to_plan(experiments: Sequence[Experiment], progress: Output) -> None:
-    """Say which command tells what trainings of the paper's size need."""
+def _tell_costs(
+    experiments: Sequence[Experiment], seeds: int, given: tuple[str, ...], progress: Output
+) -> None:
+    """Print the least time that trainings of the paper's size take, and how to plan them."""
+    from famjax.reproduce.paper_cost import CHIP, chip_seconds, paper_flops
+    from famjax.reproduce.runner import format_time
+
+    least = format_time(chip_seconds(sum(paper_flops(e, seeds, given) for e in experiments)))
     sizes = [e.at_paper for e in experiments if e.at_paper]
     configs = sorted(filter(None, {name for s in sizes for name in (s.config, s.base_config)}))
     if configs:
         progress.print(
-            "the time that training takes at the paper's size is unknown; famjax plan "
-            f"{configs[0]} --topology v5e:4x8 prints the memory and the minimum time of a step"
+            f"at the paper's size training takes at least {least} of an {CHIP.name.upper()}, the "
+            f"time of its matrix products at the peak; famjax plan {configs[0]} --topology v5e:4x8 "
+            "prints the memory and the minimum time of a step"
             + (f", likewise for {', '.join(configs[1:])}" if configs[1:] else "")
         )
 
 
 def _list(arguments: Arguments) -> int:
-    from famjax.cli.reproduce_output import list_table
+    from famjax.cli.reproduce_output import SEEDS, list_tables
+    from famjax.reproduce.paper_cost import CHIP
 
     out = Output()
-    for table in list_table(expanded(arguments.folder), expanded(arguments.pages)):
+    for table in list_tables(expanded(arguments.folder), expanded(arguments.pages)):
         out.print(table)
+    out.print(
+        f"Times are those of {SEEDS} seeds. At the paper's size they are lower bounds: the model's "
+        f"matrix products at the peak of one {CHIP.name.upper()}, {CHIP.flops / 1e12:.0f} TFLOP/s. "
+        "famjax plan CONFIG prints the memory and the time of a step on other chips."
+    )
     return 0
 
 

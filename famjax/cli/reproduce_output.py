@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from famjax.reproduce.cell import Cell
 from famjax.reproduce.experiment import Experiment, Ordering, Score, Variant
 from famjax.reproduce.experiments import EXPERIMENTS
 from famjax.reproduce.judge import Judgement, judge, mean_and_interval
+from famjax.reproduce.paper_cost import CHIP, chip_seconds, paper_flops
 from famjax.reproduce.papers import listed
 from famjax.reproduce.runner import format_time, make_cells, read_result
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 # maximum number of scores that a table in a terminal shows
 _SHOWN = 4
+# number of seeds for which the list states costs, the default of `famjax reproduce`
+SEEDS = 3
 # what the names of pages at the paper's size end with
 _PAPER = "-paper"
 # how a page says of how many trainings it is
@@ -441,9 +444,8 @@ def write_index(pages: Path) -> None:
     (pages / "index.md").write_text("\n".join([*lines, ""]))
 
 
-def list_table(root: Path, pages: Path) -> list[Table]:
-    """Return a table for each paper: its tables and figures, and the state of each here."""
-    tables = []
+def list_tables(root: Path, pages: Path) -> Iterator[Table]:
+    """Yield a table for each paper: its tables and figures, and the state of each here."""
     for paper, entries in listed(EXPERIMENTS.values()).items():
         table = Table(paper, ("", "shows", "state", "paper size", "command"), words=(0, 1, 2, 3, 4))
         for entry in entries:
@@ -454,24 +456,26 @@ def list_table(root: Path, pages: Path) -> list[Table]:
                 paper_size = _paper_state(experiment, pages)
                 command = f"famjax reproduce {entry.experiment}"
             table.add_row(entry.name, entry.shows, state, paper_size, command)
-        tables.append(table)
-    return tables
+        yield table
 
 
 def _paper_state(experiment: Experiment, pages: Path) -> str:
-    """Return the page of an experiment at the paper's size, or which config it would train.
+    """Return the page of an experiment at the paper's size, or what it would train and take.
 
     Its trainings depend on the user's data, so only the page tells whether it was run.
     """
     if experiment.at_paper is None:
         return "no config"
     page = pages / f"{experiment.id}{_PAPER}.md"
-    return f"{page}" if page.exists() else f"not run; configs/{experiment.at_paper.config}.py"
+    if page.exists():
+        return f"{page}"
+    cost = format_time(chip_seconds(paper_flops(experiment, SEEDS)))
+    return f"not run: at least {cost} of an {CHIP.name.upper()}; {experiment.at_paper.config}"
 
 
 def _state(experiment: Experiment, root: Path, pages: Path) -> str:
     """Return how much of an experiment is done, or the time that it would take."""
-    cells = make_cells(experiment, root, 3, (), "here", ())
+    cells = make_cells(experiment, root, SEEDS, (), "here", ())
     cells = [cell for cell in cells if cell.variant]
     done = sum(read_result(cell, experiment) is not None for cell in cells)
     if done:

@@ -23,6 +23,8 @@ from famjax.reproduce.experiment import Experiment
 # time that a process has to save when it is told to stop
 _SECONDS_TO_SAVE = 60
 _POLL_SECONDS = 0.1
+# times are given in days from so many hours on
+_HOURS_SHOWN = 48
 _PROCESS = "famjax.cli.reproduce_cell"
 
 
@@ -295,8 +297,10 @@ def read_result(cell: Cell, experiment: Experiment) -> dict[str, Any] | None:
 
 
 def format_time(seconds: float) -> str:
-    """Return a time as text: "1:05 hours", "12 minutes"."""
+    """Return a time as text: "12 days", "1:05 hours", "12 minutes"."""
     minutes = max(1, round(seconds / 60))
+    if minutes >= 60 * _HOURS_SHOWN:
+        return f"{round(minutes / 1440)} days"
     if minutes >= 60:
         return f"{minutes // 60}:{minutes % 60:02d} hours"
     return "1 minute" if minutes == 1 else f"{minutes} minutes"
