@@ -27,6 +27,8 @@ NOTE = (
 )
 UNEQUAL = "what continues the teacher has its tokens, too, as in the paper"
 MINUTES = 5.0
+# the base itself, so that its training is shared
+TRANSFORMER = Variant("Transformer", (), continues=False)
 # a sixteenth, a quarter and all of a head's size; the paper's tables have a quarter
 FEATURES = (4, 16, 64)
 

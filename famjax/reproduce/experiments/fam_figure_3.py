@@ -11,11 +11,15 @@ _LENGTHS = (128, 192, 320, 768, 8192, 32_768, 262_144)
 _FAR = ("32,768", "262,144")
 _MARGIN = 0.05
 _SEGMENTS = (1, 2, 4, 12)
-# "improves significantly up to M2, after which it saturates"
-_SATURATES = (
-    Ordering("M2", "M1"),
-    Ordering("M2", "M12", margin=_MARGIN, may_be_better=True),
-)
+
+
+def _saturates(score: str = "") -> tuple[Ordering, ...]:
+    """Return the claims: "improves significantly up to M2, after which it saturates"."""
+    return (
+        Ordering("M2", "M1", score),
+        Ordering("M2", "M12", score, margin=_MARGIN, may_be_better=True),
+    )
+
 
 FAM_FIGURE_3 = Experiment(
     id="fam-figure-3",
@@ -29,7 +33,8 @@ FAM_FIGURE_3 = Experiment(
     measure=PasskeyMeasure(_LENGTHS, examples=32),
     orderings=(
         *(Ordering(_passkey.SUM, f"M{n}", length) for length in _FAR for n in _SEGMENTS),
-        *_SATURATES,
+        # where M2 sees the key; in longer documents only models with more segments do
+        *_saturates("192"),
     ),
     # a row holds the longest document, so that the gradient reaches its key
     overrides=(
@@ -44,7 +49,7 @@ FAM_FIGURE_3 = Experiment(
         measure=_passkey.PAPER_MEASURE,
         orderings=(
             *(Ordering(_passkey.SUM, f"M{n}", _passkey.PAPER_LONGEST) for n in _SEGMENTS),
-            *_SATURATES,
+            *_saturates(),
         ),
     ),
     axis="tokens of the document",

@@ -18,12 +18,12 @@ _PAPER = {
 
 
 def _variant(length: int, of_paper: int) -> Variant:
-    """Return a FAM of `length` tokens, which are `of_paper` at the paper's size."""
+    """Return a FAM of `length` tokens; in a block of the paper's size they are `of_paper`."""
     return Variant(
         f"FAM {length}",
         (*_text.CONTINUED, *_text.FAM, f"model.fam_len={length}"),
         dict(zip(("Qasper", "QuALITY", "XLSum"), _PAPER[of_paper], strict=True)),
-        x=length / _BLOCK,
+        x=of_paper / _PAPER_BLOCK,
         at_paper=(*_text.FAM_AT_PAPER, f"model.fam_len={of_paper}"),
     )
 

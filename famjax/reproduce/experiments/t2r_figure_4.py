@@ -27,7 +27,7 @@ T2R_FIGURE_4 = Experiment(
     title="Number of features",
     source="T2R, Figure 4",
     config=_t2r.CONFIG,
-    variants=_t2r.by_features(),
+    variants=(*_t2r.by_features(), _t2r.TRANSFORMER),
     measure=_t2r.WINDOWS,
     orderings=_claims(_t2r.FEATURES),
     base=_t2r.TEACHING,
@@ -35,7 +35,7 @@ T2R_FIGURE_4 = Experiment(
     at_paper=PaperSize(
         config=_t2r.PAPER_CONFIG,
         measure=WIKITEXT_DEV_WINDOWS,
-        variants=_t2r.by_features(_t2r.PAPER_FEATURES),
+        variants=(*_t2r.by_features(_t2r.PAPER_FEATURES), _t2r.TRANSFORMER),
         orderings=_claims(_t2r.PAPER_FEATURES),
         base_config=_t2r.PAPER_TEACHER,
     ),
