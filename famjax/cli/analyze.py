@@ -18,10 +18,11 @@ from famjax.cli.analyze_attention import (
     plot_attention,
     show_attention,
 )
-from famjax.cli.analyze_memory import measure_memory, plot_memory, show_memory
+from famjax.cli.analyze_memory import measure_memory, show_memory
 from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.main import parse
 from famjax.cli.plot import plot_file
+from famjax.cli.plot_memory import plot_memory
 from famjax.cli.tables import Output, Table
 from famjax.core.errors import UserError
 from famjax.processes import runtime
@@ -39,7 +40,8 @@ class Arguments:
     """Folder of the run, or of a Hugging Face model."""
     memory: bool = False
     """Measure instead the size, rotation, rank and gates of the memory by block, the attention on
-    it, and the loss without it, along one document of --length tokens."""
+    it, and the loss without it, along one document of --length tokens. Of an n-gram memory: how
+    often contexts of each length are found, and the loss without it."""
     attention: bool = False
     """Measure instead how the attention of each layer and head is divided among memory, memory
     segments and the block itself, and how far back the last block's loss depends on tokens, along

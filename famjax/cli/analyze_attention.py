@@ -30,7 +30,7 @@ def measure_attention_maps(
 
     Args:
       name: folder of the run.
-      files, length, passkey: see `famjax.eval.memory_trace.memory_tokens`.
+      files, length, passkey: see `famjax.eval.memory_trace.open_document`.
       layers: numbers of the layers whose maps are returned; if there are none, see `most`.
       most: number of layers, the first ones, whose maps are returned; None is all.
 
@@ -44,10 +44,10 @@ def measure_attention_maps(
     """
     from famjax.convert.open import open_language_model
     from famjax.eval.attention_maps import gradient_by_block, measure_attention
-    from famjax.eval.memory_trace import memory_tokens
+    from famjax.eval.memory_trace import open_document
 
     run = open_language_model(name)
-    tokens = memory_tokens(run, files, length, passkey)
+    tokens = open_document(run, files, length, passkey).tokens
     found = measure_attention(run, tokens, layers)
     mapped = layers or [layer.number for layer in found][:most]
     return {

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.tables import Output, Table
 
 if TYPE_CHECKING:
-    from famjax.eval.memory_trace import MemoryTrace
+    from famjax.eval.memory_trace import Document, MemoryTrace
     from famjax.tokenizers.tokenizer import Tokenizer
     from famjax.train.run import Run
 
-# number of blocks or tokens that are shown as those that opened the gates most
-_OPENED = 5
-# number of tokens that are shown before a token that opened the gates
+# number of blocks or tokens that are named, and of tokens that a block's memory read most
+_NAMED, _READ = 5, 3
+# number of tokens that are shown before a token that is named
 _CONTEXT = 7
 _MEASURES = ("rms", "rotation", "rank", "similarity", "mass")
 
@@ -29,58 +27,106 @@ def measure_memory(
 
     Args:
       name: folder of the run.
-      files, length, passkey: see `famjax.eval.memory_trace.memory_tokens`.
+      files, length, passkey: see `famjax.eval.memory_trace.open_document`.
 
     Returns:
-      run, step, block_len, tokens (their number), layers (the indices of those with a memory), and
-      the measures of `famjax.eval.memory_trace`, each a list over blocks, of lists over layers;
-      part, the name of a part of F; opened, the text of the blocks whose gates opened most, or the
-      tokens with the highest rates and the text before them; reach, a list over the blocks before
-      the last one, see `gradient_reach`.
+      run, step, block_len, tokens (their number), and has_answer, whether the document ends with
+      the answer to a question.
+      With a memory in layers: layers (their indices) and the measures of
+      `famjax.eval.memory_trace`, each a list over blocks, of lists over layers; part, the name of a
+      part of F; opened, the blocks whose gates opened most, with the tokens that they read most, or
+      the tokens with the highest rates; helped, the tokens whose loss the memory lowers most;
+      reach, a list over the blocks before the last one, see `gradient_reach`.
+      With an n-gram memory: ngrams, which has contexts, the rows of
+      `famjax.eval.ngram_trace.by_longest`; loss and without, lists over blocks; and helped.
     """
     from famjax.convert.open import open_language_model
-    from famjax.eval.memory_trace import (
-        gradient_reach,
-        layers_with_memory,
-        memory_tokens,
-        trace_memory,
-    )
+    from famjax.eval.memory_trace import check_has_memory, memory_shapes, open_document
+    from famjax.eval.ngram_trace import has_ngrams
 
     run = open_language_model(name)
-    tokens = memory_tokens(run, files, length, passkey)
-    trace = trace_memory(run, tokens)
-    w = run.model.block_len
+    is_ngrams = has_ngrams(run)
+    has_layers = not is_ngrams or bool(memory_shapes(run))
+    if has_layers:
+        check_has_memory(run)
+    document = open_document(run, files, length, passkey)
     report: dict[str, Any] = {
         "run": name,
         "step": run.step,
-        "block_len": w,
-        "tokens": len(tokens),
+        "block_len": run.model.block_len,
+        "tokens": len(document.tokens),
+        "has_answer": bool(document.answer.any()),
+    }
+    if has_layers:
+        report |= _measure_layers(run, document)
+    if is_ngrams:
+        report["ngrams"] = _measure_ngrams(run, document)
+    return report
+
+
+def _measure_layers(run: Run, document: Document) -> dict[str, Any]:
+    from famjax.eval.memory_trace import gradient_reach, layers_with_memory, trace_memory
+
+    trace = trace_memory(run, document)
+    report: dict[str, Any] = {
         "layers": layers_with_memory(run),
         **{name: np.asarray(value, float).tolist() for name, value in trace._asdict().items()},
         "part": "head" if trace.rates.size else "memory token",
-        "reach": gradient_reach(run, tokens).tolist(),
+        "reach": gradient_reach(run, document).tolist(),
+        "helped": _helped(run, document.tokens, trace.gains),
     }
     if trace.gates.size:
-        report["opened"] = _opened(run, tokens, trace)
+        report["opened"] = _opened(run, document.tokens, trace)
     return report
+
+
+def _measure_ngrams(run: Run, document: Document) -> dict[str, Any]:
+    from famjax.eval.ngram_trace import by_longest, trace_ngrams
+
+    trace = trace_ngrams(run, document)
+    return {
+        "contexts": by_longest(trace),
+        "loss": np.asarray(trace.loss, float).tolist(),
+        "without": np.asarray(trace.without, float).tolist(),
+        "helped": _helped(run, document.tokens, trace.gains),
+    }
+
+
+def _helped(run: Run, tokens: np.ndarray, gains: np.ndarray) -> list[dict[str, Any]]:
+    """Return the tokens whose loss a memory lowers most; `gains` [n w] are of the next tokens."""
+    w, gains = run.model.block_len, gains.reshape(-1)
+    chosen = np.argsort(-gains, stable=True)[:_NAMED]
+    return [{"gain": float(gains[i]), **_place(run, tokens, int(i) + 1, w)} for i in chosen]
 
 
 def _opened(run: Run, tokens: np.ndarray, trace: MemoryTrace) -> list[dict[str, Any]]:
     """Return the blocks that opened the gates most, or the tokens, with the text before them."""
-    w, by_token = run.model.block_len, trace.rates.size > 0
-    # the gates of the first block are not used
-    opening = trace.rates.reshape(-1) if by_token else trace.gates[1:].mean((1, 2))
-    rows = []
-    for i in np.argsort(-opening, stable=True)[:_OPENED]:
-        start = int(i) if by_token else (int(i) + 1) * w
-        row: dict[str, Any] = {"block": start // w, "gates": float(opening[i])}
-        if by_token:
-            row["text"] = run.tokenizer.decode(tokens[max(start - _CONTEXT, 0) : start])
-            row["token"] = _name_token(run.tokenizer, int(tokens[start]))
-        else:
-            row["text"] = run.tokenizer.decode(tokens[start : start + w])
-        rows.append(row)
+    w = run.model.block_len
+    if trace.rates.size:
+        rates = trace.rates.reshape(-1)
+        chosen = np.argsort(-rates, stable=True)[:_NAMED]
+        return [{"gates": float(rates[i]), **_place(run, tokens, int(i), w)} for i in chosen]
+    opening, rows = trace.gates.mean((1, 2)), []
+    opening[0] = -1  # the gates of the first block are not used
+    for block in np.argsort(-opening, stable=True)[:_NAMED].tolist():
+        own = tokens[block * w : (block + 1) * w]
+        # none for a memory without queries, whose reads are [n 0]
+        read = np.argsort(-trace.reads[block], stable=True)[:_READ]
+        rows.append(
+            {
+                "block": block,
+                "gates": float(opening[block]),
+                "text": run.tokenizer.decode(own),
+                "read": [_name_token(run.tokenizer, int(own[i])) for i in read],
+            }
+        )
     return rows
+
+
+def _place(run: Run, tokens: np.ndarray, i: int, w: int) -> dict[str, Any]:
+    """Return a token's block, its name, and the text before it."""
+    before = run.tokenizer.decode(tokens[max(i - _CONTEXT, 0) : i])
+    return {"block": i // w, "text": before, "token": _name_token(run.tokenizer, int(tokens[i]))}
 
 
 def _name_token(tokenizer: Tokenizer, token: int) -> str:
@@ -89,82 +135,80 @@ def _name_token(tokenizer: Tokenizer, token: int) -> str:
 
 
 def show_memory(report: dict[str, Any]) -> None:
-    """Print a table of blocks 1, 2, 4, ..., and the text that opened the gates most."""
+    """Print tables of blocks 1, 2, 4, ..., and the text at which the memory changed or helped."""
     out = Output()
     out.print(f"{report['run']}, step {report['step']:,}")
+    if report["has_answer"]:
+        out.print("the document ends with the answer: the last block's losses are the answer's")
+    if "layers" in report:
+        _show_layers(report, out)
+    if "ngrams" in report:
+        _show_ngrams(report, out)
+
+
+def _show_layers(report: dict[str, Any], out: Output) -> None:
     table = Table(
         f"memory along {report['tokens']:,} tokens; means over layers; rotation in degrees per "
         "block; loss in nats, and its increase with the memory at its initial value",
-        ("block", *_MEASURES, *["gates"] * bool(_size(report["gates"])), "loss", "without"),
+        ("block", *_MEASURES, *["gates"] * bool(np.size(report["gates"])), "loss", "without"),
     )
     for i in _shown(len(report["loss"])):
         cells = [f"{np.mean(report[name][i]):.3g}" for name in _MEASURES]
-        if _size(report["gates"]):
+        if np.size(report["gates"]):
             cells.append(f"{np.mean(report['gates'][i]):.2g}")
         table.add_row(
             f"{i + 1:,}", *cells, f"{report['loss'][i]:.3f}", f"{report['without'][i]:.3f}"
         )
     out.print(table)
-    slots = np.mean(report["without_each"], 0)
-    worst = ", ".join(f"{i} ({slots[i]:.3g})" for i in np.argsort(-slots)[:_OPENED])
-    out.print(f"{report['part']}s whose removal costs most, nats: {worst}")
+    parts, what = increases_by_part(report)
+    worst = ", ".join(f"{i} ({parts[i]:.3g})" for i in np.argsort(-parts)[:_NAMED])
+    out.print(f"{report['part']}s whose removal costs most, nats, {what}: {worst}")
     for opened in report.get("opened", []):
-        text = " ".join(opened["text"].split())
-        where = f"block {opened['block'] + 1:,}"
-        # the token is shown apart, as a literal: it may be a newline or an indent
-        shown = f"{text[-60:]} {opened['token']!r}" if "token" in opened else text[:70]
-        out.print(f"{where} opened gates by {opened['gates']:.2f}: {shown}")
+        text = _line(opened)
+        if opened.get("read"):
+            text += f"; read {', '.join(map(repr, opened['read']))}"
+        out.print(f"block {opened['block'] + 1:,} opened gates by {opened['gates']:.2f}: {text}")
+    _show_helped(report["helped"], "the memory", out)
+
+
+def increases_by_part(report: dict[str, Any]) -> tuple[np.ndarray, str]:
+    """Return the loss increase without each part, and of what it is: the answer, or all blocks."""
+    each = np.array(report["without_each"])
+    return (each[-1], "of the answer") if report["has_answer"] else (each.mean(0), "mean of blocks")
+
+
+def _line(row: dict[str, Any]) -> str:
+    text = " ".join(row["text"].split())
+    # the token is shown apart, as a literal: it may be a newline or an indent
+    return f"{text[-60:]} {row['token']!r}" if "token" in row else text[:70]
+
+
+def _show_helped(rows: list[dict[str, Any]], what: str, out: Output) -> None:
+    for row in rows:
+        if row["gain"] > 0:
+            block = f"block {row['block'] + 1:,}"
+            out.print(f"{block}: {what} takes {row['gain']:.2f} nats off {_line(row)}")
+
+
+def _show_ngrams(report: dict[str, Any], out: Output) -> None:
+    found = report["ngrams"]
+    table = Table(
+        f"n-gram memory along {report['tokens']:,} tokens, by the longest context that was found; "
+        "loss in nats, and its increase with a table that is emptied before the block",
+        ("context", "tokens", "recalled right", "loss", "without"),
+    )
+    for row in found["contexts"]:
+        context = f"{row['context']} tokens" if row["context"] else "none"
+        right = f"{100 * row['right']:.1f}%" if row["context"] else ""
+        share = f"{100 * row['share']:.1f}%"
+        table.add_row(context, share, right, f"{row['loss']:.3f}", f"{row['without']:.3f}")
+    out.print(table)
+    blocks = Table("along the document", ("block", "loss", "without"))
+    for i in _shown(len(found["loss"])):
+        blocks.add_row(f"{i + 1:,}", f"{found['loss'][i]:.3f}", f"{found['without'][i]:.3f}")
+    out.print(blocks)
+    _show_helped(found["helped"], "the n-gram memory", out)
 
 
 def _shown(n: int) -> list[int]:
     return sorted({min(2**k, n) - 1 for k in range(n.bit_length() + 1)})
-
-
-def _size(value: list[Any]) -> int:
-    return np.asarray(value).size
-
-
-def plot_memory(report: dict[str, Any], path: Path) -> None:
-    """Plot the measures by block, the gates by part, and the reach of the gradient."""
-    figure, axes = new_figure(2, 4, (16, 7))
-    part = report["part"]
-    panels = dict(zip(("rms", "rotation", "rank", "similarity", "mass"), axes.flat, strict=False))
-    titles = {
-        "rms": "size (RMS)",
-        "rotation": "rotation, degrees per block",
-        "rank": "rank",
-        "similarity": f"similarity of {part}s (cosine)",
-        "mass": "share of the memory in what is read",
-    }
-    blocks = np.arange(1, len(report["loss"]) + 1)
-    for name, axis in panels.items():
-        values = np.array(report[name])
-        for layer, of_layer in zip(report["layers"], values.T, strict=True):
-            axis.plot(blocks, of_layer, label=f"layer {layer}", linewidth=1)
-        axis.set(title=titles[name], xlabel="block", xscale="log")
-        if name in ("rms", "rotation") and values.min() > 0:
-            axis.set_yscale("log")
-    axes[0, 0].legend()
-    _plot_gates(figure, axes[1, 1], np.array(report["gates"]), report["layers"], part)
-    reach = np.array(report["reach"])
-    axes[1, 2].plot(np.arange(1, len(reach) + 1), np.maximum(reach, 1e-12))
-    axes[1, 2].set(title="gradient of the last block's loss", xlabel="blocks before", yscale="log")
-    axes[1, 3].bar(np.arange(len(report["without_each"][0])), np.mean(report["without_each"], 0))
-    axes[1, 3].set(title=f"loss without a {part}, nats", xlabel=part)
-    save_figure(figure, path)
-
-
-def _plot_gates(figure: Any, axis: Any, gates: np.ndarray, layers: list[int], part: str) -> None:
-    axis.set(title=f"gates by layer and {part}", xlabel="block")
-    if not gates.size:
-        axis.text(0.5, 0.5, "only model.fam_update=gated has some", ha="center")
-        return
-    n, _, f = gates.shape
-    shown = np.log10(np.maximum(gates.reshape(n, -1).T, 1e-3))
-    # blocks are counted from 1, as in the other panels
-    extent = (0.5, n + 0.5, len(shown) - 0.5, -0.5)
-    image = axis.imshow(
-        shown, aspect="auto", vmin=-3, vmax=0, interpolation="nearest", extent=extent
-    )
-    axis.set_yticks([f * i for i in range(len(layers))], [f"layer {layer}" for layer in layers])
-    figure.colorbar(image, ax=axis, label="log10")

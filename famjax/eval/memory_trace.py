@@ -14,11 +14,17 @@ tokens [d], those of a delta-rule memory are its key heads [k e].
     gates       how far each memory token moves (`famjax.layers.memory_gate`), or for a delta-rule
                 memory the rates of a block's tokens for each head, mean over tokens
                 (`famjax.layers.delta_memory`)
+    reads       weights of the memory tokens' queries on the block's tokens, mean over layers,
+                heads and memory tokens, these weighted by their gates
+
+Losses are means over a block's tokens; of a block with the answer to a question, over the tokens of
+the answer.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -31,6 +37,7 @@ from famjax.core.types import Array, Context, Params, State
 from famjax.eval.attention import text_spans
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import check_capacity
+from famjax.mixers.mixer import BlockWeights
 from famjax.models.language_model import LanguageModel
 from famjax.stacks.residual import ResidualStack
 from famjax.tasks.passkey import evaluated_task
@@ -42,11 +49,23 @@ _BLOCKS = 32
 REACH = 32
 
 
+class Document(NamedTuple):
+    """A document to measure a memory along.
+
+    Attributes:
+      tokens: [t] int32.
+      answer: [t] bool, whether a token belongs to the answer to the document's question.
+    """
+
+    tokens: np.ndarray
+    answer: np.ndarray
+
+
 class MemoryTrace(NamedTuple):
     """Measures of a memory, as float32 arrays over blocks (n), layers with a memory (l), parts (f).
 
     Attributes:
-      loss: [n], nats per token.
+      loss: [n], nats per token, see the module.
       rms, rotation, similarity, rank, mass: [n l], see the module.
       gates: [n l f]; [n 0 f] if the memory's update has no gates.
       without_each: [n f], by how much the loss exceeds `loss` if one part is set back to its
@@ -54,6 +73,9 @@ class MemoryTrace(NamedTuple):
       without: [n], the same if all parts are set back.
       rates: [n w], the mean rate of each token of a block; [n 0] for FAM, which has one gate for
         the whole block.
+      reads: [n w], see the module; [n 0] for a memory that has no queries of its own.
+      gains: [n w], by how much the loss of each token's next token exceeds what it is if all parts
+        are set back.
     """
 
     loss: np.ndarray
@@ -66,13 +88,17 @@ class MemoryTrace(NamedTuple):
     without_each: np.ndarray
     without: np.ndarray
     rates: np.ndarray
+    reads: np.ndarray
+    gains: np.ndarray
 
 
-def memory_tokens(run: Run, files: str | None, length: int, passkey: bool = False) -> np.ndarray:
-    """Return the tokens of the first document that has `length` tokens, [length].
+def open_document(run: Run, files: str | None, length: int, passkey: bool = False) -> Document:
+    """Return the first document that has `length` tokens.
 
     Args:
       files: texts, in the form of `data.files`; None takes a document of the run's own task.
+      length: number of tokens. A passkey document gets as many more as it takes to end, with its
+        answer, at the end of a block.
       passkey: take a passkey document whatever the run's task is; `files` must be None then.
 
     Raises:
@@ -82,35 +108,58 @@ def memory_tokens(run: Run, files: str | None, length: int, passkey: bool = Fals
         raise UserError(f"--length {length}: must be at least 1")
     if passkey or (files is None and run.config.data.task == "passkey"):
         task = evaluated_task(run.tokenizer, run.config.data.passkey)
-        pieces = task.document(np.random.default_rng([0, length, 0, 2]), length)
-        return np.concatenate([piece.tokens for piece in pieces])
-    return text_spans(run, files, length, 1)[0]
+        w = run.model.block_len
+        # the last token has no next token
+        length = -(-(length - 1) // w) * w + 1
+        pieces = list(task.document(np.random.default_rng([0, length, 0, 2]), length))
+        weights = np.concatenate([piece.weights for piece in pieces])
+        return Document(np.concatenate([piece.tokens for piece in pieces]), weights == 1)
+    return as_document(text_spans(run, files, length, 1)[0])
 
 
-def trace_memory(run: Run, tokens: np.ndarray, quiet: bool = False) -> MemoryTrace:
-    """Read a document [t] and return the measures of the memory after each of its whole blocks.
+def as_document(tokens: np.ndarray) -> Document:
+    """Return tokens [t] as a document without a question."""
+    return Document(tokens, np.zeros(len(tokens), bool))
+
+
+def trace_memory(run: Run, document: Document, quiet: bool = False) -> MemoryTrace:
+    """Read a document and return the measures of the memory after each of its whole blocks.
 
     Raises:
       UserError: the model has no memory, or memories of different shapes; or the document is
         shorter than two blocks and one token, or longer than full attention's cache.
     """
-    model, n, w = run.model, _whole_blocks(run, tokens), run.model.block_len
-    graph, params = nnx.split(model)
-    state, parts = model.init_state(1), []
-    targets = np.stack([tokens[: n * w], tokens[1 : n * w + 1]]).reshape(2, n, w)
-    with TokenProgress("memory", n * w, quiet) as progress:
+    check_has_memory(run)
+    return MemoryTrace(*scan_document(run, document, _trace_blocks, "memory", quiet))
+
+
+def scan_document(
+    run: Run, document: Document, scan: Callable[..., Any], label: str, quiet: bool
+) -> list[np.ndarray]:
+    """Read a document's whole blocks, many in one call; return the outputs of all [n ...].
+
+    Args:
+      scan: compiled function of graph, params, state, and tokens, targets and answer [n w], which
+        returns the state after the blocks and a tuple of arrays [n ...].
+      label: name in the progress line.
+    """
+    blocks = _whole_blocks(run, document)
+    n, w = blocks[0].shape
+    graph, params = nnx.split(run.model)
+    state, parts = run.model.init_state(1), []
+    with TokenProgress(label, n * w, quiet) as progress:
         for first in range(0, n, _BLOCKS):
-            blocks = targets[:, first : first + _BLOCKS]
-            count = blocks.shape[1]
-            blocks = np.pad(blocks, ((0, 0), (0, _BLOCKS - count), (0, 0)))
+            part = [a[first : first + _BLOCKS] for a in blocks]
+            count = len(part[0])
+            part = [np.pad(a, ((0, _BLOCKS - count), (0, 0))) for a in part]
             if first:
-                state, out = _trace_blocks(graph, params, state, *blocks)
+                state, out = scan(graph, params, state, *part)
             else:
                 with progress.compiling():
-                    state, out = _trace_blocks(graph, params, state, *blocks)
-            parts.append(jax.tree.map(lambda a, count=count: np.asarray(a)[:count], out))
+                    state, out = scan(graph, params, state, *part)
+            parts.append([np.asarray(a)[:count] for a in out])
             progress.advance(count * w)
-    return MemoryTrace(*(np.concatenate(field) for field in zip(*parts, strict=True)))
+    return [np.concatenate(field) for field in zip(*parts, strict=True)]
 
 
 def layers_with_memory(run: Run) -> list[int]:
@@ -122,13 +171,14 @@ def layers_with_memory(run: Run) -> list[int]:
     return [r * len(stack.layers) + i for r in range(repeats) for i in pattern]
 
 
-def _whole_blocks(run: Run, tokens: np.ndarray) -> int:
-    """Return the number of blocks of a document [t] in which every token has a next token.
+def _whole_blocks(run: Run, document: Document) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the tokens of all blocks in which every token has a next token, the next tokens, and
+    whether those belong to the answer: [n w] each.
 
     Raises:
-      UserError: as `trace_memory`.
+      UserError: the document is too short, or too long for the model.
     """
-    check_has_memory(run)
+    tokens, answer = document
     w = run.model.block_len
     n = (len(tokens) - 1) // w
     if n < 2:
@@ -137,58 +187,88 @@ def _whole_blocks(run: Run, tokens: np.ndarray) -> int:
             f"{2 * w + 1:,}; give a longer document, or raise --length"
         )
     check_capacity(run.model.stack.capacity, n * w)
-    return n
+    end = n * w
+    rows = (tokens[:end], tokens[1 : end + 1], answer[1 : end + 1])
+    inputs, targets, is_answer = (a.reshape(n, w) for a in rows)
+    return inputs, targets, is_answer
+
+
+def memory_shapes(run: Run) -> set[tuple[int, ...]]:
+    """Return the shapes of the memories in a model's layers."""
+    stack = run.model.stack
+    if not isinstance(stack, ResidualStack):
+        return set()
+    return {memory.shape for memory in stack.memories(run.model.init_state(1))}
 
 
 def check_has_memory(run: Run) -> None:
     """Raise a `UserError` for a model without a memory, or with memories of different shapes."""
-    model, stack = run.config.model, run.model.stack
+    model, shapes = run.config.model, memory_shapes(run)
     name = model.mixer if model.stack == "residual" else model.stack
-    memories = stack.memories(run.model.init_state(1)) if isinstance(stack, ResidualStack) else []
-    if not memories:
+    if not shapes:
         raise UserError(
             f"--memory: {name} has no memory in its layers; give a run with model.mixer=fam or "
-            "delta"
+            "delta, or with model.ngram_memory"
         )
-    if len({memory.shape for memory in memories}) > 1:
+    if len(shapes) > 1:
         raise UserError(f"--memory: {name} has memories of different shapes; give a run with one")
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _trace_blocks(
-    graph: Any, params: Params, state: State, tokens: Array, targets: Array
+    graph: Any, params: Params, state: State, tokens: Array, targets: Array, answer: Array
 ) -> tuple[State, tuple[Array, ...]]:
     """Read blocks [n w] one by one, and return the fields of `MemoryTrace`."""
     model = nnx.merge(graph, params)
     stack = model.stack
     initial = stack.memories(model.init_state(1))
 
-    def body(state: State, block: tuple[Array, Array]) -> tuple[State, tuple[Array, ...]]:
-        tokens, targets = (a[None] for a in block)
+    def body(state: State, block: tuple[Array, ...]) -> tuple[State, tuple[Array, ...]]:
+        tokens, targets = (a[None] for a in block[:2])
         x, ctx = model.embed(tokens), model.with_tokens(Context(), tokens)
-        loss, after = _block_loss(model, tokens, targets, state)
+        losses, after = block_losses(model, tokens, targets, state)
+        loss = mean_loss(losses, block[2])
         before, fams = (_by_layer(stack.memories(s)) for s in (state, after))
         mass = stack.attention_mass(x, state, ctx).reshape(-1, len(stack.layers))
         f = fams.shape[1]
-        gates, rates = _mean_gates(stack.memory_gates(x, state, ctx), f)
+        own_gates = stack.memory_gates(x, state, ctx)
+        gates, rates = _mean_gates(own_gates, f)
+        reads = _reads(stack.block_weights(x, state, ctx), own_gates, len(block[0]))
 
-        def loss_without(removed: Array) -> Array:
+        def increase(removed: Array) -> Array:
             memories = [
                 jnp.where(removed.reshape(f, *[1] * (memory.ndim - 3)), first, memory)
                 for first, memory in zip(initial, stack.memories(state), strict=True)
             ]
             replaced = stack.replace_memories(state, memories)
-            return _block_loss(model, tokens, targets, replaced)[0] - loss
+            return block_losses(model, tokens, targets, replaced)[0] - losses
 
-        without = jax.lax.map(loss_without, jnp.concatenate([jnp.eye(f), jnp.ones((1, f))]) > 0)
+        increases = jax.lax.map(increase, jnp.concatenate([jnp.eye(f), jnp.ones((1, f))]) > 0)
+        without = jax.vmap(lambda each: mean_loss(each, block[2]))(increases)
         measures = (
             *(_rms(fams), _rotation(before, fams), _similarity(fams), _rank(fams)),
             mass[:, np.array(stack.memory_layers(state))].reshape(-1),
             gates,
         )
-        return after, (loss, *measures, without[:-1], without[-1], rates)
+        return after, (loss, *measures, without[:-1], without[-1], rates, reads, increases[-1])
 
-    return jax.lax.scan(body, state, (tokens, targets))
+    return jax.lax.scan(body, state, (tokens, targets, answer))
+
+
+def _reads(weights: list[BlockWeights | None], gates: list[Array], w: int) -> Array:
+    """Return `MemoryTrace.reads` of a block [w]; [0] if no memory has queries.
+
+    Args:
+      weights, gates: for each layer of the mixer pattern, and for each that has gates, with a
+        leading axis of its repeats.
+    """
+    own = [each.from_memory for each in weights if each and each.from_memory is not None]
+    if not own:
+        return jnp.zeros(0)
+    by_token = jnp.stack([each[..., -w:].mean(2) for each in own])  # [l repeats b f w]
+    openings = jnp.stack(gates)[..., None] if gates else jnp.ones_like(by_token[..., :1])
+    total = jnp.maximum(openings.sum(), 1e-30)
+    return (by_token * openings).sum((0, 1, 2, 3)) / total
 
 
 def _mean_gates(gates: list[Array], f: int) -> tuple[Array, Array]:
@@ -204,7 +284,7 @@ def _mean_gates(gates: list[Array], f: int) -> tuple[Array, Array]:
     return by_layer.mean(1), by_layer.mean((0, 2))
 
 
-def gradient_reach(run: Run, tokens: np.ndarray) -> np.ndarray:
+def gradient_reach(run: Run, document: Document) -> np.ndarray:
     """Return how much the last block's loss depends on earlier memories: [REACH l].
 
     Entry k is |dL/dF| |F| of the memory F that is read by the block k blocks before the last one,
@@ -214,13 +294,12 @@ def gradient_reach(run: Run, tokens: np.ndarray) -> np.ndarray:
     Raises:
       UserError: as `trace_memory`.
     """
-    model, n, w = run.model, _whole_blocks(run, tokens), run.model.block_len
-    reach = min(REACH, n - 1)
-    graph, params = nnx.split(model)
-    state = model.init_state(1)
-    blocks = np.stack([tokens[: n * w], tokens[1 : n * w + 1]]).reshape(2, n, w)
-    state = _read_blocks(graph, params, state, blocks[0, : n - reach])
-    return np.asarray(_reach(graph, params, state, *blocks[:, n - reach :]))[::-1]
+    check_has_memory(run)
+    blocks = _whole_blocks(run, document)
+    first = max(len(blocks[0]) - 1 - REACH, 1)
+    graph, params = nnx.split(run.model)
+    state = _read_blocks(graph, params, run.model.init_state(1), blocks[0][:first])
+    return np.asarray(_reach(graph, params, state, *(a[first:] for a in blocks)))[::-1]
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -234,7 +313,9 @@ def _read_blocks(graph: Any, params: Params, state: State, tokens: Array) -> Sta
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _reach(graph: Any, params: Params, state: State, tokens: Array, targets: Array) -> Array:
+def _reach(
+    graph: Any, params: Params, state: State, tokens: Array, targets: Array, answer: Array
+) -> Array:
     """Return |dL/dF| |F| [n l] for the memories before each block; L is the last block's loss."""
     model = nnx.merge(graph, params)
     stack = model.stack
@@ -243,14 +324,14 @@ def _reach(graph: Any, params: Params, state: State, tokens: Array, targets: Arr
 
     def last_loss(probes: list[Array]) -> tuple[Array, list[Array]]:
         def body(state: State, xs: Any) -> tuple[State, Any]:
-            tokens, targets, probe = xs
+            tokens, targets, answer, probe = xs
             memories = stack.memories(state)
             moved = [memory + p for memory, p in zip(memories, probe, strict=True)]
             state = stack.replace_memories(state, moved)
-            loss, state = _block_loss(model, tokens[None], targets[None], state)
-            return state, (loss, memories)
+            each, state = block_losses(model, tokens[None], targets[None], state)
+            return state, (mean_loss(each, answer), memories)
 
-        _, (losses, memories) = jax.lax.scan(body, state, (tokens, targets, probes))
+        _, (losses, memories) = jax.lax.scan(body, state, (tokens, targets, answer, probes))
         return losses[-1], memories
 
     grads, memories = jax.grad(last_loss, has_aux=True)(probes)
@@ -266,12 +347,18 @@ def _norms(memory: Array) -> Array:
     return jnp.sqrt(jnp.square(memory.reshape(len(memory), -1)).sum(1))
 
 
-def _block_loss(
+def block_losses(
     model: LanguageModel, tokens: Array, targets: Array, state: State
 ) -> tuple[Array, State]:
-    """Return the mean loss of a block in nats, and the state after it."""
+    """Return the loss of each token of a block [1 w] in nats, [w], and the state after it."""
     y, state = model.stack(model.embed(tokens), state, model.with_tokens(Context(), tokens))
-    return model.losses(y, targets)[0].mean(), state
+    return model.losses(y, targets)[0][0], state
+
+
+def mean_loss(losses: Array, answer: Array) -> Array:
+    """Return the mean of losses [w] over the tokens of the answer; over all if there are none."""
+    weights = jnp.where(answer.any(), answer, 1).astype(losses.dtype)
+    return (losses * weights).sum() / weights.sum()
 
 
 def _by_layer(memories: list[Array]) -> Array:
@@ -294,7 +381,9 @@ def _rotation(before: Array, after: Array) -> Array:
     # from the chord, since the arccos of a cosine near 1 has no precision in float32
     chord = jnp.sqrt(jnp.square(_unit(after) - _unit(before)).sum(-1))
     degrees = jnp.rad2deg(2 * jnp.arcsin(jnp.minimum(chord / 2, 1)))
-    return jnp.where(_unit(before).any(-1), degrees, 0).mean(-1)
+    # of equal parts, too, the norms may be rounded differently
+    is_changed = (before != after).reshape(*before.shape[:2], -1).any(-1)
+    return jnp.where(_unit(before).any(-1) & is_changed, degrees, 0).mean(-1)
 
 
 def _similarity(fams: Array) -> Array:

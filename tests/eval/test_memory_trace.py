@@ -20,9 +20,11 @@ from famjax.config.schema import Config, DataConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Context
 from famjax.eval.memory_trace import (
+    Document,
+    as_document,
     gradient_reach,
     layers_with_memory,
-    memory_tokens,
+    open_document,
     trace_memory,
 )
 from famjax.train.run import Run
@@ -67,7 +69,7 @@ def memories(state: Any) -> np.ndarray:
 
 @cache
 def trace():
-    return trace_memory(run(), TOKENS, quiet=True)
+    return trace_memory(run(), as_document(TOKENS), quiet=True)
 
 
 @pytest.mark.long
@@ -81,7 +83,7 @@ def test_norm_and_rotation() -> None:
         np.testing.assert_allclose(trace().rotation[tau], degrees.mean(-1), rtol=1e-3)
 
 
-def test_rank_and_similarity_of_memory_tokens() -> None:
+def test_rank_and_similarity_of_open_document() -> None:
     fam = memories(states()[N])[0]
     s = np.linalg.svd(fam)[1]
     share = s / s.sum()
@@ -109,17 +111,19 @@ def test_gates_interpolate_the_update() -> None:
             ),
             params,
         )
-        found = trace_memory(replace(run(), model=nnx.merge(graph, changed)), TOKENS, quiet=True)
+        found = trace_memory(
+            replace(run(), model=nnx.merge(graph, changed)), as_document(TOKENS), quiet=True
+        )
         np.testing.assert_allclose(found.gates[1:], opening, atol=1e-6)
         assert (found.rotation[1:] == 0).all() == (opening == 0)
 
 
 @pytest.mark.long
 def test_the_sum_update_has_no_gates() -> None:
-    assert trace_memory(run("sum"), TOKENS, quiet=True).gates.shape == (N, 0, 3)
+    assert trace_memory(run("sum"), as_document(TOKENS), quiet=True).gates.shape == (N, 0, 3)
 
 
-def test_loss_without_memory_tokens() -> None:
+def test_loss_without_open_document() -> None:
     """In the first block, all memory tokens still have their initial value."""
     np.testing.assert_allclose(trace().without_each[0], 0, atol=1e-6)
     np.testing.assert_allclose(trace().without[0], 0, atol=1e-6)
@@ -158,11 +162,55 @@ def test_replacing_a_memory_by_itself_changes_nothing() -> None:
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
 
 
+def test_gains_are_those_of_the_tokens() -> None:
+    np.testing.assert_allclose(trace().gains.mean(1), trace().without, atol=1e-6)
+    assert np.abs(trace().gains[1:]).max() > 1e-5
+
+
+def test_reads_are_weighted_by_the_gates() -> None:
+    """They equal those computed in float64 from the attention weights of a block's update."""
+    model, tau = run().model, 3
+    block = jnp.asarray(TOKENS[None, tau * W : (tau + 1) * W])
+    weights = model.stack.block_weights(model.embed(block), states()[tau], Context())
+    by_memory_token = np.asarray(weights[1].from_memory, np.float64)[:, 0, :, :, -W:].mean(1)
+    gates = trace().gates[tau]  # [l f], and [l f w] above
+    expected = (gates[..., None] * by_memory_token).sum((0, 1)) / gates.sum()
+    np.testing.assert_allclose(trace().reads[tau], expected, rtol=1e-5)
+
+
+def test_a_passkey_ends_with_a_block() -> None:
+    document = open_document(tiny.run(), None, 600, passkey=True)
+    n, w = 75, tiny.SHAPE.block_len
+    assert w == 8
+    assert len(document.tokens) == n * w + 1
+    assert document.tokens[-1] == tiny.run().tokenizer.eos_id
+    answer = np.flatnonzero(document.answer)
+    assert tiny.run().tokenizer.decode(document.tokens[answer]).isdigit()
+    assert answer[-1] == n * w - 1
+    same = open_document(tiny.run(), None, n * w + 1, passkey=True)
+    np.testing.assert_array_equal(same.tokens, document.tokens)
+
+
+@pytest.mark.long
+def test_the_loss_of_the_last_block_is_that_of_the_answer() -> None:
+    document, w = open_document(tiny.run(), None, 600, passkey=True), tiny.SHAPE.block_len
+    n, answer = len(document.tokens) // w, np.flatnonzero(document.answer)
+    found = trace_memory(tiny.run(), document, quiet=True)
+    model = tiny.run().model
+    x, _ = tiny.read(model, document.tokens[None, :-1], model.init_state(1))
+    losses = np.asarray(model.losses(x, jnp.asarray(document.tokens[None, 1:]))[0])[0]
+    in_last = answer[answer > (n - 1) * w]
+    assert 0 < len(in_last) < w
+    assert found.loss[-1] == pytest.approx(losses[in_last - 1].mean(), rel=1e-4)
+    own = found.gains[-1][in_last - 1 - (n - 1) * w]
+    assert found.without[-1] == pytest.approx(own.mean(), abs=1e-6)
+
+
 @pytest.mark.long
 def test_reach_equals_the_gradient() -> None:
     """It equals differences of the loss by each memory component three blocks before."""
     model = run().model
-    found = gradient_reach(run(), TOKENS)
+    found = gradient_reach(run(), as_document(TOKENS))
     assert found.shape == (N - 1, 2)
     state = states()[N - 3]
 
@@ -181,13 +229,13 @@ def test_reach_equals_the_gradient() -> None:
 def test_documents_that_are_too_short_are_rejected() -> None:
     passkey = tiny.run()
     with pytest.raises(UserError, match="no document has 9,999,999 tokens"):
-        memory_tokens(passkey, None, 9_999_999)
+        open_document(passkey, None, 9_999_999)
     for call in (partial(trace_memory, quiet=True), gradient_reach):
         with pytest.raises(UserError, match=r"16 tokens are too few: two blocks of 8 and .* 17;"):
-            call(run(), TOKENS[:16])
+            call(run(), as_document(TOKENS[:16]))
     for length in (0, -1):
         with pytest.raises(UserError, match=f"--length {length}: must be at least 1"):
-            memory_tokens(passkey, None, length)
+            open_document(passkey, None, length)
 
 
 @pytest.mark.long
@@ -196,15 +244,15 @@ def test_a_document_beyond_the_cache_of_full_attention_is_rejected() -> None:
     hybrid = tiny.run_with("full,fam", capacity=32)
     for call in (partial(trace_memory, quiet=True), gradient_reach):
         with pytest.raises(UserError, match="40 tokens do not fit its cache of 32"):
-            call(hybrid, TOKENS[:41])
-    assert np.isfinite(trace_memory(hybrid, TOKENS[:40], quiet=True).loss).all()
+            call(hybrid, as_document(TOKENS[:41]))
+    assert np.isfinite(trace_memory(hybrid, as_document(TOKENS[:40]), quiet=True).loss).all()
 
 
 def test_a_model_without_memory_is_rejected() -> None:
     shape = replace(tiny.SHAPE, mixer="bswa")
     other = Run(Config(model=shape), tiny.run().tokenizer, tiny.model("bswa"), 1)
     with pytest.raises(UserError, match="--memory: bswa has no memory in its layers; give"):
-        trace_memory(other, TOKENS, quiet=True)
+        trace_memory(other, as_document(TOKENS), quiet=True)
 
 
 @pytest.mark.long
@@ -260,7 +308,7 @@ def delta_states() -> list[Any]:
 
 @pytest.mark.long
 def test_measures_of_a_delta_rule_memory() -> None:
-    trace = trace_memory(delta_run(), TOKENS, quiet=True)
+    trace = trace_memory(delta_run(), as_document(TOKENS), quiet=True)
     s = np.asarray(delta_states()[3][1].s[:, 0], np.float64)  # [l g k e]
     before = np.asarray(delta_states()[2][1].s[:, 0], np.float64)
     assert trace.rms.shape == (N, 2)
@@ -281,7 +329,7 @@ def test_measures_of_a_delta_rule_memory() -> None:
 
 @pytest.mark.long
 def test_rates_are_those_of_the_tokens() -> None:
-    trace = trace_memory(delta_run(), TOKENS, quiet=True)
+    trace = trace_memory(delta_run(), as_document(TOKENS), quiet=True)
     assert trace.rates.shape == (N, W)
     np.testing.assert_allclose(trace.rates.mean(1), trace.gates.mean((1, 2)), rtol=1e-5)
     assert trace.rates.std() > 0
@@ -290,7 +338,7 @@ def test_rates_are_those_of_the_tokens() -> None:
         lambda path, a: jnp.full_like(a, -50.0) if "rate_bias" in str(path) else a, params
     )
     run = replace(delta_run(), model=nnx.merge(graph, closed))
-    found = trace_memory(run, TOKENS, quiet=True)
+    found = trace_memory(run, as_document(TOKENS), quiet=True)
     # nothing was written, and nothing is missed
     zeros = (found.rates, found.gates, found.rms, found.rotation, found.similarity, found.mass)
     for measure in (*zeros, found.without):
@@ -309,8 +357,8 @@ def test_the_token_with_a_high_rate_is_shown_as_it_is(
     tokens = np.frombuffer(text.encode(), np.uint8)
     newline, bos = int(np.flatnonzero(tokens == 10)[1]), 0
 
-    def trace(run: Run, tokens: np.ndarray) -> Any:
-        found = trace_memory(run, tokens, quiet=True)
+    def trace(run: Run, document: Document) -> Any:
+        found = trace_memory(run, document, quiet=True)
         rates = np.zeros_like(found.rates)
         rates.flat[newline + 1], rates.flat[bos] = 0.9, 0.8  # bos is before the text
         return found._replace(rates=rates)
@@ -330,7 +378,7 @@ def test_layers_are_numbered_among_all_layers() -> None:
 
 @pytest.mark.long
 def test_loss_without_a_head_of_the_memory() -> None:
-    trace = trace_memory(delta_run(), TOKENS, quiet=True)
+    trace = trace_memory(delta_run(), as_document(TOKENS), quiet=True)
     model, state = delta_run().model, delta_states()[3]
     block = jnp.asarray(TOKENS[3 * W : 4 * W + 1])
 
@@ -366,11 +414,11 @@ def test_memories_of_different_shapes_are_rejected() -> None:
     shape = replace(tiny.SHAPE, mixer="fam,delta", layers=2)
     mixed = Run(Config(model=shape), tiny.run().tokenizer, tiny.model("fam,delta", layers=2), 1)
     with pytest.raises(UserError, match="fam,delta has memories of different shapes"):
-        trace_memory(mixed, TOKENS, quiet=True)
+        trace_memory(mixed, as_document(TOKENS), quiet=True)
 
 
-def test_memory_tokens_of_a_text_run_can_be_a_passkey_document() -> None:
+def test_the_document_of_a_text_run_can_be_a_passkey() -> None:
     text = replace(tiny.run(), config=replace(tiny.run().config, data=DataConfig(task="text")))
-    tokens = memory_tokens(text, None, 600, passkey=True)
-    assert len(tokens) == 600
+    tokens = open_document(text, None, 600, passkey=True).tokens
+    assert len(tokens) == 601
     assert "What is the pass key?" in text.tokenizer.decode(tokens)
