@@ -17,10 +17,10 @@ Command:  famjax tokenizer train train.articles train.summaries --vocab-size 320
 Cost:     needs accelerators; not run here
 Expected: ROUGE-Lsum by decoder depth in Figure 7 of the paper
 
-train.articles has one article per line, cut to its first 400 words (See et al., 2017); so have
-val.articles and test.articles. The paper gives neither the number of steps, the batch size nor the
-vocabulary; they are chosen here, as is that each layer of the feedback decoder has its own keys and
-values: the paper shares them "on large datasets" (4). For departures of the model see
+train.articles has one article per line; so have val.articles and test.articles. The first 400 words
+of each are read (See et al., 2017). The paper gives neither the number of steps, the batch size nor
+the vocabulary; they are chosen here, as is that each layer of the feedback decoder has its own keys
+and values: the paper shares them "on large datasets" (4). For departures of the model see
 `_seq2seq_paper`.
 """
 
@@ -43,5 +43,6 @@ def config() -> Config:
             # assumes that an article of 400 words is seven times as long as its summary; training
             # reports the padding, and which value would suit
             "data.source_length": 1792,
+            "data.source_words": 400,
         },
     )

@@ -154,6 +154,14 @@ def translation_notes(result: dict[str, Any]) -> list[str]:
     ]
     if empty:
         notes.insert(0, f"of the pairs {' and '.join(empty)}")
+    lost = {"source": ("unread_sources", "read"), "target": ("unwritten_targets", "write")}
+    for side, (key, verb) in lost.items():
+        if count := result.get(key):
+            has = f"{side} has" if count == 1 else f"{side}s have"
+            notes.insert(0, f"{count:,} {has} text that the model's tokenizer cannot {verb}")
+    if cut := result.get("cut_sources"):
+        are = inflect(cut, "source is", "sources are")
+        notes.insert(0, f"{cut:,} {are} cut to data.source_words={result['source_words']}")
     if longer := result.get("longer"):
         notes.insert(
             0,

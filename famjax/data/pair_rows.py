@@ -82,10 +82,11 @@ class PairSource(Source):
         self._tokenizer, self._seed = tokenizer, seed
         self._window = min(window, len(pairs))
         self._per_epoch = -(-len(pairs) // self._window)
-        # number of pairs left out in each window, and of targets that the tokenizer cannot write,
-        # until they have been reported
+        # number of pairs left out in each window, of targets that the tokenizer cannot write, and
+        # of sources that it cannot read, until they have been reported
         self._too_long: dict[int, int] = {}
         self._lost: dict[int, int] = {}
+        self._unread: dict[int, int] = {}
         self._is_reported = self._per_epoch == 1
         # all rows of a window are requested before those of the next window
         self.rows = functools.lru_cache(maxsize=2)(self._pack_window)
@@ -145,9 +146,12 @@ class PairSource(Source):
         fitting = [pair for pair in pairs if fits(pair, self.lengths)]
         self._too_long[number] = len(texts) - len(fitting)
         if not self._is_reported or not number:
+            tokenizer = self._tokenizer
             self._lost[number] = sum(
-                not self._writes(pair, text) for pair, (_, text) in zip(pairs, texts, strict=True)
+                not tokenizer.writes(pair.target, text)
+                for pair, (_, text) in zip(pairs, texts, strict=True)
             )
+            self._unread[number] = sum(not tokenizer.reads(pair.source) for pair in pairs)
         packed = pack(fitting, self.lengths)
         rows = [write_row(row, self._tokenizer, self.lengths) for row in packed]
         if not rows:
@@ -172,7 +176,7 @@ class PairSource(Source):
     def epoch_report(self) -> str:
         """Return, once, what an epoch leaves out; it is the same in all epochs.
 
-        These are pairs that are too long, and text in targets that the tokenizer cannot write.
+        These are pairs that are too long, and text that the tokenizer cannot write or read.
         """
         counts = dict(self._too_long)
         if self._is_reported or not counts:
@@ -184,13 +188,16 @@ class PairSource(Source):
         if windows is None:
             return ""
         self._is_reported = True
-        too_long, lost = (
-            sum(numbers.get(number, 0) for number in windows) for numbers in (counts, self._lost)
+        too_long, lost, unread = (
+            sum(numbers.get(number, 0) for number in windows)
+            for numbers in (counts, self._lost, self._unread)
         )
         of = counted(len(self.pairs), "pair")
         notes = [f"{too_long:,} of {of} {self._why_left_out(too_long)}"] * bool(too_long)
         if lost:
             notes.append(f"{lost:,} of the targets {self._why_lost(lost)}")
+        if unread:
+            notes.append(f"{unread:,} of the sources {self._why_lost(unread, 'read')}")
         return "; ".join(notes)
 
     def _why_left_out(self, count: int) -> str:
@@ -203,7 +210,7 @@ class PairSource(Source):
         """Return a line that describes the pairs.
 
         For the first window, the line also gives the padding, the pairs left out, and the targets
-        that the tokenizer cannot write.
+        and sources that the tokenizer cannot write or read.
         """
         sides = zip(self.pairs.empty(), ("source", "target"), strict=True)
         notes = [
@@ -211,6 +218,9 @@ class PairSource(Source):
             for count, side in sides
             if count
         ]
+        if cut := self.pairs.cut_sources():
+            has = inflect(cut, "source is", "sources are")
+            notes.append(f"{cut:,} {has} cut to data.source_words={self.pairs.source_words}")
         rows, texts = self.rows(0), self._read_window(0)
         of = f" of the first {len(texts):,}" if len(texts) < len(self.pairs) else ""
         if too_long := self._too_long[0]:
@@ -218,16 +228,15 @@ class PairSource(Source):
         if lost := self._lost[0]:
             targets = "targets" if of else inflect(lost, "target", "targets")
             notes.append(f"{lost:,}{of} {targets} {self._why_lost(lost)}")
+        if unread := self._unread[0]:
+            sources = "sources" if of else inflect(unread, "source", "sources")
+            notes.append(f"{unread:,}{of} {sources} {self._why_lost(unread, 'read')}")
         notes.append(self._describe_padding(rows))
         return f"{counted(len(self.pairs), 'pair')}{self._name_files()}; " + "; ".join(notes)
 
-    def _why_lost(self, count: int) -> str:
+    def _why_lost(self, count: int, verb: str = "write") -> str:
         has = inflect(count, "has", "have")
-        return f"{has} text that tokenizer {self._tokenizer.name} cannot write"
-
-    def _writes(self, pair: Pair, target: str) -> bool:
-        """Return whether a target's tokens decode to the same text, except for white space."""
-        return self._tokenizer.decode(pair.target).split() == target.split()
+        return f"{has} text that tokenizer {self._tokenizer.name} cannot {verb}"
 
     def _describe_padding(self, rows: Sequence[Batch[np.ndarray]]) -> str:
         """Return the share of padding in rows, and above a tenth where it comes from."""

@@ -24,27 +24,49 @@ _FORM = '{"inputs": ..., "targets": ...}'
 
 
 class Column:
-    """Texts in memory: all texts as one byte string, and the offset at which each ends."""
+    """Texts in memory: all texts as one byte string, and the offset at which each ends.
 
-    def __init__(self, texts: Iterable[bytes]):
+    Args:
+      texts: the texts, in UTF-8, without white space at their ends.
+      words: maximum number of words of a text, the first ones; 0 is any number.
+
+    Attributes:
+      cut: numbers of the texts that had more words.
+    """
+
+    def __init__(self, texts: Iterable[bytes] = (), words: int = 0):
         # never all texts as objects of their own, which would take several times as much memory
-        data, ends = bytearray(), array.array("q")
+        self.data, self.ends = bytearray(), array.array("q")
+        self._words, self.cut = words, array.array("q")
         for text in texts:
-            data += text
-            ends.append(len(data))
-        self.ends = np.array(ends, np.int64)
-        self.data = data
+            self.append(text)
+
+    def append(self, text: bytes) -> None:
+        if self._words and (whole := text.decode("utf-8")) != cut_source(whole, self._words):
+            self.cut.append(len(self.ends))
+            text = cut_source(whole, self._words).encode("utf-8")
+        self.data += text
+        self.ends.append(len(self.data))
 
     def __len__(self) -> int:
         return len(self.ends)
 
     def __getitem__(self, i: int) -> str:
-        begin = int(self.ends[i - 1]) if i else 0
-        return self.data[begin : int(self.ends[i])].decode("utf-8")
+        begin = self.ends[i - 1] if i else 0
+        return self.data[begin : self.ends[i]].decode("utf-8")
 
     def empty(self) -> int:
         """Return the number of empty texts."""
-        return int((np.diff(self.ends, prepend=0) == 0).sum())
+        return int((np.diff(np.asarray(self.ends), prepend=0) == 0).sum())
+
+
+def cut_source(text: str, words: int) -> str:
+    """Return a text's first words, and the white space between them; 0 is all of its words."""
+    parts = text.split(None, words) if words else []
+    if len(parts) > words:
+        # the last part is the rest of the text, up to its end
+        text = text.rstrip()[: -len(parts[words].rstrip())]
+    return text.strip()
 
 
 class Pairs:
@@ -58,18 +80,21 @@ class Pairs:
 
     Args:
       source, target: files or globs, separated by commas; compressed ones are decompressed.
+      source_words: maximum number of words of a source, the first ones; 0 is any number.
 
     Attributes:
       name: the names of both, as given.
       files: the paired files, (sources, targets) of each pair.
+      source_words: as given.
 
     Raises:
       UserError: there are not as many target files as source files, or paired files do not have
         the same number of lines, or a line cannot be read.
     """
 
-    def __init__(self, source: str, target: str = ""):
+    def __init__(self, source: str, target: str = "", source_words: int = 0):
         self.name = f"{source} and {target}" if target else source
+        self.source_words = source_words
         if not source:
             raise UserError("data.source='': give the file of the sources, one on each line")
         sources = _list_columns(source, "data.source")
@@ -93,10 +118,10 @@ class Pairs:
                     f"{len(targets)}; give one target file for each source file"
                 )
             self.files = list(zip(sources, targets, strict=True))
-            columns = [_read_columns(*both) for both in self.files]
+            columns = [_read_columns(*both, source_words) for both in self.files]
         else:
             self.files = [(path, path) for path in sources]
-            columns = [_read_json_columns(path) for path in sources]
+            columns = [_read_json_columns(path, source_words) for path in sources]
         self._columns = columns
         self._starts = np.cumsum([0, *(len(one) for one, _ in columns)])
         if not len(self):
@@ -112,11 +137,17 @@ class Pairs:
         source, target = self._columns[file]
         return source[row], target[row]
 
+    def cut_sources(self, count: int | None = None) -> int:
+        """Return how many of the first `count` sources had more words; None counts all."""
+        most = len(self) if count is None else count
+        starts = zip(self._columns, self._starts[:-1].tolist(), strict=True)
+        return sum(start + i < most for (source, _), start in starts for i in source.cut)
+
     def digest(self) -> str:
         """Return a hash of all texts."""
         digest = hashlib.sha256()
         for column in (one for both in self._columns for one in both):
-            digest.update(column.ends.tobytes())
+            digest.update(np.asarray(column.ends, np.int64).tobytes())
             digest.update(column.data)
         return digest.hexdigest()[:16]
 
@@ -126,9 +157,9 @@ class Pairs:
         return sum(one.empty() for one in sources), sum(one.empty() for one in targets)
 
 
-def _read_columns(source: str, target: str) -> tuple[Column, Column]:
+def _read_columns(source: str, target: str, source_words: int) -> tuple[Column, Column]:
     """Return the lines of a source file and of its target file."""
-    columns = Column(read_lines(source)), Column(read_lines(target))
+    columns = Column(read_lines(source), source_words), Column(read_lines(target))
     counts = [len(one) for one in columns]
     if counts[0] != counts[1]:
         longer, last = (source, counts[1]) if counts[0] > counts[1] else (target, counts[0])
@@ -196,14 +227,14 @@ def _read_feature(name: str) -> Iterator[str]:
         yield text
 
 
-def _read_json_columns(path: str) -> tuple[Column, Column]:
+def _read_json_columns(path: str, source_words: int) -> tuple[Column, Column]:
     """Return the inputs and the targets in a file of JSON lines."""
     if not is_jsonl(path):
         raise UserError(
             f"data.source={path}: is not JSON lines (.jsonl) with inputs and targets; give "
             "data.target, the file of the targets"
         )
-    sources, targets = [], []
+    sources, targets = Column(words=source_words), Column()
     with open_text(path) as stream, wrap_read_errors(path):
         for number, line in enumerate(iter_lines(stream), start=1):
             if not line.strip():
@@ -212,4 +243,4 @@ def _read_json_columns(path: str) -> tuple[Column, Column]:
                 source, target = parse_pair(line)
             sources.append(_strip(source))
             targets.append(_strip(target))
-    return Column(sources), Column(targets)
+    return sources, targets

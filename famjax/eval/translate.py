@@ -24,11 +24,12 @@ PENALTIES = tuple(i / 5 for i in range(11))
 _ROUGE = ("rouge_lsum", "rouge_l", "rouge_1", "rouge_2")
 
 
-def read_pairs(files: str, task: str = "translate") -> Pairs:
+def read_pairs(files: str, task: str = "translate", source_words: int = 0) -> Pairs:
     """Return the pairs of files given as "SOURCES=TARGETS", or as files of JSON lines.
 
     Args:
       task: name of the task, for error messages.
+      source_words: see `Pairs`.
     """
     source, _, target = files.partition("=")
     named = f"--tasks {task}:{files}"
@@ -37,7 +38,7 @@ def read_pairs(files: str, task: str = "translate") -> Pairs:
     if "=" in target and not os.path.exists(target):
         raise UserError(f"{named}: write all sources before all targets, a.de,b.de=a.en,b.en")
     try:
-        return Pairs(source, target)
+        return Pairs(source, target, source_words)
     except UserError as error:
         given = "give data.target, the file of the targets"
         message = str(error).replace(given, "write SOURCES=TARGETS")
@@ -76,19 +77,21 @@ def evaluate_search(
       a result for each length penalty, all from one search: task, files, examples (the name of the
       examples file with the outputs), settings (a hash that identifies them), beam, length_penalty,
       no_repeat_ngram, max_tokens; pairs and documents (number of pairs), empty_sources,
-      empty_targets, cut (number of outputs that reached their maximum number of tokens), longer
-      (number of sources with more tokens than longest_trained), longest_trained (maximum number of
-      tokens of a source in training), tokens (of all outputs), tokens_per_second, seconds (of the
-      search); rows (a single row). For the task translate also bleu, chrf, bleu_tokenized and
-      bleu_compounds (see `famjax.eval.translation_scores`), from 0 to 100, signatures (sacrebleu's,
-      for each score) and tokenized (whether the files were taken as tokenized text); for summarize
+      empty_targets, source_words (data's), cut_sources (number of sources cut to it),
+      unread_sources and unwritten_targets (number of those with text that the tokenizer cannot read
+      or write), cut (number of outputs that reached their maximum number of tokens), longer (number
+      of sources with more tokens than longest_trained), longest_trained (maximum number of tokens
+      of a source in training), tokens (of all outputs), tokens_per_second, seconds (of the search);
+      rows (a single row). For the task translate also bleu, chrf, bleu_tokenized and bleu_compounds
+      (see `famjax.eval.translation_scores`), from 0 to 100, signatures (sacrebleu's, for each
+      score) and tokenized (whether the files were taken as tokenized text); for summarize
       rouge_lsum, rouge_l, rouge_1 and rouge_2, from 0 to 1.
 
     Raises:
       UserError: the model has no encoder, the files are not pairs, or a library is missing.
     """
     assert request.files  # `needs_files`
-    pairs = read_pairs(request.files, request.task)
+    pairs = read_pairs(request.files, request.task, run.config.data.source_words)
     is_summary = request.task == "summarize"
     if is_summary:
         check_metrics(_ROUGE)
@@ -139,6 +142,7 @@ class _Search:
         length_penalty, is_tuned = length_penalties[number], len(length_penalties) > 1
         self.is_summary = request.task == "summarize"
         self.length_penalty, self._request, self._pairs = length_penalty, request, pairs
+        self._tokenizer = run.tokenizer
         self._how: dict[str, Any] = {
             "beam": request.beam,
             "length_penalty": length_penalty,
@@ -194,6 +198,9 @@ class _Search:
             "documents": count,
             "empty_sources": sum(not example.prompt for example in examples),
             "empty_targets": sum(not example.references[0] for example in examples),
+            "cut_sources": self._pairs.cut_sources(count),
+            "source_words": self._pairs.source_words,
+            **self._count_lost(examples),
             "cut": sum(example.cut for example in examples),
             "longer": sum(longest is not None and example.tokens > longest for example in examples),
             "longest_trained": longest,
@@ -202,6 +209,18 @@ class _Search:
             "tokens_per_second": tokens / seconds,
             "rows": [{"pairs": count}],
             **(_rouge(examples) if self.is_summary else _bleu(examples, request.tokenized)),
+        }
+
+    def _count_lost(self, examples: Sequence[Example]) -> dict[str, int]:
+        """Count the sources and targets with text that the tokenizer cannot read or write."""
+        tokenizer = self._tokenizer
+        sources = (tokenizer.encode_source(example.prompt) for example in examples)
+        targets = (example.references[0] for example in examples)
+        return {
+            "unread_sources": sum(not tokenizer.reads(source) for source in sources),
+            "unwritten_targets": sum(
+                not tokenizer.writes(tokenizer.encode_target(text), text) for text in targets
+            ),
         }
 
 

@@ -15,6 +15,7 @@ from flax import nnx
 
 from famjax.core.errors import UserError
 from famjax.core.types import Array, Context, Params, State
+from famjax.data.pairs import cut_source
 from famjax.eval.beam import BeamSettings, Hypotheses, Step, beam_search
 from famjax.eval.generate import check_beams
 from famjax.eval.sampling import Sampling
@@ -138,8 +139,9 @@ class Translator:
         """Return the tokens of sources, of which the first has the number `first`."""
         sources = []
         for number, text in enumerate(texts, first + 1):
-            # without white space at the ends, as in training
-            source = self._run.tokenizer.encode_source(text.strip())
+            # without white space at the ends, and cut, as in training
+            text = cut_source(text, self._run.config.data.source_words)
+            source = self._run.tokenizer.encode_source(text)
             if self._positions is not None:
                 self._positions.check_source(len(source), f"source {number:,}")
             sources.append(source)

@@ -58,6 +58,7 @@ _LOWEST: dict[str, float] = {
     "data.batch": 1,
     "data.length": 1,
     "data.source_length": 0,
+    "data.source_words": 0,
     "data.part_bytes": 0,
     "data.holdout": 0,
     "data.text_rows": 0,
@@ -100,6 +101,7 @@ _LOWEST: dict[str, float] = {
     "eval.every": 0,
     "eval.batches": 1,
     "eval.examples": 0,
+    "eval.beam": 1,
     "profile.memory": 0,
 }
 # maximum of every int except the seed: shapes and step counts are 32-bit integers

@@ -147,11 +147,15 @@ def _requires_stack(*names: str) -> Callable[[Config], str]:
     return _unused_unless(lambda c: c.model.stack in names, "model.stack")
 
 
+def _evaluated(config: Config) -> set[str]:
+    """Return the names of the tasks in `eval.tasks`, and parts of their files' names."""
+    return {part.partition(":")[0].strip() for part in config.eval.tasks.split(",")}
+
+
 def _requires_task(*names: str) -> Callable[[Config], str]:
     def used(config: Config) -> bool:
-        evaluated = {part.partition(":")[0].strip() for part in config.eval.tasks.split(",")}
         texts = {"text"} if config.data.text_rows > 0 else set()
-        return bool({config.data.task, *evaluated, *texts} & {*names})
+        return bool({config.data.task, *_evaluated(config), *texts} & {*names})
 
     return _unused_unless(used, "data.task")
 
@@ -484,6 +488,16 @@ _RULES = (
         ("eval.lengths", "eval.examples"),
         _unused_unless(lambda c: bool(c.eval.tasks), "eval.tasks"),
         "eval.tasks=passkey",
+    ),
+    Rule(
+        ("eval.beam",),
+        _unused_unless(lambda c: bool(_evaluated(c) & {"translate", "summarize"}), "eval.tasks"),
+        "eval.tasks=translate:SOURCES=TARGETS",
+    ),
+    Rule(
+        ("eval.tokenized",),
+        _unused_unless(lambda c: "translate" in _evaluated(c), "eval.tasks"),
+        "eval.tasks=translate:SOURCES=TARGETS",
     ),
     # optimizer and training
     Rule(

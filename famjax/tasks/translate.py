@@ -29,7 +29,7 @@ def _target_block(model: ModelConfig) -> int:
 
 class TranslateTask(Task):
     keys = ("data.source", "data.target")
-    switches = ("data.source_length",)
+    switches = ("data.source_length", "data.source_words")
     reads_sources = True
     group = "translate"
     options = (*_SEARCH, "tokenized")
@@ -61,7 +61,7 @@ class TranslateTask(Task):
         data = config.data
         block = _target_block(config.model)
         return PairSource(
-            Pairs(data.source, data.target),
+            Pairs(data.source, data.target, data.source_words),
             tokenizer,
             Lengths(data.source_length or data.length, data.length, block),
             config.seed,

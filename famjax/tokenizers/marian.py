@@ -71,7 +71,8 @@ class MarianTokenizer(Tokenizer):
             pieces[self._ids[special]] = text
         padding, end = self._ids[_PADDING], self._ids[_END]
         super().__init__(name, pieces, padding, end, b"".join(contents))
-        self.token_bytes[self._ids[_UNKNOWN]] = 0
+        self.unknown_id = self._ids[_UNKNOWN]
+        self.token_bytes[self.unknown_id] = 0
         if padding != self.vocab_size - 1:
             raise UserError(
                 f"{folder / MARIAN_FILES[2]}: {_PADDING} has the id {padding}, and must have the "

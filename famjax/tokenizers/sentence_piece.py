@@ -36,7 +36,8 @@ class SentencePieceTokenizer(Tokenizer):
             raise UserError(f"{name}: the model has no bos or no eos; train one with both")
         pieces = [self._bytes(token) for token in range(self._model.vocab_size())]
         super().__init__(name, pieces, bos, self._model.eos_id(), content)
-        self.token_bytes[self._model.unk_id()] = 0
+        self.unknown_id = self._model.unk_id()
+        self.token_bytes[self.unknown_id] = 0
         self._meta_ids = self._byte_ids(_META)
         self.is_lossless = self.decode(self.encode(_PROBE)) == _PROBE
 

@@ -32,6 +32,7 @@ class Tokenizer(abc.ABC):
       output_size: generation only writes ids below this one.
       start_id: what a decoder reads before a target; bos_id unless the model was trained otherwise.
       first_id: the id that every target begins with, as `encode_target` has it; None for none.
+      unknown_id: the id of text that has no token; None if all text has tokens.
       token_bytes: [v] int32, the number of UTF-8 bytes of each token; 0 for special tokens.
       fingerprint: sha256, in hex, of the file or data that defines the ids.
       chat_template: template that renders a conversation as text; None if there is none.
@@ -51,6 +52,7 @@ class Tokenizer(abc.ABC):
         self.stop_ids = frozenset([eos_id])
         self.start_id = bos_id
         self.first_id: int | None = None
+        self.unknown_id: int | None = None
         self.token_bytes = np.array([len(piece) for piece in pieces], np.int32)
         self.fingerprint = hashlib.sha256(content).hexdigest()
         self._pieces = tuple(pieces)
@@ -66,6 +68,14 @@ class Tokenizer(abc.ABC):
     def encode_target(self, text: str) -> np.ndarray:
         """Return the ids of a target, without `start_id` and eos."""
         return self.encode(text)
+
+    def reads(self, source: np.ndarray) -> bool:
+        """Return whether all of a source's text had tokens; `source` is its `encode_source`."""
+        return self.unknown_id is None or self.unknown_id not in source
+
+    def writes(self, target: np.ndarray, text: str) -> bool:
+        """Return whether a target's ids decode to the same text, except for white space."""
+        return self.decode(target).split() == text.split()
 
     def encode_rendered(self, text: str) -> np.ndarray:
         """Return the ids of text from `chat_template`, in which control tokens are special."""

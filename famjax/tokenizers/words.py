@@ -39,6 +39,7 @@ class WordTokenizer(Tokenizer):
         pieces = [f"{word} ".encode() for word in self.words[UNKNOWN:]]
         pieces[LINE_END - UNKNOWN] = b"\n"
         super().__init__(name, [b"", *pieces], BEGIN, BEGIN, self.text().encode())
+        self.unknown_id = UNKNOWN
         self._ids = {word: i for i, word in enumerate(self.words) if i not in (BEGIN, LINE_END)}
 
     def encode(self, text: str) -> np.ndarray:

@@ -24,6 +24,9 @@ from famjax.train.hooks import Hook
 from famjax.train.run import Run
 from famjax.train.session import Session
 
+# number of sources that are decoded together
+_SOURCES = 32
+
 
 class TaskScores(Hook):
     """Adds the main score of each task in `eval.tasks` to a metrics row, every `eval.every` steps.
@@ -73,6 +76,9 @@ def measure(session: Session, examples: int | None, is_trial: bool = False) -> d
         # text is read whole, as `famjax eval` does
         lengths = parse_lengths(config.lengths) if "lengths" in TASKS[name].options else None
         request = Request(name, files or None, lengths, examples, quiet=True, is_trial=is_trial)
+        if TASKS[name].reads_sources:
+            search = {"beam": config.beam, "tokenized": config.tokenized, "batch": _SOURCES}
+            request = request._replace(**search)
         scores: dict[str, Any] = TASKS[name].scores(TASKS[name].evaluate(run, request))
         fields |= {f"{name}_{length}": score for length, score in scores.items() if length}
         fields[name] = float(np.mean(list(scores.values())))

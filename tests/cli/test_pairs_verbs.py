@@ -275,6 +275,12 @@ def test_sources_longer_than_those_trained_on_are_told() -> None:
     (line,) = translation_notes({"longer": 1, "longest_trained": 28})
     assert line.startswith("1 source has more than 28 tokens")
     assert translation_notes({"longer": 0, "longest_trained": 28}) == []
+    lost = {"unread_sources": 1, "unwritten_targets": 2, "cut_sources": 3, "source_words": 400}
+    assert translation_notes(lost) == [
+        "3 sources are cut to data.source_words=400",
+        "2 targets have text that the model's tokenizer cannot write",
+        "1 source has text that the model's tokenizer cannot read",
+    ]
 
 
 @pytest.mark.long

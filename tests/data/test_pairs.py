@@ -11,7 +11,7 @@ import pytest
 
 from famjax.core.errors import UserError
 from famjax.data.pair_rows import Lengths, Pair, PairSource, fits, pack, target_size
-from famjax.data.pairs import Pairs
+from famjax.data.pairs import Pairs, cut_source
 from famjax.tokenizers.tokenizer import ByteTokenizer
 from famjax.tokenizers.words import WordTokenizer
 
@@ -75,6 +75,34 @@ def test_all_white_space_is_stripped(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, records)))
     same = Pairs(str(tmp_path / "a.jsonl"))
     assert [same[i] for i in range(2)] == [pairs[i] for i in range(2)]
+
+
+def test_sources_are_cut_to_their_first_words(tmp_path):
+    lines = ["eins zwei\u00a0drei  vier", "eins zwei drei", "", "\u00e4  \u00f6 \u00fc d e "]
+    files = write(tmp_path, lines, ["a b c d e"] * 4)
+    pairs = Pairs(*files, source_words=3)
+    sources = ["eins zwei\u00a0drei", "eins zwei drei", "", "\u00e4  \u00f6 \u00fc"]
+    assert [pairs[i][0] for i in range(4)] == sources
+    assert {pairs[i][1] for i in range(4)} == {"a b c d e"}
+    assert [pairs.cut_sources(count) for count in (None, 4, 3, 1, 0)] == [2, 2, 1, 1, 0]
+    assert pairs.digest() != Pairs(*files).digest() == Pairs(*files, source_words=5).digest()
+    assert "; 2 sources are cut to data.source_words=3; " in (
+        PairSource(pairs, BYTES, Lengths(64, 64, 1), seed=0).report()
+    )
+    records = [json.dumps({"inputs": line, "targets": "x"}) for line in lines]
+    (tmp_path / "a.jsonl").write_text("\n".join(records))
+    same = Pairs(f"{tmp_path / 'a.jsonl'},{tmp_path / 'a.jsonl'}", source_words=3)
+    assert [same[i][0] for i in range(8)] == [*sources, *sources]
+    # the second file's sources come after the first one's
+    assert [same.cut_sources(count) for count in (4, 5, 8)] == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "cut"),
+    [(" a b  c ", 2, "a b"), ("a b", 2, "a b"), (" a ", 0, "a"), ("a a a a", 1, "a"), ("", 3, "")],
+)
+def test_a_source_is_cut_after_a_word(text, words, cut):
+    assert cut_source(text, words) == cut
 
 
 def test_files_of_windows_are_read_as_others(tmp_path):
@@ -299,16 +327,25 @@ def test_targets_that_the_tokenizer_cannot_write_are_told(tmp_path):
     assert "cannot write" not in report(BYTES)
 
 
+def test_sources_that_the_tokenizer_cannot_read_are_told(tmp_path):
+    pairs = Pairs(*write(tmp_path, ["un chat", "a dog", "a dog"], ["a cat"] * 3))
+    words = WordTokenizer("words.txt", ["a", "cat", "dog"])
+    report = PairSource(pairs, words, Lengths(20, 20, 1), seed=0).report()
+    assert "; 1 source has text that tokenizer words.txt cannot read; " in report
+    assert "cannot" not in PairSource(pairs, BYTES, Lengths(20, 20, 1), seed=0).report()
+
+
 def test_targets_of_later_windows_that_cannot_be_written_are_told_after_the_epoch(tmp_path):
     targets = ["a dog" if i % 4 == 0 else "a cat" for i in range(40)]
     pairs = Pairs(*write(tmp_path, ["un chat"] * 40, targets))
-    words = WordTokenizer("words.txt", ["a", "cat", "un", "chat"])
+    words = WordTokenizer("words.txt", ["a", "cat", "un"])
     source = PairSource(pairs, words, Lengths(20, 20, 1), seed=0, window=16)
     source.report()
     for window in range(3):
         source.rows(window)
     assert (
-        source.epoch_report() == "10 of the targets have text that tokenizer words.txt cannot write"
+        source.epoch_report() == "10 of the targets have text that tokenizer words.txt cannot "
+        "write; 40 of the sources have text that tokenizer words.txt cannot read"
     )
     assert not source.epoch_report()
 

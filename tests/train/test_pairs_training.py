@@ -7,6 +7,7 @@ import random
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,13 @@ def test_a_model_learns_to_write_words_backwards_and_is_evaluated(tmp_path: Path
     assert result["chrf"] > 85
     assert result["signatures"]["bleu"].startswith("nrefs:1|case:mixed")
     assert result["longer"] == 0
+    assert (result["unread_sources"], result["unwritten_targets"]) == (0, 0)
+    cut = replace(run, config=override(run.config, ["data.source_words=1"]))
+    (tmp_path / "two words").write_text("zwei worte\nwort\n")
+    words = Request("translate", f"{tmp_path / 'two words'}={tmp_path / 'two words'}", quiet=True)
+    assert evaluate(cut, words)["cut_sources"] == 1
+    both = Translator(cut).translate(["zwei worte", "zwei"])
+    assert both[0].source_tokens == both[1].source_tokens
     greedy = evaluate(run, Request("translate", files, examples=40, quiet=True))
     assert read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]["translate"] == greedy["bleu"]
     _, *lines = (folder / result["examples"]).read_text().splitlines()
@@ -181,13 +189,15 @@ def test_the_checkpoint_with_the_best_bleu_is_kept(
 
     def bleu(written: Sequence[str], references: Sequence[str], how: Any) -> Score:
         hypotheses.append(written)
+        assert how == "none"  # the files are tokenized
         assert references == [word[::-1] for word in words[: len(written)]]
         return Score(values[len(hypotheses) - 1], "")
 
     monkeypatch.setattr(translation_scores, "bleu", bleu)
     keys = ["train.steps=6", "train.log_every=2", "train.keep=1", "eval.every=2"]
     tasks = f"eval.tasks=translate:{tmp_path / 'words'}={tmp_path / 'backwards'}"
-    given = config(tmp_path, *keys, tasks, "eval.examples=3", "eval.best=translate")
+    search = ["eval.examples=3", "eval.beam=2", "eval.tokenized=true"]
+    given = config(tmp_path, *keys, tasks, *search, "eval.best=translate")
     words = (tmp_path / "words").read_text().split()
     run = train(given, tmp_path / "run")
     assert [len(written) for written in hypotheses] == [1, 3, 3, 3]
@@ -197,7 +207,7 @@ def test_the_checkpoint_with_the_best_bleu_is_kept(
     best = open_run(tmp_path / "run" / "best")
     assert (best.step, run.step) == (4, 6)
     # its outputs are those that were scored
-    found = Translator(best, batch=8).translate(words[:3])
+    found = Translator(best, beams=2, batch=8).translate(words[:3])
     assert [each.text for each in found] == hypotheses[2]
 
 
