@@ -209,11 +209,14 @@ def _rows(results: Results, scores: Sequence[Score], with_costs: bool = False) -
         seeds = str(len(values[0]))
         cells = [_format(score, each) for score, each in zip(scores, values, strict=True)]
         costs = _costs(results, variant) if with_costs else []
+        if len(_versions(results.each())) > 1:
+            own = list(results.by_variant.get(variant.name, {}).values())
+            costs.append(", ".join(_versions(own)))
         paper = [_paper(results.experiment, variant)] if has_paper else []
         rows.append([variant.name, seeds, *costs, *cells, *paper])
     for name, row in results.baselines().items():
         cells = [score.format(row[score.name]) if score.name in row else "" for score in scores]
-        costs = [""] * len(_COSTS) if with_costs else []
+        costs = [""] * (len(_COSTS) if with_costs else 0) + [""] * len(_version_column(results))
         rows.append([name, "", *costs, *cells, *([""] if has_paper else [])])
     return rows
 
@@ -221,6 +224,11 @@ def _rows(results: Results, scores: Sequence[Score], with_costs: bool = False) -
 def _paper_column(results: Results) -> list[str]:
     """Return the heading of the column with the paper's numbers, if the experiment has a paper."""
     return ["the paper"] if _is_of_a_paper(results.experiment) else []
+
+
+def _version_column(results: Results) -> list[str]:
+    """Return the heading of the column with versions of the code, if there are several."""
+    return ["commit"] if len(_versions(results.each())) > 1 else []
 
 
 def _is_of_a_paper(experiment: Experiment) -> bool:
@@ -239,7 +247,8 @@ def _costs(results: Results, variant: Variant) -> list[str]:
 def score_table(results: Results) -> Table:
     """Return the table of scores: means over seeds, half of 95% intervals, the paper's numbers."""
     scores = _shown_scores(results)
-    columns = ("model", "seeds", *(score.name for score in scores), *_paper_column(results))
+    version = _version_column(results)
+    columns = ("model", "seeds", *version, *(s.name for s in scores), *_paper_column(results))
     title = f"{results.experiment.source}: {results.experiment.title}"
     papers = (len(columns) - 1,) if _is_of_a_paper(results.experiment) else ()
     table = Table(title, columns, words=(0, *papers))
@@ -408,7 +417,11 @@ def make_page(results: Results, figure: str) -> str:
         f"{', '.join(_versions(each))}. Means over seeds, ± half of the 95% interval (Student's).",
         "",
         _markdown(
-            ["model", "seeds", *_COSTS, *(score.name for score in scores), *_paper_column(results)],
+            [
+                *("model", "seeds", *_COSTS, *_version_column(results)),
+                *(score.name for score in scores),
+                *_paper_column(results),
+            ],
             _rows(results, scores, with_costs=True),
         ),
         "",
@@ -481,6 +494,11 @@ def _state(experiment: Experiment, root: Path, pages: Path) -> str:
     if done:
         return f"{done} of {len(cells)} trainings done"
     cost = format_time(60 * experiment.minutes * len(cells))
-    if (pages / f"{experiment.id}.md").exists():
-        return f"{pages / experiment.id}.md; again: {cost} of a core"
-    return f"not run: {cost} of a core"
+    page = pages / f"{experiment.id}.md"
+    if not page.exists():
+        return f"not run: {cost} of a core"
+    found = _TRAININGS.search(page.read_text())
+    part = (
+        f" ({found[1]} of {len(cells)} trainings)" if found and int(found[1]) < len(cells) else ""
+    )
+    return f"{page}{part}; again: {cost} of a core"

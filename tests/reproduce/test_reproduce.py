@@ -166,6 +166,11 @@ def test_results_are_shown_judged_and_kept(fake, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["reproduce", "list", "--folder", str(tmp_path / "runs")]) == 0
     assert "4 of 6 trainings done" in capsys.readouterr().out
+    pages = tmp_path / "pages"
+    arguments = ["--folder", str(tmp_path / "none"), "--pages", str(pages)]
+    assert main(["reproduce", "list", *arguments]) == 0
+    shown = "".join(capsys.readouterr().out.split())
+    assert f"{COPY}.md(4of6trainings);again:" in shown
 
 
 def age(folder, name, code="older"):
@@ -190,6 +195,12 @@ def test_versions_are_not_mixed_and_this_is_told_before_anything_trains(fake, tm
     # all that is asked for is there, of one version
     assert reproduce(tmp_path, COPY, "--seeds", "1") == 0
     assert reproduce(tmp_path, COPY, "--seeds", "2", "--mixed") == 0
+    # each row names the versions of its results
+    page = (tmp_path / "pages" / f"{COPY}.md").read_text()
+    (row,) = [line for line in page.splitlines() if line.startswith("| Transformer |")]
+    assert ", older |" in row
+    assert "| commit |" in page
+    assert "older" in capsys.readouterr().out
     assert reproduce(tmp_path, COPY, "--seeds", "2") == 2
     assert f"{COPY}: its results are from" in capsys.readouterr().err
 

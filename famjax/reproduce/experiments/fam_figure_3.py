@@ -95,5 +95,5 @@ FAM_FIGURE_3_GRADIENT = Experiment(
     "documents of 96 to 192 tokens: their question sees the key itself in those of 96, and has it "
     "from one, two or three blocks between in the others. In the paper M1_SG is one of the lines "
     "of the figure.",
-    minutes=4.0,
+    minutes=6.5,
 )

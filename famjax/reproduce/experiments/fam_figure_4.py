@@ -75,5 +75,5 @@ FAM_FIGURE_4 = Experiment(
     "above, so that more segments are of more use than in the paper's texts, of which none is "
     "public with this project; `famjax compare RUN ... --segments` draws the figure from any of "
     "ours.",
-    minutes=2.5,
+    minutes=4.0,
 )

@@ -60,5 +60,5 @@ FAM_FIGURE_6 = Experiment(
     "window. The paper gives a figure. Its line without random offsets (FAM-RPO) is left out: here "
     "offsets make no difference but by rounding, since the same number is added to all positions "
     "of a row, memory included (docs/design.md).",
-    minutes=2.0,
+    minutes=4.0,
 )

@@ -52,7 +52,7 @@ def _experiment(
         axis="weight of the loss",
         note=_text.FAM_NOTE + " The paper gives no numbers.",
         # rows keep their names at both sizes
-        minutes=3.0,
+        minutes=7.0,
     )
 
 

@@ -43,5 +43,5 @@ FAM_RECIPE = Experiment(
     note=_text.FAM_NOTE
     + " Lanes, AdamW and full finetuning unless named; the paper has packed rows, "
     "RSP, RPO, a repeated segment, Adafactor and LoRA of rank 64 at once, the last row of rank 16.",
-    minutes=2.0,
+    minutes=5.0,
 )

@@ -38,5 +38,5 @@ FAM_TABLE_7 = Experiment(
         measure=PG19,
     ),
     note=_text.FAM_NOTE,
-    minutes=2.0,
+    minutes=4.0,
 )

@@ -203,7 +203,7 @@ def _count_to_1000() -> Experiment:
         ),
         note=f"Counts to 200 here, to 1,000 at the paper's size. {_FRESH} All answers but one "
         "of an episode are B's, so that episodes without a wrong answer decide.",
-        minutes=8.0,
+        minutes=20.0,
     )
 
 

@@ -48,5 +48,5 @@ FT_V1_FIGURE_7 = Experiment(
     note="10,000 episodes, as in the paper, each with a fresh memory. Each point is a training of "
     "its own, whose learning rate falls to a tenth by its end. The paper's solves it after 3,000 "
     "updates of other rows.",
-    minutes=2.0,
+    minutes=1.5,
 )

@@ -54,5 +54,5 @@ MEMORY_FINETUNE = Experiment(
     "it, with or without a memory, which is finetuned for 400 steps with LoRA of rank 16. "
     "FAM has 16 memory tokens and is gated. BSWA+DELTA has a delta memory in the second layer; the "
     "n-gram memory has contexts of 1, 2, 3, 4, 6, 8, 12 and 16 tokens.",
-    minutes=4.0,
+    minutes=5.5,
 )

@@ -36,5 +36,5 @@ MEMORY_LANES = Experiment(
     note=_text.NOTE + " The memory is a gated FAM of 8 tokens without a segment. A lane reads one "
     "document after the other, and the gradient stops at the start of a row: 2 rows of 2,048 "
     "tokens reach back 32 blocks, 32 of 128 two. Parts of documents come in random order.",
-    minutes=2.0,
+    minutes=3.5,
 )
