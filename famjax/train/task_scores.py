@@ -77,8 +77,8 @@ def measure(session: Session, examples: int | None, is_trial: bool = False) -> d
         lengths = parse_lengths(config.lengths) if "lengths" in TASKS[name].options else None
         request = Request(name, files or None, lengths, examples, quiet=True, is_trial=is_trial)
         if TASKS[name].reads_sources:
-            search = {"beam": config.beam, "tokenized": config.tokenized, "batch": _SOURCES}
-            request = request._replace(**search)
+            beam, tokenized = config.beam, config.tokenized
+            request = request._replace(batch=_SOURCES, beam=beam, tokenized=tokenized)
         scores: dict[str, Any] = TASKS[name].scores(TASKS[name].evaluate(run, request))
         fields |= {f"{name}_{length}": score for length, score in scores.items() if length}
         fields[name] = float(np.mean(list(scores.values())))
