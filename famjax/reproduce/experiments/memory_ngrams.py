@@ -9,6 +9,8 @@ from famjax.reproduce.experiments import _text
 
 _CONTEXTS = (1, 3, 5, 8, 10)
 _CHOSEN = "n-grams of 8 contexts"
+# as many parameters, but nothing is remembered for longer than a token
+_CONTROL = "n-grams of 8 contexts in 1 slot"
 
 
 def _variant(name: str, *overrides: str) -> Variant:
@@ -28,12 +30,14 @@ MEMORY_NGRAMS = Experiment(
         _variant("window"),
         *(_variant(f"n-grams of {n} contexts", *_ngrams(n)) for n in _CONTEXTS),
         _variant("n-grams of 8 contexts in 1024 slots", *_ngrams(8, 1024)),
+        _variant(_CONTROL, *_ngrams(8, 1)),
         _variant("BSWA+DELTA", *_text.DELTA),
         _variant("BSWA+DELTA and n-grams of 8 contexts", *_text.DELTA, *_ngrams(8)),
     ),
     measure=_text.CODE,
     orderings=(
         Ordering(_CHOSEN, "window"),
+        Ordering(_CONTROL, "window", margin=0.02),
         Ordering("n-grams of 1 contexts", "window"),
         Ordering(_CHOSEN, "BSWA+DELTA"),
         Ordering(_CHOSEN, "n-grams of 8 contexts in 1024 slots"),
