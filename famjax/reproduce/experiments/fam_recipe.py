@@ -8,6 +8,8 @@ from famjax.reproduce.experiments import _text
 _PASSED = (*_text.PACKED, *_text.passed(0.8))
 _REPEATED, _LORA = "data.repeat_len=64", "model.lora.rank=16"
 
+_ALL = (*_PASSED, "train.rpo=true", _REPEATED, _LORA)
+
 
 def _variant(name: str, *overrides: str) -> Variant:
     return Variant(name, (*_text.CONTINUED, *_text.FAM, "model.fam_len=8", *overrides))
@@ -30,13 +32,23 @@ FAM_RECIPE = Experiment(
         _variant("packed repeated segment", *_text.PACKED, _REPEATED),
         *(_variant(f"Adafactor rate {rate:g}", *_adafactor(rate)) for rate in (1e-3, 3e-3, 1e-2)),
         _variant("LoRA rank 16", _LORA),
-        _variant("all at once", *_PASSED, "train.rpo=true", _REPEATED, *_adafactor(1e-2), _LORA),
+        # adapters start at 0, and may need a higher rate than all weights
+        *(
+            _variant(f"LoRA rank 16 rate {rate:g}", _LORA, f"optimizer.learning_rate={rate}")
+            for rate in (1e-2, 3e-2)
+        ),
+        _variant("all at once", *_ALL, *_adafactor(1e-2)),
+        _variant("all at once AdamW", *_ALL),
     ),
     measure=_text.CODE,
     orderings=(
         Ordering("packed RSP 0.8", "packed rows"),
         # "was similar to that of full finetuning"
-        Ordering("LoRA rank 16", "lanes", margin=_text.MARGIN, may_be_better=True),
+        *(
+            Ordering(name, "lanes", margin=_text.MARGIN, may_be_better=True)
+            for name in ("LoRA rank 16", "LoRA rank 16 rate 0.01", "LoRA rank 16 rate 0.03")
+        ),
+        Ordering("packed RSP 0.8 RPO", "packed RSP 0.8", margin=_text.MARGIN),
     ),
     overrides=_text.SHAPE,
     base=_text.BASE,
