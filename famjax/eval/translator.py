@@ -50,6 +50,17 @@ class Translation(NamedTuple):
     source_tokens: int = 0
 
 
+def longest_source(run: Run) -> int | None:
+    """Return the maximum number of tokens of a source in training, including eos.
+
+    For a model that was not trained here, this is the number of its positions; None if it has none.
+    """
+    data, model = run.config.data, run.config.model
+    if run.step:
+        return data.source_length or data.length
+    return None if model.arch.positions == "none" else model.capacity
+
+
 class Translator:
     """Translates texts: `Translator(run).translate(["Guten Tag."])[0].text`.
 
@@ -149,15 +160,8 @@ class Translator:
 
     @property
     def longest(self) -> int | None:
-        """Return the maximum number of tokens of a source in training, including eos.
-
-        For a model that was not trained here, this is the number of its positions; None if it has
-        none.
-        """
-        data, model = self._run.config.data, self._run.config.model
-        if self._run.step:
-            return data.source_length or data.length
-        return None if model.arch.positions == "none" else model.capacity
+        """See `longest_source`."""
+        return longest_source(self._run)
 
     def _write(
         self,

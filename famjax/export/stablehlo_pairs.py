@@ -18,6 +18,7 @@ from safetensors.numpy import load_file
 
 from famjax.convert.save import save_file
 from famjax.core.types import Context
+from famjax.eval.translator import longest_source
 from famjax.experiment.load import to_json
 from famjax.export import check, stablehlo
 from famjax.export.source import ExportSource
@@ -60,7 +61,7 @@ def write(source: ExportSource, folder: Path) -> list[str]:
     model = fold_feature_maps(source.run.model, source.model)
     assert isinstance(model, Seq2Seq)
     data, named = source.run.config.data, stablehlo.name_arrays
-    length = data.source_length or data.length
+    length = longest_source(source.run) or data.source_length or data.length
     for file, tree in (("params", nnx.split(model)[1]), ("state", model.init_state(1))):
         arrays = {name: np.asarray(a) for name, a in named(tree).items()}
         save_file(arrays, folder / f"{file}.safetensors")

@@ -66,7 +66,9 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry("C.4", "diversity loss", "fam-diversity"),
         Entry("C.5", "reconstruction loss", "fam-reconstruction"),
         Entry("Figure 11", "the passkey document", command="famjax train passkey"),
-        Entry("Figure 12", "attention maps", command="famjax analyze RUN --attention"),
+        Entry(
+            "Figure 12", "attention maps", command="famjax analyze RUN --attention --plot maps.png"
+        ),
         Entry("Table 10", "the long-context sets", command=_LONG_TASKS),
         Entry("Tables 13, 14", "memory and seconds", command="famjax bench fam"),
     ),

@@ -9,6 +9,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -31,7 +32,7 @@ from famjax.eval import translation_scores
 from famjax.eval.sampling import Sampling
 from famjax.eval.translate import evaluate
 from famjax.eval.translation_scores import Score
-from famjax.eval.translator import Translator, padded_size
+from famjax.eval.translator import Translator, longest_source, padded_size
 from famjax.experiment.checks import validate
 from famjax.experiment.load import load_config, override
 from famjax.experiment.memory import DeviceMemory
@@ -434,6 +435,19 @@ def test_a_model_without_an_encoder_does_not_translate() -> None:
 
     with pytest.raises(UserError, match=r"no encoder, model\.encoder\.layers=0"):
         Translator(tiny.run())
+
+
+@pytest.mark.parametrize(
+    ("step", "positions", "longest"), [(1, "none", 28), (0, "none", None), (0, "learned", 64)]
+)
+def test_the_longest_source_of_a_converted_model_is_that_of_its_positions(
+    tmp_path: Path, step: int, positions: str, longest: int | None
+) -> None:
+    given = config(tmp_path)
+    arch = replace(given.model.arch, positions=positions)
+    model = replace(given.model, capacity=64, arch=arch)
+    run: Any = SimpleNamespace(config=replace(given, model=model), step=step)
+    assert longest_source(run) == longest
 
 
 @pytest.mark.usefixtures("compiled_once")
