@@ -40,7 +40,7 @@ class Arguments:
     """Folder of the run, or of a Hugging Face model."""
     memory: bool = False
     """Measure instead the size, rotation, rank and gates of the memory by block, the attention on
-    it, and the loss without it, along one document of --length tokens. Of an n-gram memory: how
+    it, and the loss without it, along one document of --length tokens. For an n-gram memory: how
     often contexts of each length are found, and the loss without it."""
     attention: bool = False
     """Measure instead how the attention of each layer and head is divided among memory, memory
@@ -56,7 +56,8 @@ class Arguments:
     """Layers whose maps --attention draws, or prints with --json, separated by commas, such as 0,7.
     Default: the first 8 are drawn, and all are printed."""
     length: int = 512
-    """Number of tokens of an example, a contiguous part of one document."""
+    """Number of tokens of an example, a contiguous part of one document. A passkey document is
+    rounded up, so that it ends with a block."""
     examples: int | None = None
     """Number of examples, taken round robin from the documents, one at a time. Default: 16."""
     json: bool = False

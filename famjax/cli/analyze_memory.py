@@ -96,7 +96,11 @@ def _helped(run: Run, tokens: np.ndarray, gains: np.ndarray) -> list[dict[str, A
     """Return the tokens whose loss a memory lowers most; `gains` [n w] are of the next tokens."""
     w, gains = run.model.block_len, gains.reshape(-1)
     chosen = np.argsort(-gains, stable=True)[:_NAMED]
-    return [{"gain": float(gains[i]), **_place(run, tokens, int(i) + 1, w)} for i in chosen]
+    # the loss of a block's last token is that of predicting the next block's first one
+    return [
+        {"gain": float(gains[i]), **_place(run, tokens, int(i) + 1, w), "block": int(i) // w}
+        for i in chosen
+    ]
 
 
 def _opened(run: Run, tokens: np.ndarray, trace: MemoryTrace) -> list[dict[str, Any]]:
@@ -106,9 +110,9 @@ def _opened(run: Run, tokens: np.ndarray, trace: MemoryTrace) -> list[dict[str, 
         rates = trace.rates.reshape(-1)
         chosen = np.argsort(-rates, stable=True)[:_NAMED]
         return [{"gates": float(rates[i]), **_place(run, tokens, int(i), w)} for i in chosen]
+    # the gates of the first block are not used
     opening, rows = trace.gates.mean((1, 2)), []
-    opening[0] = -1  # the gates of the first block are not used
-    for block in np.argsort(-opening, stable=True)[:_NAMED].tolist():
+    for block in (1 + np.argsort(-opening[1:], stable=True)[:_NAMED]).tolist():
         own = tokens[block * w : (block + 1) * w]
         # none for a memory without queries, whose reads are [n 0]
         read = np.argsort(-trace.reads[block], stable=True)[:_READ]

@@ -22,7 +22,7 @@ def plot_memory(report: dict[str, Any], path: Path) -> None:
     """Plot the measures by block, the gates by part, the losses, and the reach of the gradient."""
     panels = _layer_panels(report) if "layers" in report else []
     if "ngrams" in report:
-        panels += _ngram_panels(report["ngrams"])
+        panels += _ngram_panels({**report["ngrams"], "has_answer": report["has_answer"]})
     rows, columns = -(-len(panels) // _PANELS_IN_ROW), min(len(panels), _PANELS_IN_ROW)
     width, height = _PANEL_SIZE
     figure, axes = new_figure(rows, columns, (width * columns, height * rows))
@@ -81,15 +81,19 @@ def _plot_measure(report: dict[str, Any], name: str, title: str, axis: Any) -> N
 
 def _plot_losses(report: dict[str, Any], state: str, axis: Any) -> None:
     """Plot the loss along the document, with the memory and without: means over doubling spans."""
-    loss = np.array(report["loss"])
-    for values, label in ((loss, "with the memory"), (loss + report["without"], state)):
+    loss, has_answer = np.array(report["loss"]), report["has_answer"]
+    both = ((loss, "with the memory"), (loss + report["without"], state))
+    for number, (values, label) in enumerate(both):
+        if has_answer:
+            # its loss is that of the answer alone
+            axis.plot(len(loss), values[-1], f"C{number}*", label=f"the answer, {label}")
+            values = values[:-1]
         starts = [2**k - 1 for k in range(len(values).bit_length())]
         spans = np.split(values, starts[1:])
-        centers = [start + len(span) / 2 for start, span in zip(starts, spans, strict=True)]
-        axis.plot(centers, [span.mean() for span in spans], marker=".", label=label)
-    if report.get("has_answer"):
-        axis.plot(len(loss), loss[-1], "C0*", label="the answer")
-        axis.plot(len(loss), loss[-1] + report["without"][-1], "C1*")
+        # blocks are counted from 1
+        centers = [start + (len(span) + 1) / 2 for start, span in zip(starts, spans, strict=True)]
+        means = [span.mean() for span in spans]
+        axis.plot(centers, means, f"C{number}.-", label=label)
     axis.set(title="loss, nats", xlabel="block", xscale="log")
     axis.legend(fontsize="small")
 

@@ -92,7 +92,7 @@ def run(argv: list[str]) -> int:
 
     ready = _passing(experiments, check_data, progress)
     if size == "paper":
-        _tell_costs(ready, arguments.seeds, given, progress)
+        _tell_costs(ready, arguments.seeds, only, given, progress)
     allowed = ready
     if not arguments.mixed:
         allowed = _passing(ready, lambda e: check_versions(e, cells[e.id]), progress)
@@ -126,20 +126,24 @@ def _train_and_show(
 
 
 def _tell_costs(
-    experiments: Sequence[Experiment], seeds: int, given: tuple[str, ...], progress: Output
+    experiments: Sequence[Experiment],
+    seeds: int,
+    only: Sequence[str],
+    given: tuple[str, ...],
+    progress: Output,
 ) -> None:
-    """Print the least time that trainings of the paper's size take, and how to plan them."""
+    """Print what trainings of the paper's size cost, and how to plan them."""
     from famjax.reproduce.paper_cost import CHIP, chip_seconds, paper_flops
     from famjax.reproduce.runner import format_time
 
-    least = format_time(chip_seconds(sum(paper_flops(e, seeds, given) for e in experiments)))
+    least = format_time(chip_seconds(paper_flops(experiments, seeds, only, given)))
     sizes = [e.at_paper for e in experiments if e.at_paper]
     configs = sorted(filter(None, {name for s in sizes for name in (s.config, s.base_config)}))
     if configs:
         progress.print(
-            f"at the paper's size training takes at least {least} of an {CHIP.name.upper()}, the "
-            f"time of its matrix products at the peak; famjax plan {configs[0]} --topology v5e:4x8 "
-            "prints the memory and the minimum time of a step"
+            f"at the paper's size the matrix products of training take {least} of an "
+            f"{CHIP.name.upper()} at its peak, and training takes longer; famjax plan "
+            f"{configs[0]} --topology v5e:4x8 prints the memory and the minimum time of a step"
             + (f", likewise for {', '.join(configs[1:])}" if configs[1:] else "")
         )
 
@@ -152,8 +156,8 @@ def _list(arguments: Arguments) -> int:
     for table in list_tables(expanded(arguments.folder), expanded(arguments.pages)):
         out.print(table)
     out.print(
-        f"Times are those of {SEEDS} seeds. At the paper's size they are lower bounds: the model's "
-        f"matrix products at the peak of one {CHIP.name.upper()}, {CHIP.flops / 1e12:.0f} TFLOP/s. "
+        f"Times are those of {SEEDS} seeds. At the paper's size they are those of the matrix "
+        f"products alone, at the peak of one {CHIP.name.upper()}, {CHIP.flops / 1e12:.0f} TFLOP/s. "
         "famjax plan CONFIG prints the memory and the time of a step on other chips."
     )
     return 0

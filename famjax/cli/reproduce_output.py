@@ -203,20 +203,20 @@ def _paper(experiment: Experiment, variant: Variant) -> str:
 
 def _rows(results: Results, scores: Sequence[Score], with_costs: bool = False) -> list[list[str]]:
     """Return the rows of the table of scores; `with_costs` adds parameters and tokens."""
-    rows, has_paper = [], _is_of_a_paper(results.experiment)
+    rows, has_paper, versions = [], _is_of_a_paper(results.experiment), _version_column(results)
     for variant in results.experiment.variants:
         values = [results.values(variant.name, score.name) for score in scores]
         seeds = str(len(values[0]))
         cells = [_format(score, each) for score, each in zip(scores, values, strict=True)]
         costs = _costs(results, variant) if with_costs else []
-        if len(_versions(results.each())) > 1:
+        if versions:
             own = list(results.by_variant.get(variant.name, {}).values())
             costs.append(", ".join(_versions(own)))
         paper = [_paper(results.experiment, variant)] if has_paper else []
         rows.append([variant.name, seeds, *costs, *cells, *paper])
     for name, row in results.baselines().items():
         cells = [score.format(row[score.name]) if score.name in row else "" for score in scores]
-        costs = [""] * (len(_COSTS) if with_costs else 0) + [""] * len(_version_column(results))
+        costs = [""] * (len(_COSTS) if with_costs else 0) + [""] * len(versions)
         rows.append([name, "", *costs, *cells, *([""] if has_paper else [])])
     return rows
 
@@ -482,8 +482,8 @@ def _paper_state(experiment: Experiment, pages: Path) -> str:
     page = pages / f"{experiment.id}{_PAPER}.md"
     if page.exists():
         return f"{page}"
-    cost = format_time(chip_seconds(paper_flops(experiment, SEEDS)))
-    return f"not run: at least {cost} of an {CHIP.name.upper()}; {experiment.at_paper.config}"
+    cost = format_time(chip_seconds(paper_flops([experiment], SEEDS)))
+    return f"not run: {cost} at the peak of an {CHIP.name.upper()}; {experiment.at_paper.config}"
 
 
 def _state(experiment: Experiment, root: Path, pages: Path) -> str:

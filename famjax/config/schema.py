@@ -423,7 +423,7 @@ class DataConfig:
     # translate: number of source tokens in a row; 0 = data.length, the number of target tokens
     source_length: int = 0
     # translate: maximum number of words of a source, the first ones, in training, evaluation and
-    # generation; words are parted by white space; 0 = all of its words
+    # generation; words are separated by white space; 0 = all of its words
     source_words: int = 0
     # feature of the seqio or TFDS examples that holds the text; for seqio's tokens, "targets"
     feature: str = "text"
@@ -583,7 +583,7 @@ class EvalConfig:
     # number of documents of each length, or of pairs or questions in a task's files; 0 means all of
     # the files, and for generated documents as many as famjax eval has
     examples: int = 20
-    # pairs: number of hypotheses of a beam search; 1 is greedy decoding
+    # translate, summarize: number of hypotheses of a beam search; 1 is greedy decoding
     beam: int = 1
     # translate: whether the files of `tasks` are already tokenized, as famjax eval --tokenized
     tokenized: bool = False

@@ -184,9 +184,11 @@ def run_config(
 ) -> Config:
     """Return the config of a run at step 0, named after its folder."""
     for assignment in overrides:
-        if not assignment.startswith("model."):
+        is_pairs = model.encoder.layers > 0 and assignment.startswith("data.source_words=")
+        if not assignment.startswith("model.") and not is_pairs:
+            also = " and data.source_words" if model.encoder.layers else ""
             raise UserError(
-                f"{assignment}: only model.* can be set here; give the rest to famjax train"
+                f"{assignment}: only model.*{also} can be set here; give the rest to famjax train"
             )
         if assignment.startswith("model.lora."):
             raise UserError(
@@ -202,7 +204,7 @@ def run_config(
             )
     # the name of ".." is no name of a run
     name = target.resolve().name or "converted"
-    config = override(Config(name=name, model=model), overrides)
+    config = override(Config(name=name, model=model, data=teacher.data), overrides)
     validate_model(config.model)
     check_unused_keys(config, (assignment.partition("=")[0] for assignment in overrides))
     check_compatible(teacher.model, config.model)
@@ -212,10 +214,10 @@ def run_config(
         rows = min(rows, model.capacity)
         model = replace(model, block_len=min(model.block_len, rows))
     length = max(rows // model.block_len, 1) * model.block_len
-    source = teacher.data.source_length
+    source = config.data.source_length
     if model.arch.positions == "learned":
         source = min(source, model.capacity)
-    data = replace(teacher.data, length=length, source_length=source)
+    data = replace(config.data, length=length, source_length=source)
     config = replace(config, model=model, data=data)
     validate(config)
     return with_vocab_size(config, load_tokenizer(teacher.tokenizer))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,6 +67,7 @@ def open_run_teacher(source: Path, tokenizer: str) -> Teacher:
     run, data = opened.merge_adapters(), opened.config.data
     if tokenizer or data.tokenizer != "task":
         student_data = text_data(run.config.model, tokenizer or run.tokenizer.name)
+        student_data = replace(student_data, source_words=data.source_words)
     else:
         # the vocabulary belongs to the task
         student_data = DataConfig(task=data.task, toy=data.toy, tokenizer="task")

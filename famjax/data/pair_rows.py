@@ -219,8 +219,8 @@ class PairSource(Source):
             if count
         ]
         if cut := self.pairs.cut_sources():
-            has = inflect(cut, "source is", "sources are")
-            notes.append(f"{cut:,} {has} cut to data.source_words={self.pairs.source_words}")
+            are = inflect(cut, "source is", "sources are")
+            notes.append(f"{cut:,} {are} cut to data.source_words={self.pairs.source_words}")
         rows, texts = self.rows(0), self._read_window(0)
         of = f" of the first {len(texts):,}" if len(texts) < len(self.pairs) else ""
         if too_long := self._too_long[0]:

@@ -42,9 +42,11 @@ class Column:
             self.append(text)
 
     def append(self, text: bytes) -> None:
-        if self._words and (whole := text.decode("utf-8")) != cut_source(whole, self._words):
-            self.cut.append(len(self.ends))
-            text = cut_source(whole, self._words).encode("utf-8")
+        if self._words:
+            kept = cut_source(text.decode("utf-8"), self._words).encode("utf-8")
+            if len(kept) < len(text):
+                self.cut.append(len(self.ends))
+            text = kept
         self.data += text
         self.ends.append(len(self.data))
 

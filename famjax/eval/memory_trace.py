@@ -74,8 +74,8 @@ class MemoryTrace(NamedTuple):
       rates: [n w], the mean rate of each token of a block; [n 0] for FAM, which has one gate for
         the whole block.
       reads: [n w], see the module; [n 0] for a memory that has no queries of its own.
-      gains: [n w], by how much the loss of each token's next token exceeds what it is if all parts
-        are set back.
+      gains: [n w], by how much the loss of each token's next token rises if all parts are set
+        back.
     """
 
     loss: np.ndarray
@@ -296,7 +296,7 @@ def gradient_reach(run: Run, document: Document) -> np.ndarray:
     """
     check_has_memory(run)
     blocks = _whole_blocks(run, document)
-    first = max(len(blocks[0]) - 1 - REACH, 1)
+    first = max(len(blocks[0]) - REACH, 1)
     graph, params = nnx.split(run.model)
     state = _read_blocks(graph, params, run.model.init_state(1), blocks[0][:first])
     return np.asarray(_reach(graph, params, state, *(a[first:] for a in blocks)))[::-1]

@@ -79,16 +79,18 @@ def _trace_blocks(
         own = jax.tree.map(lambda a: a[0], table)
         recalled = recall(own, tokens[None], None, None)[0][0]
         losses, after = block_losses(model, tokens[None], targets[None], state)
-        emptied = jax.tree.map(
-            lambda now, first: first if isinstance(now, NgramState) else now,
-            *(state, empty),
-            is_leaf=_is_table,
-        )
+        emptied = jax.tree.map(_empty_table, state, empty, is_leaf=_is_table)
         gains = block_losses(model, tokens[None], targets[None], emptied)[0] - losses
         loss, without = (mean_loss(each, answer) for each in (losses, gains))
         return after, (recalled, targets, loss, without, losses, gains)
 
     return jax.lax.scan(body, state, (tokens, targets, answer))
+
+
+def _empty_table(state: Any, empty: Any) -> Any:
+    """Return an n-gram state with the table of another one; any other state as it is."""
+    # the latest tokens stay: contexts that began before the block are still written
+    return empty._replace(recent=state.recent) if _is_table(state) else state
 
 
 def _is_table(node: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -15,6 +15,7 @@ from famjax.eval.examples import Example, Examples, digest, examples_name, weigh
 from famjax.eval.progress import TokenProgress
 from famjax.eval.translator import Translation, Translator
 from famjax.tasks.task import Request
+from famjax.tokenizers.tokenizer import Tokenizer
 from famjax.train.run import Run
 
 # number of pairs whose outputs are stored together, for an evaluation that is stopped and continued
@@ -117,7 +118,17 @@ def evaluate_search(
             with nullcontext() if i else progress.compiling():
                 tokens = _translate(translator, pairs, numbers, searches)
             progress.advance(tokens, len(numbers))
-    return [search.result(count, translator.longest) for search in searches]
+    lost = _count_lost(run.tokenizer, (pairs[number] for number in range(count)))
+    return [search.result(count, translator.longest) | lost for search in searches]
+
+
+def _count_lost(tokenizer: Tokenizer, pairs: Iterable[tuple[str, str]]) -> dict[str, int]:
+    """Count the sources and targets with text that the tokenizer cannot read or write."""
+    unread = unwritten = 0
+    for source, target in pairs:
+        unread += not tokenizer.reads(tokenizer.encode_source(source))
+        unwritten += not tokenizer.writes(tokenizer.encode_target(target), target)
+    return {"unread_sources": unread, "unwritten_targets": unwritten}
 
 
 class _Search:
@@ -142,7 +153,6 @@ class _Search:
         length_penalty, is_tuned = length_penalties[number], len(length_penalties) > 1
         self.is_summary = request.task == "summarize"
         self.length_penalty, self._request, self._pairs = length_penalty, request, pairs
-        self._tokenizer = run.tokenizer
         self._how: dict[str, Any] = {
             "beam": request.beam,
             "length_penalty": length_penalty,
@@ -200,7 +210,6 @@ class _Search:
             "empty_targets": sum(not example.references[0] for example in examples),
             "cut_sources": self._pairs.cut_sources(count),
             "source_words": self._pairs.source_words,
-            **self._count_lost(examples),
             "cut": sum(example.cut for example in examples),
             "longer": sum(longest is not None and example.tokens > longest for example in examples),
             "longest_trained": longest,
@@ -209,18 +218,6 @@ class _Search:
             "tokens_per_second": tokens / seconds,
             "rows": [{"pairs": count}],
             **(_rouge(examples) if self.is_summary else _bleu(examples, request.tokenized)),
-        }
-
-    def _count_lost(self, examples: Sequence[Example]) -> dict[str, int]:
-        """Count the sources and targets with text that the tokenizer cannot read or write."""
-        tokenizer = self._tokenizer
-        sources = (tokenizer.encode_source(example.prompt) for example in examples)
-        targets = (example.references[0] for example in examples)
-        return {
-            "unread_sources": sum(not tokenizer.reads(source) for source in sources),
-            "unwritten_targets": sum(
-                not tokenizer.writes(tokenizer.encode_target(text), text) for text in targets
-            ),
         }
 
 

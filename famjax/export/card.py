@@ -103,10 +103,20 @@ def model_card(source: ExportSource, family: Family, pretrained: bool) -> str:
     if has_encoder:
         *before, eos = tokenizer.encode_source("").tolist()
         example = _LOAD_PAIRS.format(before="".join(f"{token}, " for token in before), eos=eos)
-        return "\n".join([*lines, example])
+        return "\n".join([*lines, example]) + describe_cut(source)
     text = "\n".join([*lines, _LOAD.format(trust=trust, bos=tokenizer.bos_id)])
     remembers = own and not any(spec.is_bounded for spec in mixer_specs(config.model))
     return text + (_STREAM if remembers else "") + (_BATCHES if own else "")
+
+
+def describe_cut(source: ExportSource) -> str:
+    """Return what `data.source_words` means for whoever writes sources; "" for whole ones."""
+    words = source.run.config.data.source_words
+    return (
+        f"\nSources were cut to their first {words:,} words in training: do the same.\n"
+        if words
+        else ""
+    )
 
 
 def describe(source: ExportSource) -> str:

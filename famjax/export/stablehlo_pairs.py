@@ -21,6 +21,7 @@ from famjax.core.types import Context
 from famjax.eval.translator import longest_source
 from famjax.experiment.load import to_json
 from famjax.export import check, stablehlo
+from famjax.export.card import describe_cut
 from famjax.export.source import ExportSource
 from famjax.export.tokenizer import write_tokenizer
 from famjax.models.fold_feature_maps import fold_feature_maps
@@ -32,7 +33,7 @@ _README = """\
 
 An encoder-decoder as StableHLO, for {platforms}; JAX runs it without famjax, with any batch size.
 `encode` reads sources of at most {length} tokens, with padding marked in `valid`; `step` reads one
-token of each target.
+token of each target.{cut}
 
 {loading}
 encode, step = program("encode"), program("step")
@@ -76,6 +77,7 @@ def write(source: ExportSource, folder: Path) -> list[str]:
         loading=stablehlo.LOADING,
         platforms=", ".join(stablehlo.PLATFORMS),
         length=length,
+        cut=describe_cut(source),
         around=", ".join(map(str, [*before, 1, 2, eos])),
         start=[token for token in start if token is not None],
     )

@@ -1,15 +1,16 @@
-"""What the trainings of an experiment cost at the paper's size."""
+"""What the trainings of experiments cost at the paper's size."""
 
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from famjax.config.schema import Config, MeshConfig
 from famjax.experiment.load import to_json
 from famjax.plan.chips import CHIPS
-from famjax.reproduce.experiment import Experiment
+from famjax.reproduce.experiment import Experiment, Variant
 from famjax.tasks import TASKS
 from famjax.train.flops import step_flops
 from famjax.train.resolve import resolve
@@ -19,40 +20,50 @@ CHIP = CHIPS["h100"]
 VOCABULARIES = {"wikitext103.txt": 267_735, "joint.model": 32_000}
 
 
-def paper_flops(experiment: Experiment, seeds: int, given: tuple[str, ...] = ()) -> float:
-    """Return the model FLOPs of all trainings of an experiment at the paper's size.
+def paper_flops(
+    experiments: Sequence[Experiment],
+    seeds: int,
+    only: Collection[str] = (),
+    given: tuple[str, ...] = (),
+) -> float:
+    """Return the model FLOPs of all trainings of experiments at the paper's size.
 
-    A training that several models share is counted once.
+    A training that several models or experiments share is counted once.
 
     Args:
       seeds: number of trainings of each model.
+      only: names of the models; () takes all.
       given: the user's overrides.
     """
-    if experiment.has_base("paper"):
-        base = _with_vocab_size(experiment.make_base_config(0, "paper", given))
-        with tempfile.TemporaryDirectory() as folder:
-            # variants take their model from the base's folder; its vocabulary is not needed
-            known = replace(base, data=replace(base.data, tokenizer="bytes"))
-            (Path(folder) / "config.json").write_text(to_json(known), encoding="utf-8")
-            configs = [base, *_variants(experiment, given, (f"init={folder}",))]
-    else:
-        configs = _variants(experiment, given)
-    return seeds * sum(map(_training_flops, dict.fromkeys(configs)))
+    configs = dict.fromkeys(c for e in experiments for c in _trainings(e, only, given))
+    return seeds * sum(map(_training_flops, configs))
 
 
-def _variants(
-    experiment: Experiment, given: tuple[str, ...], init: tuple[str, ...] = ()
+def _trainings(
+    experiment: Experiment, only: Collection[str], given: tuple[str, ...]
 ) -> list[Config]:
-    """Return the variants' configs; `init` is given to those that continue the base."""
-    configs = [
-        experiment.make_config(variant, 0, "paper", (*given, *(init if variant.continues else ())))
-        for variant in experiment.variants_at("paper")
-    ]
-    return [_with_vocab_size(config) for config in configs]
+    """Return the configs of an experiment's trainings, with the sizes of their vocabularies."""
+    variants = [v for v in experiment.variants_at("paper") if not only or v.name in only]
+
+    def make(variant: Variant, *init: str) -> Config:
+        config = experiment.make_config(variant, 0, "paper", (*given, *init))
+        # folders differ although the trainings are the same
+        return replace(_with_vocab_size(config), init="base" if init else config.init)
+
+    continues = experiment.has_base("paper") and any(v.continues for v in variants)
+    if not continues:
+        return [make(variant) for variant in variants]
+    base = _with_vocab_size(experiment.make_base_config(0, "paper", given))
+    with tempfile.TemporaryDirectory() as folder:
+        # variants take their model from the base's folder; its vocabulary is not needed
+        known = replace(base, data=replace(base.data, tokenizer="bytes"))
+        (Path(folder) / "config.json").write_text(to_json(known), encoding="utf-8")
+        init = f"init={folder}"
+        return [base, *(make(v, init) if v.continues else make(v) for v in variants)]
 
 
 def chip_seconds(flops: float) -> float:
-    """Return the seconds that one `CHIP` takes at its peak, a lower bound."""
+    """Return the seconds that one `CHIP` takes at its peak."""
     return flops / CHIP.flops
 
 

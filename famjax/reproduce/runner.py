@@ -23,7 +23,7 @@ from famjax.reproduce.experiment import Experiment
 # time that a process has to save when it is told to stop
 _SECONDS_TO_SAVE = 60
 _POLL_SECONDS = 0.1
-# times are given in days from so many hours on
+# times are given in days from this many hours on
 _HOURS_SHOWN = 48
 _PROCESS = "famjax.cli.reproduce_cell"
 

@@ -90,7 +90,9 @@ def _measure(config: dict[str, Any]) -> tuple[Any, ...]:
     tasks = parse_tasks(given["tasks"], "eval.tasks") if given["tasks"] else []
     own = [task for task in tasks if task[0] == best]
     if own:
-        return (best, *own, given["lengths"], given["examples"])
+        # a checkpoint from before these keys has neither
+        search = given.get("beam", 1), given.get("tokenized", False)
+        return (best, *own, given["lengths"], given["examples"], *search)
     return (best, given["batches"], data["batch"], data["length"])
 
 

@@ -56,19 +56,22 @@ _PEAKS: tuple[tuple[frozenset[str], float], ...] = tuple(
 )
 
 
-def forward_flops(model: ResolvedModelConfig, computed: bool = False) -> float:
+def forward_flops(
+    model: ResolvedModelConfig, computed: bool = False, sources: float = 1.0
+) -> float:
     """Return the model FLOPs of the forward pass for one token of a long document.
 
     Args:
       computed: in layers of the residual stack, count all query-key pairs that are computed, not
         only unmasked ones.
+      sources: with an encoder, number of source tokens for each token of a target.
 
     Raises:
       ValueError: the vocabulary size is not resolved.
     """
     if not model.vocab_size:
         raise ValueError("vocab_size 0 stands for the tokenizer's: fill it in first")
-    encoder = _encoder_flops(model)
+    encoder = _encoder_flops(model, sources)
     if model.stack == "lstm":
         return model.layers * 2 * 8 * model.width**2 + _vocabulary_flops(model)
     if is_segmented(model):
@@ -79,22 +82,24 @@ def forward_flops(model: ResolvedModelConfig, computed: bool = False) -> float:
     return sum(layers) + ngram_memory.flops(model) + encoder + _vocabulary_flops(model)
 
 
-def _encoder_flops(model: ResolvedModelConfig) -> float:
-    """Return the model FLOPs of encoding one source token and of one token's attention to a source.
+def _encoder_flops(model: ResolvedModelConfig, sources: float) -> float:
+    """Return the model FLOPs of encoding `sources` tokens and of one token's attention to a source.
 
-    Sources are assumed to have as many tokens as targets, and few compared with the width, so that
-    products of queries and keys are not counted.
+    Sources are assumed to have few tokens compared with the width, so that products of queries and
+    keys are not counted.
     """
     (d, h, g, e, _), encoder = sizes(model), model.encoder
     if not encoder.layers:
         return 0.0
-    cross = 2 * d * (2 * h * e + 2 * g * e)
+    cross = 2 * d * (2 * h * e + sources * 2 * g * e)
     if encoder.cross == "linear":
-        cross += 2 * encoder.features * e * (2 * h + 2 * g)
-    return encoder.layers * 2 * layer_weights(model) + model.layers * cross
+        cross += 2 * encoder.features * e * (2 * h + sources * 2 * g)
+    return sources * encoder.layers * 2 * layer_weights(model) + model.layers * cross
 
 
-def training_flops(model: ResolvedModelConfig, only: str = "all", computed: bool = False) -> float:
+def training_flops(
+    model: ResolvedModelConfig, only: str = "all", computed: bool = False, sources: float = 1.0
+) -> float:
     """Return the model FLOPs of a training step for one token.
 
     The backward pass has two products for each product of the forward pass. With adapters, or if
@@ -102,19 +107,19 @@ def training_flops(model: ResolvedModelConfig, only: str = "all", computed: bool
     frozen weights need no gradient. The adapters' few products are not counted, and the gradient of
     the memory's keys and values is counted although bswa_sg skips it.
     """
-    frozen = weight_flops(model) if model.lora.rank or only == "maps" else 0.0
-    return 3 * forward_flops(model, computed) - frozen
+    frozen = weight_flops(model, sources) if model.lora.rank or only == "maps" else 0.0
+    return 3 * forward_flops(model, computed, sources) - frozen
 
 
-def weight_flops(model: ResolvedModelConfig) -> float:
+def weight_flops(model: ResolvedModelConfig, sources: float = 1.0) -> float:
     """Return the part of `forward_flops` that adapters freeze: products with a weight.
 
     All of it in stacks other than the residual one, whose attention scores are not told apart.
     """
     if model.stack != "residual":
-        return forward_flops(model)
+        return forward_flops(model, sources=sources)
     layers = (MIXERS[name].weight_flops(model) for name in layer_mixers(model))
-    return sum(layers) + _encoder_flops(model) + _vocabulary_flops(model)
+    return sum(layers) + _encoder_flops(model, sources) + _vocabulary_flops(model)
 
 
 def matching_flops(model: ResolvedModelConfig, length: int) -> float:
@@ -126,14 +131,16 @@ def matching_flops(model: ResolvedModelConfig, length: int) -> float:
 
 
 def step_flops(config: ResolvedConfig, computed: bool = False) -> float:
-    """Return the model FLOPs of a run's training step for one token.
+    """Return the model FLOPs of a run's training step for one token, that of a target for pairs.
 
     Args:
       computed: see `forward_flops`.
     """
+    data = config.data
     if config.train.match:
-        return matching_flops(config.model, config.data.length)
-    return training_flops(model_of_rows(config), config.train.only, computed)
+        return matching_flops(config.model, data.length)
+    sources = (data.source_length or data.length) / data.length
+    return training_flops(model_of_rows(config), config.train.only, computed, sources)
 
 
 def model_of_rows(config: ResolvedConfig) -> ResolvedModelConfig:

@@ -77,6 +77,12 @@ def measure(session: Session, examples: int | None, is_trial: bool = False) -> d
         lengths = parse_lengths(config.lengths) if "lengths" in TASKS[name].options else None
         request = Request(name, files or None, lengths, examples, quiet=True, is_trial=is_trial)
         if TASKS[name].reads_sources:
+            size = session.tokenizer.output_size
+            if config.beam > size:
+                raise UserError(
+                    f"eval.beam={config.beam}: more hypotheses than the tokenizer's {size:,} "
+                    "tokens; take fewer"
+                )
             beam, tokenized = config.beam, config.tokenized
             request = request._replace(batch=_SOURCES, beam=beam, tokenized=tokenized)
         scores: dict[str, Any] = TASKS[name].scores(TASKS[name].evaluate(run, request))

@@ -181,6 +181,22 @@ def test_samples_begin_with_the_first_id(run: Path) -> None:
 
 
 @pytest.mark.long
+def test_the_words_of_a_source_are_kept_and_told(folder: Path, run: Path, tmp_path: Path) -> None:
+    quiet: Any = {"report": lambda line: None}
+    cut = convert(folder, tmp_path / "cut", overrides=("data.source_words=2",), **quiet)
+    assert cut.data.source_words == 2
+    again = convert(tmp_path / "cut", tmp_path / "again", **quiet)
+    assert again.data.source_words == 2
+    translator = Translator(open_run(tmp_path / "again"), max_tokens=8)
+    whole, part = translator.translate(["a dog can", "a dog"])
+    assert whole == part
+    export(tmp_path / "again", tmp_path / "back", "hf")
+    assert "cut to their first 2 words" in (tmp_path / "back" / "README.md").read_text()
+    with pytest.raises(UserError, match=r"only model\.\* and data.source_words can be set here"):
+        convert(folder, tmp_path / "other", overrides=("data.batch=2",), **quiet)
+
+
+@pytest.mark.long
 def test_merged_adapters_are_exported_as_a_bart(run: Path, tmp_path: Path) -> None:
     """With adapters in the encoder and in both attentions; transformers then has our texts."""
     for name, words in (("source", "a dog"), ("target", "Ça do")):

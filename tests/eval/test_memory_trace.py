@@ -15,10 +15,12 @@ import pytest
 import tiny
 from flax import nnx
 
+from famjax.cli.analyze_memory import _helped, _name_token, _opened
 from famjax.cli.main import main
 from famjax.config.schema import Config, DataConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Context
+from famjax.eval import memory_trace
 from famjax.eval.memory_trace import (
     Document,
     as_document,
@@ -167,6 +169,26 @@ def test_gains_are_those_of_the_tokens() -> None:
     assert np.abs(trace().gains[1:]).max() > 1e-5
 
 
+def test_tokens_are_named_with_the_block_that_predicts_them() -> None:
+    gains = np.zeros((N, W))
+    gains[1, W - 1], gains[2, 3] = 2.0, 1.0
+    first, second = _helped(run(), TOKENS, gains)[:2]
+    assert [row["block"] for row in (first, second)] == [1, 2]
+    assert [row["gain"] for row in (first, second)] == [2.0, 1.0]
+    assert first["token"] == _name_token(run().tokenizer, int(TOKENS[2 * W]))
+    assert second["token"] == _name_token(run().tokenizer, int(TOKENS[2 * W + 4]))
+
+
+def test_the_first_block_never_opened_gates() -> None:
+    """Although a document has no more blocks than are named."""
+    opened = _opened(run(), TOKENS, trace())
+    assert sorted(row["block"] for row in opened) == [1, 2, 3, 4]
+    for row in opened:
+        assert row["gates"] == pytest.approx(trace().gates[row["block"]].mean(), rel=1e-5)
+        most = int(TOKENS[row["block"] * W + trace().reads[row["block"]].argmax()])
+        assert row["read"][0] == _name_token(run().tokenizer, most)
+
+
 def test_reads_are_weighted_by_the_gates() -> None:
     """They equal those computed in float64 from the attention weights of a block's update."""
     model, tau = run().model, 3
@@ -207,7 +229,7 @@ def test_the_loss_of_the_last_block_is_that_of_the_answer() -> None:
 
 
 @pytest.mark.long
-def test_reach_equals_the_gradient() -> None:
+def test_reach_equals_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     """It equals differences of the loss by each memory component three blocks before."""
     model = run().model
     found = gradient_reach(run(), as_document(TOKENS))
@@ -224,6 +246,15 @@ def test_reach_equals_the_gradient() -> None:
     grad = np.asarray(jax.grad(last_loss)(own))[:, 0]
     expected = np.linalg.norm(grad, axis=(1, 2)) * np.linalg.norm(memories(state), axis=(1, 2))
     np.testing.assert_allclose(found[2], expected, rtol=1e-3)
+    # of longer documents as many blocks as REACH
+    monkeypatch.setattr(memory_trace, "REACH", 2)
+    np.testing.assert_allclose(gradient_reach(run(), as_document(TOKENS)), found[:2], rtol=1e-3)
+    # the gradient of an answer that is the block's last token
+    answer = np.zeros(len(TOKENS), bool)
+    answer[N * W] = True
+    assert gradient_reach(run(), Document(TOKENS, answer)).shape == (2, 2)
+    other = gradient_reach(run(), Document(TOKENS, answer))
+    assert np.abs(other / found[:2] - 1).max() > 0.01
 
 
 def test_documents_that_are_too_short_are_rejected() -> None:

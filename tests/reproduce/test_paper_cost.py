@@ -11,7 +11,7 @@ from famjax.reproduce.paper_cost import VOCABULARIES, chip_seconds, paper_flops
 
 def test_the_cost_is_six_flops_per_weight_and_token_and_attention():
     experiment = EXPERIMENTS["fam-table-8"]
-    flops, products = paper_flops(experiment, 1), 0
+    flops, products = paper_flops([experiment], 1), 0
     for variant in experiment.variants:
         config = experiment.make_config(variant, 0, "paper")
         tokens = config.train.steps * config.data.batch * config.data.length
@@ -24,12 +24,18 @@ def test_the_cost_is_six_flops_per_weight_and_token_and_attention():
 
 def test_seeds_multiply_and_equal_trainings_are_counted_once():
     experiment = EXPERIMENTS["ft-table-1-copy"]
-    one = paper_flops(experiment, 1)
-    assert paper_flops(experiment, 3) == pytest.approx(3 * one)
+    one = paper_flops([experiment], 1)
+    assert paper_flops([experiment], 3) == pytest.approx(3 * one)
     twice = (*experiment.variants, replace(experiment.variants[0], name="the same"))
-    assert paper_flops(replace(experiment, variants=twice), 1) == one
-    more = paper_flops(experiment, 1, ("train.steps=40000",))
+    assert paper_flops([replace(experiment, variants=twice)], 1) == one
+    more = paper_flops([experiment], 1, given=("train.steps=40000",))
     assert more == pytest.approx(2 * one)
+    each = [paper_flops([experiment], 1, [variant.name]) for variant in experiment.variants]
+    assert min(each) > 0
+    assert sum(each) == pytest.approx(one)
+    # Figures 4 and 6 train the same models
+    figures = [EXPERIMENTS[f"t2r-figure-{n}"] for n in (4, 6)]
+    assert paper_flops(figures, 1) == paper_flops(figures[:1], 1)
 
 
 def test_a_base_counts_and_lends_its_vocabulary(monkeypatch):
@@ -44,7 +50,7 @@ def test_a_base_counts_and_lends_its_vocabulary(monkeypatch):
     steps = [config.train.steps * config.data.batch for config in configs]
 
     def costs():
-        one, two = (paper_flops(replace(experiment, variants=variants[:n]), 1) for n in (1, 2))
+        one, two = (paper_flops([replace(experiment, variants=variants[:n])], 1) for n in (1, 2))
         return 2 * one - two, two - one  # of the base, of a variant
 
     whole = costs()

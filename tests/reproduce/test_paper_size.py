@@ -150,8 +150,8 @@ def test_the_least_time_and_the_planner_are_named(fake, tmp_path, capsys):  # no
     assert reproduce(tmp_path, COPY, "--size", "paper", "--seeds", "1", "--jobs", "1") == 0
     error = " ".join(capsys.readouterr().err.split())
     assert (
-        "takes at least 1 minute of an H100, the time of its matrix products at the peak; famjax "
-        "plan copy_paper --topology v5e:4x8 prints" in error
+        "the matrix products of training take 1 minute of an H100 at its peak, and training takes "
+        "longer; famjax plan copy_paper --topology v5e:4x8 prints" in error
     )
     assert f"training {COPY}: Transformer, seed 0: an unknown time" in error
     # after the first one, its time is known

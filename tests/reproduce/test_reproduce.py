@@ -88,7 +88,7 @@ def test_the_list_has_the_papers_size_and_fits_80_columns(tmp_path, monkeypatch,
         return capsys.readouterr().out
 
     wide = {line.split()[-1]: line.split() for line in listed_at(400).splitlines() if line}
-    state = "not run: at least 20 days of an H100; fam_1b"
+    state = "not run: 20 days at the peak of an H100; fam_1b"
     end = f"{state} famjax reproduce fam-figure-3".split()
     assert wide["fam-figure-3"][-len(end) :] == end
     assert wide["fam-recipe"][-5:-3] == ["no", "config"]

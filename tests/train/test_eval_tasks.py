@@ -2,7 +2,7 @@
 
 import re
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +15,8 @@ import tiny
 from flax import nnx
 from small import compiled_once  # noqa: F401
 
+from famjax.config.keys import replace_values
+from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.eval.passkey import evaluate_passkey
 from famjax.eval.text import evaluate_text
@@ -99,6 +101,19 @@ def test_a_best_checkpoint_that_a_kill_kept_from_its_folder_is_kept_on_resuming(
     assert not (tmp_path / "run" / "best").exists()
     train(config, tmp_path / "run", quiet=True)
     assert open_run(tmp_path / "run" / "best").step == 4
+
+
+def test_a_value_of_another_search_is_another_measure() -> None:
+    tasks = {"eval.every": 4, "eval.tasks": "translate:a=b", "eval.best": "translate"}
+    greedy = asdict(replace_values(Config(), tasks))
+    beam = asdict(replace_values(Config(), {**tasks, "eval.beam": 5}))
+    tokenized = asdict(replace_values(Config(), {**tasks, "eval.tokenized": True}))
+    measures = [best._measure(config) for config in (greedy, beam, tokenized)]
+    assert len(set(measures)) == 3
+    # a checkpoint from before the keys
+    older = {**greedy, "eval": {k: v for k, v in greedy["eval"].items() if k != "beam"}}
+    del older["eval"]["tokenized"]
+    assert best._measure(older) == measures[0]
 
 
 @pytest.mark.long

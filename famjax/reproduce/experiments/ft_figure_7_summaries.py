@@ -44,8 +44,7 @@ FT_FIGURE_7_SUMMARIES = Experiment(
         measure=PairSummaryMeasure(words=0),
         variants=_translation.by_depth(256, depths=_translation.PAPER_DEPTHS),
         orderings=_claims(_translation.PAPER_DEPTHS),
-        note=_DECODING + "Tokens of the outputs a second, where v1 has words. The articles of both "
-        "the training and the test files have to be cut to 400 words.",
+        note=_DECODING + "Tokens of the outputs a second, where v1 has words.",
     ),
     timed=True,
     axis="layers of the decoder",
