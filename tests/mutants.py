@@ -430,8 +430,8 @@ MUTANTS = (
     Mutant(
         "reproduce: a base at the paper's size costs nothing",
         "reproduce/paper_cost.py",
-        "return [base, *_variants(",
-        "return [*_variants(",
+        "return [base, *(make(v, init)",
+        "return [*(make(v, init)",
         "tests/reproduce/test_paper_cost.py",
     ),
     Mutant(
