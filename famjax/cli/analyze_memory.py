@@ -30,8 +30,9 @@ def measure_memory(
       files, length, passkey: see `famjax.eval.memory_trace.open_document`.
 
     Returns:
-      run, step, block_len, tokens (their number), and has_answer, whether the document ends with
-      the answer to a question.
+      run, step, block_len, tokens (their number), has_answer, whether the document ends with the
+      answer to a question, and skipped, whether the memories of layers differ in shape, so that
+      only the n-gram memory is measured.
       With a memory in layers: layers (their indices) and the measures of
       `famjax.eval.memory_trace`, each a list over blocks, of lists over layers; part, the name of a
       part of F; opened, the blocks whose gates opened most, with the tokens that they read most, or
@@ -46,7 +47,9 @@ def measure_memory(
 
     run = open_language_model(name)
     is_ngrams = has_ngrams(run)
-    has_layers = not is_ngrams or bool(memory_shapes(run))
+    shapes = memory_shapes(run)
+    # of several shapes, only the n-grams can be measured
+    has_layers = len(shapes) == 1 if is_ngrams else True
     if has_layers:
         check_has_memory(run)
     document = open_document(run, files, length, passkey)
@@ -56,6 +59,7 @@ def measure_memory(
         "block_len": run.model.block_len,
         "tokens": len(document.tokens),
         "has_answer": bool(document.answer.any()),
+        "skipped": is_ngrams and len(shapes) > 1,
     }
     if has_layers:
         report |= _measure_layers(run, document)
@@ -144,6 +148,8 @@ def show_memory(report: dict[str, Any]) -> None:
     out.print(f"{report['run']}, step {report['step']:,}")
     if report["has_answer"]:
         out.print("the document ends with the answer: the last block's losses are the answer's")
+    if report["skipped"]:
+        out.print("the layers' memories have different shapes and are not measured")
     if "layers" in report:
         _show_layers(report, out)
     if "ngrams" in report:
