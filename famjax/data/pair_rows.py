@@ -12,6 +12,7 @@ target and eos. Each document begins with a reset, on a block boundary.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -142,7 +143,7 @@ class PairSource(Source):
     def _pack_window(self, number: int) -> list[Batch[np.ndarray]]:
         """Return the rows of a window."""
         texts = self._read_window(number)
-        pairs = [encode_pair(self._tokenizer, *both) for both in texts]
+        pairs = list(itertools.starmap(Pair, self._tokenizer.encode_pairs(texts)))
         fitting = [pair for pair in pairs if fits(pair, self.lengths)]
         self._too_long[number] = len(texts) - len(fitting)
         if not self._is_reported or not number:
@@ -288,11 +289,6 @@ class PairRows(grain.IterDataset[Batch[np.ndarray]]):
         return RowsIterator(
             lambda i: _PairRow(self._source, i, self._batch), self._batch, self._local_rows
         )
-
-
-def encode_pair(tokenizer: Tokenizer, source: str, target: str) -> Pair:
-    """Return the tokens of a pair of texts."""
-    return Pair(tokenizer.encode_source(source), tokenizer.encode_target(target))
 
 
 def target_size(pair: Pair, block: int) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import sentencepiece
@@ -62,6 +62,22 @@ class SentencePieceTokenizer(Tokenizer):
         for part in rest:
             ids += self._meta_ids + self._model.encode(part)
         return np.array(ids, np.int32)
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        sources, targets = (self._encode_all([pair[side] for pair in pairs]) for side in (0, 1))
+        eos = np.int32(self.eos_id)
+        return [
+            (np.append(source, eos), target)
+            for source, target in zip(sources, targets, strict=True)
+        ]
+
+    def _encode_all(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Return `encode` of each text, computed on all cores."""
+        found = self._model.encode(list(texts), num_threads=-1)
+        return [
+            self.encode(text) if _META in text else np.array(ids, np.int32)
+            for text, ids in zip(texts, found, strict=True)
+        ]
 
 
 def train_model(sentences: Iterator[str], vocab_size: int) -> bytes:

@@ -69,13 +69,19 @@ class Tokenizer(abc.ABC):
         """Return the ids of a target, without `start_id` and eos."""
         return self.encode(text)
 
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return `encode_source` and `encode_target` of each source and target."""
+        return [
+            (self.encode_source(source), self.encode_target(target)) for source, target in pairs
+        ]
+
     def reads(self, source: np.ndarray) -> bool:
         """Return whether all of a source's text had tokens; `source` is its `encode_source`."""
         return self.unknown_id is None or self.unknown_id not in source
 
     def writes(self, target: np.ndarray, text: str) -> bool:
         """Return whether a target's ids decode to the same text, except for white space."""
-        return self.decode(target).split() == text.split()
+        return self.is_lossless or self.decode(target).split() == text.split()
 
     def encode_rendered(self, text: str) -> np.ndarray:
         """Return the ids of text from `chat_template`, in which control tokens are special."""

@@ -18,7 +18,7 @@ from flax import nnx
 from famjax.cli.main import main
 from famjax.convert.folder import convert
 from famjax.core.errors import UserError
-from famjax.data.pair_rows import Lengths, encode_pair, write_row
+from famjax.data.pair_rows import Lengths, Pair, write_row
 from famjax.eval.sampling import Sampling
 from famjax.eval.translator import Translator
 from famjax.experiment.load import load_config
@@ -113,7 +113,7 @@ def test_another_tokenizer_keeps_the_start_of_targets(folder: Path, tmp_path: Pa
 
 def test_a_row_has_the_inputs_and_labels_of_transformers(folder: Path) -> None:
     tokenizer = load_tokenizer(str(folder))
-    pair = encode_pair(tokenizer, *TEXTS[:2])
+    pair = Pair(*tokenizer.encode_pairs([(TEXTS[0], TEXTS[1])])[0])
     row = write_row([pair], tokenizer, Lengths(32, 40, 1))
     labels = torch.tensor([transformers.BartTokenizer.from_pretrained(folder)(TEXTS[1]).input_ids])
     shift = transformers.models.bart.modeling_bart.shift_tokens_right

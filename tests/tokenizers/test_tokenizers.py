@@ -1,5 +1,6 @@
 """Tokenizers are lossless, also token by token; every error is one line."""
 
+import itertools
 import os
 from collections import Counter
 
@@ -46,6 +47,17 @@ def test_text_round_trips(tokenizer, text):
     assert ids.dtype == np.int32
     assert tokenizer.decode(ids) == text
     assert tokenizer.token_bytes[ids].sum() == len(text.encode())
+
+
+@given(texts=st.lists(TEXT, min_size=2, max_size=6))
+@example(texts=["▁ is no space", "", "two  spaces ", "▁"])
+def test_many_pairs_have_the_tokens_of_each_alone(tokenizer, texts):
+    pairs = list(itertools.pairwise(texts))
+    for (source, target), found in zip(pairs, tokenizer.encode_pairs(pairs), strict=True):
+        expected = tokenizer.encode_source(source), tokenizer.encode_target(target)
+        for ids, alone in zip(found, expected, strict=True):
+            assert ids.dtype == np.int32
+            np.testing.assert_array_equal(ids, alone)
 
 
 @given(seed=st.integers(0, 10**6), length=st.integers(0, 30))
