@@ -15,6 +15,7 @@ import numpy as np
 from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.tables import Output, Table
 from famjax.core.errors import UserError
+from famjax.core.units import inflect
 from famjax.reproduce.cell import Cell
 from famjax.reproduce.experiment import Experiment, Ordering, Score, Variant
 from famjax.reproduce.experiments import EXPERIMENTS
@@ -497,8 +498,18 @@ def _state(experiment: Experiment, root: Path, pages: Path) -> str:
     page = pages / f"{experiment.id}.md"
     if not page.exists():
         return f"not run: {cost} of a core"
-    found = _TRAININGS.search(page.read_text())
-    part = (
-        f" ({found[1]} of {len(cells)} trainings)" if found and int(found[1]) < len(cells) else ""
-    )
-    return f"{page}{part}; again: {cost} of a core"
+    lacks = _missing(experiment, page.read_text(), len(cells))
+    note = f" ({', '.join(lacks)})" if lacks else ""
+    return f"{page}{note}; again: {cost} of a core"
+
+
+def _missing(experiment: Experiment, page: str, trainings: int) -> list[str]:
+    """Return what a page lacks of the experiment as it is now, in words."""
+    lacks = []
+    found = _TRAININGS.search(page)
+    if found and int(found[1]) < trainings:
+        lacks.append(f"{found[1]} of {trainings} trainings")
+    claims = sum(_claim(ordering) not in page for ordering in experiment.orderings)
+    if claims:
+        lacks.append(f"without {claims} new {inflect(claims, 'claim', 'claims')}")
+    return lacks

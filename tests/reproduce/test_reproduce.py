@@ -14,7 +14,7 @@ import pytest
 
 import famjax
 from famjax.cli.main import VERBS, main
-from famjax.cli.reproduce_output import Results, collect, make_page, plot
+from famjax.cli.reproduce_output import Results, _missing, collect, make_page, plot
 from famjax.core.errors import UserError
 from famjax.experiment.load import load_config
 from famjax.reproduce.cell import RESULT, TRAININGS, Cell, code_version, run_cell
@@ -171,6 +171,15 @@ def test_results_are_shown_judged_and_kept(fake, tmp_path, monkeypatch, capsys):
     assert main(["reproduce", "list", *arguments]) == 0
     shown = "".join(capsys.readouterr().out.split())
     assert f"{COPY}.md(4of6trainings);again:" in shown
+
+
+def test_a_page_from_before_a_claim_is_told(tmp_path):
+    experiment = EXPERIMENTS[COPY]
+    claim = "Feedback is better than Transformer"
+    page = f"6 of 6 trainings, 1 minute\n| {claim} | Char | holds |\n"
+    assert _missing(experiment, page, 6) == []
+    assert _missing(experiment, page.replace("6 of", "4 of"), 6) == ["4 of 6 trainings"]
+    assert _missing(experiment, page.replace(claim, ""), 6) == ["without 1 new claim"]
 
 
 def age(folder, name, code="older"):
