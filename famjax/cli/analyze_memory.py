@@ -213,11 +213,19 @@ def _show_ngrams(report: dict[str, Any], out: Output) -> None:
         share = f"{100 * row['share']:.1f}%"
         table.add_row(context, share, right, f"{row['loss']:.3f}", f"{row['without']:.3f}")
     out.print(table)
-    blocks = Table("along the document", ("block", "loss", "without"))
-    for i in _shown(len(found["loss"])):
-        blocks.add_row(f"{i + 1:,}", f"{found['loss'][i]:.3f}", f"{found['without'][i]:.3f}")
+    blocks = Table("along the document, means over blocks", ("blocks", "loss", "without"))
+    for span in doubling_spans(len(found["loss"])):
+        means = (np.mean([found[name][i] for i in span]) for name in ("loss", "without"))
+        ends = dict.fromkeys((span[0] + 1, span[-1] + 1))
+        blocks.add_row(" to ".join(f"{end:,}" for end in ends), *(f"{mean:.3f}" for mean in means))
     out.print(blocks)
     _show_helped(found["helped"], "the n-gram memory", out)
+
+
+def doubling_spans(n: int) -> list[range]:
+    """Return the spans of n blocks of 1, 2, 4, 8 ... blocks; the last one may be shorter."""
+    starts = [2**k - 1 for k in range(n.bit_length()) if 2**k - 1 < n]
+    return [range(a, min(2 * a + 1, n)) for a in starts]
 
 
 def _shown(n: int) -> list[int]:

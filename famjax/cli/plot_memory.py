@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from famjax.cli.analyze_memory import increases_by_part
+from famjax.cli.analyze_memory import doubling_spans, increases_by_part
 from famjax.cli.figures import new_figure, save_figure
 
 # a function that draws on axes
@@ -63,7 +63,7 @@ def _ngram_panels(found: dict[str, Any]) -> list[_Panel]:
     """Return functions that each draw a panel about an n-gram memory."""
     return [
         functools.partial(_plot_contexts, found["contexts"]),
-        functools.partial(_plot_losses, found, "emptied, n-grams"),
+        functools.partial(_plot_losses, found, "without the n-grams so far"),
     ]
 
 
@@ -88,11 +88,10 @@ def _plot_losses(report: dict[str, Any], state: str, axis: Any) -> None:
             # its loss is that of the answer alone
             axis.plot(len(loss), values[-1], f"C{number}*", label=f"the answer, {label}")
             values = values[:-1]
-        starts = [2**k - 1 for k in range(len(values).bit_length())]
-        spans = np.split(values, starts[1:])
+        spans = doubling_spans(len(values))
         # blocks are counted from 1
-        centers = [start + (len(span) + 1) / 2 for start, span in zip(starts, spans, strict=True)]
-        means = [span.mean() for span in spans]
+        centers = [span[0] + (len(span) + 1) / 2 for span in spans]
+        means = [values[list(span)].mean() for span in spans]
         axis.plot(centers, means, f"C{number}.-", label=label)
     axis.set(title="loss, nats", xlabel="block", xscale="log")
     axis.legend(fontsize="small")

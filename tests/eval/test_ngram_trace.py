@@ -14,6 +14,7 @@ import pytest
 import tiny
 from flax import nnx
 
+from famjax.cli.analyze_memory import doubling_spans
 from famjax.cli.main import main
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
@@ -103,6 +104,13 @@ def test_rows_are_by_the_longest_context() -> None:
     assert rows[0]["share"] == pytest.approx(1 - trace().found.any(-1).mean())
     mean = sum(row["share"] * row["loss"] for row in rows)
     assert mean == pytest.approx(trace().losses.mean(), rel=1e-5)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 7, 8, 100])
+def test_spans_double_and_hold_each_block_once(n: int) -> None:
+    spans = doubling_spans(n)
+    assert [i for span in spans for i in span] == list(range(n))
+    assert [len(span) for span in spans[:-1]] == [2**k for k in range(len(spans) - 1)]
 
 
 def test_a_model_without_n_grams_is_rejected() -> None:
