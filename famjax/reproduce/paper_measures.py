@@ -148,6 +148,9 @@ PENN_TREEBANK = TextMeasure(
     "the paper's are the test characters of Penn Treebank, such as ptb.char.test.txt",
     (CHARACTER_BITS,),
 )
+ENWIK8 = TextMeasure(
+    "the paper's are the last 5 million bytes of enwik8, such as enwik8.test", (BITS,)
+)
 # v1's Table 5, which has the numbers of Figure 5, is of the validation characters
 PENN_TREEBANK_VALIDATION = replace(
     PENN_TREEBANK,
