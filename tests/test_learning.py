@@ -55,6 +55,29 @@ def test_a_memory_learns_to_carry_a_letter(tmp_path: Path) -> None:
     assert trained_accuracy(tmp_path, "model.fam_len=2", "model.memory_segments=0") > 0.95
 
 
+def write_repetitions(path: Path) -> None:
+    """Write documents of 40 random letters, and the same ones again."""
+    rng = np.random.default_rng(0)
+    with path.open("w") as file:
+        for _ in range(400):
+            letters = "".join(rng.choice(list("ABCDEFGH"), 40))
+            file.write(json.dumps({"inputs": letters, "targets": letters}) + "\n")
+
+
+@pytest.mark.long
+def test_an_n_gram_memory_learns_to_repeat_what_a_window_cannot(tmp_path: Path) -> None:
+    """The first letters lie four blocks back. Guessing gives 1 in 8, and eos is always right."""
+    write_repetitions(tmp_path / "letters.jsonl")
+    given = [*TINY, f"data.files={tmp_path / 'letters.jsonl'}", "train.steps=100"]
+    window, ngrams = (
+        train(load_config("text_bswa", [*given, f"model.ngram_memory={n}"]), tmp_path / f"{n}")
+        and read_metrics(tmp_path / f"{n}" / "metrics.jsonl")[-1]["accuracy"]
+        for n in (0, 4)
+    )
+    assert window < 0.25
+    assert ngrams > 0.7
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("stack", ["rmt", "autocompressor model.capacity=32"])
 def test_memories_of_segments_learn_to_carry_a_letter(tmp_path: Path, stack: str) -> None:
