@@ -421,6 +421,13 @@ MUTANTS = (
         "tests/eval/test_ngram_trace.py",
     ),
     Mutant(
+        "FLOPs: sources have as many tokens as targets",
+        "train/flops.py",
+        "return (data.source_length or data.length) / data.length",
+        "return 1.0",
+        "tests/train/test_flops.py",
+    ),
+    Mutant(
         "pairs: a source is cut a word too late",
         "data/pairs.py",
         "text.split(None, words) if words else []",

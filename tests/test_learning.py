@@ -66,7 +66,7 @@ def write_repetitions(path: Path) -> None:
 
 @pytest.mark.long
 def test_an_n_gram_memory_learns_to_repeat_what_a_window_cannot(tmp_path: Path) -> None:
-    """The first letters lie four blocks back. Guessing gives 1 in 8, and eos is always right."""
+    """The first letters lie five blocks back. Guessing gives 1 in 8, and eos is always right."""
     write_repetitions(tmp_path / "letters.jsonl")
     given = [*TINY, f"data.files={tmp_path / 'letters.jsonl'}", "train.steps=100"]
     window, ngrams = (

@@ -213,11 +213,16 @@ def _show_ngrams(report: dict[str, Any], out: Output) -> None:
         share = f"{100 * row['share']:.1f}%"
         table.add_row(context, share, right, f"{row['loss']:.3f}", f"{row['without']:.3f}")
     out.print(table)
-    blocks = Table("along the document, means over blocks", ("blocks", "loss", "without"))
-    for span in doubling_spans(len(found["loss"])):
+    title = "along the document, means over blocks; without: the increase of the loss"
+    blocks = Table(title, ("blocks", "loss", "without"))
+    # the last block's losses are the answer's
+    spans = doubling_spans(len(found["loss"]) - report["has_answer"])
+    for span in spans:
         means = (np.mean([found[name][i] for i in span]) for name in ("loss", "without"))
         ends = dict.fromkeys((span[0] + 1, span[-1] + 1))
         blocks.add_row(" to ".join(f"{end:,}" for end in ends), *(f"{mean:.3f}" for mean in means))
+    if report["has_answer"]:
+        blocks.add_row("answer", *(f"{found[name][-1]:.3f}" for name in ("loss", "without")))
     out.print(blocks)
     _show_helped(found["helped"], "the n-gram memory", out)
 

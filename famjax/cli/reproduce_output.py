@@ -509,7 +509,8 @@ def _missing(experiment: Experiment, page: str, trainings: int) -> list[str]:
     found = _TRAININGS.search(page)
     if found and int(found[1]) < trainings:
         lacks.append(f"{found[1]} of {trainings} trainings")
-    claims = sum(_claim(ordering) not in page for ordering in experiment.orderings)
+    rows = [f"| {_claim(o)} | {experiment.score(o.score).name} |" for o in experiment.orderings]
+    claims = sum(row not in page for row in rows)
     if claims:
         lacks.append(f"without {claims} new {inflect(claims, 'claim', 'claims')}")
     return lacks

@@ -77,7 +77,7 @@ def write(source: ExportSource, folder: Path) -> list[str]:
         loading=stablehlo.LOADING,
         platforms=", ".join(stablehlo.PLATFORMS),
         length=length,
-        cut=describe_cut(source),
+        cut=describe_cut(source).rstrip(),
         around=", ".join(map(str, [*before, 1, 2, eos])),
         start=[token for token in start if token is not None],
     )

@@ -44,16 +44,17 @@ def _trainings(
 ) -> list[Config]:
     """Return the configs of an experiment's trainings, with the sizes of their vocabularies."""
     variants = [v for v in experiment.variants_at("paper") if not only or v.name in only]
+    base = None
+    if experiment.has_base("paper"):
+        base = _with_vocab_size(experiment.make_base_config(0, "paper", given))
 
     def make(variant: Variant, *init: str) -> Config:
         config = experiment.make_config(variant, 0, "paper", (*given, *init))
-        # folders differ although the trainings are the same
-        return replace(_with_vocab_size(config), init="base" if init else config.init)
+        # folders differ although the trainings are the same, if their bases are
+        return replace(_with_vocab_size(config), init=repr(base) if init else config.init)
 
-    continues = experiment.has_base("paper") and any(v.continues for v in variants)
-    if not continues:
+    if base is None or not any(v.continues for v in variants):
         return [make(variant) for variant in variants]
-    base = _with_vocab_size(experiment.make_base_config(0, "paper", given))
     with tempfile.TemporaryDirectory() as folder:
         # variants take their model from the base's folder; its vocabulary is not needed
         known = replace(base, data=replace(base.data, tokenizer="bytes"))

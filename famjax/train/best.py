@@ -90,9 +90,12 @@ def _measure(config: dict[str, Any]) -> tuple[Any, ...]:
     tasks = parse_tasks(given["tasks"], "eval.tasks") if given["tasks"] else []
     own = [task for task in tasks if task[0] == best]
     if own:
-        # a checkpoint from before these keys has neither
+        measured = (best, *own, given["lengths"], given["examples"])
+        if not TASKS[best].reads_sources:
+            return measured
+        # a checkpoint from before these keys has none of them
         search = given.get("beam", 1), given.get("tokenized", False)
-        return (best, *own, given["lengths"], given["examples"], *search)
+        return (*measured, *search, data.get("source_words", 0))
     return (best, given["batches"], data["batch"], data["length"])
 
 

@@ -24,7 +24,7 @@ from famjax.config.derived import (
     reads_whole_rows,
 )
 from famjax.config.resolved import ResolvedConfig, ResolvedModelConfig, sizes
-from famjax.config.schema import ModelConfig
+from famjax.config.schema import DataConfig, ModelConfig
 from famjax.layers import ngram_memory
 from famjax.mixers import MIXERS
 from famjax.mixers.mixer import attention_flops, layer_weights
@@ -139,8 +139,13 @@ def step_flops(config: ResolvedConfig, computed: bool = False) -> float:
     data = config.data
     if config.train.match:
         return matching_flops(config.model, data.length)
-    sources = (data.source_length or data.length) / data.length
+    sources = sources_per_target(data)
     return training_flops(model_of_rows(config), config.train.only, computed, sources)
+
+
+def sources_per_target(data: DataConfig) -> float:
+    """Return the number of source tokens in a row of pairs for each token of a target."""
+    return (data.source_length or data.length) / data.length
 
 
 def model_of_rows(config: ResolvedConfig) -> ResolvedModelConfig:

@@ -175,11 +175,14 @@ def test_results_are_shown_judged_and_kept(fake, tmp_path, monkeypatch, capsys):
 
 def test_a_page_from_before_a_claim_is_told(tmp_path):
     experiment = EXPERIMENTS[COPY]
-    claim = "Feedback is better than Transformer"
-    page = f"6 of 6 trainings, 1 minute\n| {claim} | Char | holds |\n"
+    claim, score = "Feedback is better than Transformer", experiment.scores[0].name
+    page = f"6 of 6 trainings, 1 minute\n| {claim} | {score} | holds |\n"
     assert _missing(experiment, page, 6) == []
     assert _missing(experiment, page.replace("6 of", "4 of"), 6) == ["4 of 6 trainings"]
-    assert _missing(experiment, page.replace(claim, ""), 6) == ["without 1 new claim"]
+    # neither a longer claim counts, nor one about another score, nor the text
+    row = f"| {claim} | {score} |"
+    for other in ("", f"| {claim}, by more | {score} |", f"| {claim} | other |", f"The {claim}"):
+        assert _missing(experiment, page.replace(row, other), 6) == ["without 1 new claim"]
 
 
 def age(folder, name, code="older"):

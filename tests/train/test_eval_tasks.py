@@ -110,6 +110,12 @@ def test_a_value_of_another_search_is_another_measure() -> None:
     tokenized = asdict(replace_values(Config(), {**tasks, "eval.tokenized": True}))
     measures = [best._measure(config) for config in (greedy, beam, tokenized)]
     assert len(set(measures)) == 3
+    cut = asdict(replace_values(Config(), {**tasks, "data.source_words": 400}))
+    assert best._measure(cut) not in measures
+    # they do not matter to a score of other tasks
+    passkeys = {**tasks, "eval.tasks": "translate:a=b,passkey", "eval.best": "passkey"}
+    one, five = (asdict(replace_values(Config(), {**passkeys, "eval.beam": n})) for n in (1, 5))
+    assert best._measure(one) == best._measure(five)
     # a checkpoint from before the keys
     older = {**greedy, "eval": {k: v for k, v in greedy["eval"].items() if k != "beam"}}
     del older["eval"]["tokenized"]

@@ -10,7 +10,14 @@ import jax.numpy as jnp
 import pytest
 
 from famjax.config.resolved import resolve_model
-from famjax.config.schema import Config, DataConfig, LinearConfig, ModelConfig, TrainConfig
+from famjax.config.schema import (
+    Config,
+    DataConfig,
+    EncoderConfig,
+    LinearConfig,
+    ModelConfig,
+    TrainConfig,
+)
 from famjax.train import flops
 
 SMALL = ModelConfig(
@@ -156,6 +163,18 @@ def test_measured_peak_is_plausible_and_cached(dtype):
     first = flops.measure_peak_flops(dtype)
     assert 1e8 < first < 1e16
     assert flops.measure_peak_flops(dtype) == first
+
+
+def test_longer_sources_count_in_the_encoder_and_the_keys_of_cross_attention():
+    model = config_with(mixer="full", encoder=EncoderConfig(layers=2))
+    one, three = (
+        flops.step_flops(Config(model=model, data=DataConfig(length=16, source_length=n)))
+        for n in (16, 48)
+    )
+    layer, keys_values = 8 * 8 * 4 + 2 * 8 * 16, 2 * 8 * 8
+    # two more source tokens for each target token; forward, and backward to both factors
+    assert three - one == 3 * 2 * (2 * 2 * layer + 2 * keys_values)
+    assert flops.sources_per_target(DataConfig(length=16)) == 1
 
 
 def test_match_flops_count_softmax_and_gradients_of_maps():

@@ -54,6 +54,7 @@ FAM_RECIPE = Experiment(
     base=_text.BASE,
     note=_text.FAM_NOTE
     + " Lanes, AdamW and full finetuning unless named; the paper has packed rows, "
-    "RSP, RPO, a repeated segment, Adafactor and LoRA of rank 64 at once, the last row of rank 16.",
+    "RSP, RPO, a repeated segment, Adafactor and LoRA of rank 64 at once, the last two rows of "
+    "rank 16, the first of them with Adafactor at a rate of 0.01.",
     minutes=5.0,
 )

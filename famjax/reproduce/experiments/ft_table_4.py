@@ -30,7 +30,7 @@ FT_TABLE_4 = Experiment(
         config="enwik8_paper",
         measure=ENWIK8,
         note="The paper finetunes the model for 10,000 more steps at a tenth of the rate, which is "
-        "not done here.",
+        "not done here. The Transformer of equal size is not in the paper.",
     ),
     note="Bytes of Python's standard library, 16 kB of each held-out module, where the paper has "
     "enwik8; two layers instead of twelve, a width of 128, spans of at most 256 instead of 8,192, "

@@ -14,7 +14,7 @@ _MARGIN, _PAPER_MARGIN = 0.02, 0.2
 
 
 def _variant(name: str, features: int | None = None) -> Variant:
-    """Return a variant with `features` features, which is not in the paper; None is its quarter."""
+    """Return a variant; one with its own number of features is not in the paper."""
     own = (f"model.linear.map={_MAPS[name]}",)
     return Variant(
         f"T2R {name}" + (f" {features}" if features else ""),
