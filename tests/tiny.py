@@ -39,6 +39,20 @@ def model(mixer: str, seed: int = 0, **shape: Any) -> LanguageModel:
     return LanguageModel(replace(SHAPE, mixer=mixer, **shape), rngs=nnx.Rngs(seed))
 
 
+def with_noise(model: LanguageModel, part: str, size: float) -> LanguageModel:
+    """Return the model with noise of this size added to parameters with `part` in their names."""
+    graph, params = nnx.split(model)
+    return nnx.merge(
+        graph,
+        jax.tree_util.tree_map_with_path(
+            lambda path, a: (
+                a + size * jax.random.normal(jax.random.key(0), a.shape) if part in str(path) else a
+            ),
+            params,
+        ),
+    )
+
+
 def logits(model: LanguageModel, tokens: np.ndarray, pad: int = 64) -> np.ndarray:
     """Return the logits of one call: [b t] -> [b t v].
 

@@ -25,7 +25,8 @@ class Arguments:
     rows of the embedding, and its gates; for the delta rule write rates, key smearing and gains;
     for model.ngram_memory=8 maps of what it recalls, 0 at first) and the feature maps of t2r,
     initialized at random. Give sizes of the new attention as overrides after the flags:
-    model.block_len=512, model.fam_len=64, model.memory_segments=2, model.linear.map=elu.
+    model.block_len=512, model.fam_len=64, model.memory_segments=2, model.linear.map=elu. With an
+    encoder, data.source_words=400 reads the first words of each source.
     """
 
     source: tyro.conf.Positional[str]

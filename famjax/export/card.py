@@ -112,11 +112,9 @@ def model_card(source: ExportSource, family: Family, pretrained: bool) -> str:
 def describe_cut(source: ExportSource) -> str:
     """Return what `data.source_words` means for whoever writes sources; "" for whole ones."""
     words = source.run.config.data.source_words
-    return (
-        f"\nSources were cut to their first {words:,} words in training: do the same.\n"
-        if words
-        else ""
-    )
+    if not words:
+        return ""
+    return f"\nCut sources to their first {words:,} words, as famjax does (`data.source_words`).\n"
 
 
 def describe(source: ExportSource) -> str:

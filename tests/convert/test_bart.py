@@ -191,7 +191,7 @@ def test_the_words_of_a_source_are_kept_and_told(folder: Path, run: Path, tmp_pa
     whole, part = translator.translate(["a dog can", "a dog"])
     assert whole == part
     export(tmp_path / "again", tmp_path / "back", "hf")
-    assert "cut to their first 2 words" in (tmp_path / "back" / "README.md").read_text()
+    assert "Cut sources to their first 2 words" in (tmp_path / "back" / "README.md").read_text()
     with pytest.raises(UserError, match=r"only model\.\* and data.source_words can be set here"):
         convert(folder, tmp_path / "other", overrides=("data.batch=2",), **quiet)
 

@@ -313,18 +313,10 @@ def test_the_command_prints_the_measures(
 def delta_run() -> Run:
     """Return a run of windowed and delta-rule layers in turn, with memories that are read."""
     arguments = {"mixer": "bswa,delta", "layers": 4, "kv_heads": 2}
-    graph, params = nnx.split(tiny.model(memory_segments=1, **arguments))
     # rates that depend on the token; at first they are equal
-    params = jax.tree_util.tree_map_with_path(
-        lambda path, a: (
-            a + 0.1 * jax.random.normal(jax.random.key(0), a.shape)
-            if "rate_weight" in str(path)
-            else a
-        ),
-        params,
-    )
+    model = tiny.with_noise(tiny.model(memory_segments=1, **arguments), "rate_weight", 0.1)
     shape = replace(tiny.SHAPE, **arguments)
-    return Run(Config(model=shape), tiny.run().tokenizer, nnx.merge(graph, params), 1)
+    return Run(Config(model=shape), tiny.run().tokenizer, model, 1)
 
 
 @cache

@@ -173,7 +173,7 @@ def test_results_are_shown_judged_and_kept(fake, tmp_path, monkeypatch, capsys):
     assert f"{COPY}.md(4of6trainings);again:" in shown
 
 
-def test_a_page_from_before_a_claim_is_told(tmp_path):
+def test_a_page_from_before_a_claim_is_told():
     experiment = EXPERIMENTS[COPY]
     claim, score = "Feedback is better than Transformer", experiment.scores[0].name
     page = f"6 of 6 trainings, 1 minute\n| {claim} | {score} | holds |\n"

@@ -229,7 +229,11 @@ def test_an_evaluation_does_not_cast_the_weights_that_are_trained(
     device = SimpleNamespace(platform="gpu")
     monkeypatch.setattr("famjax.train.run.target_device", lambda: device)
     task = SimpleNamespace(
-        options=(), needs_files=False, evaluate=evaluate, scores=lambda _: {None: 1.0}
+        options=(),
+        needs_files=False,
+        reads_sources=False,
+        evaluate=evaluate,
+        scores=lambda _: {None: 1.0},
     )
     monkeypatch.setitem(TASKS, "casts", task)
     session = SimpleNamespace(
