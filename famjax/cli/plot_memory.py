@@ -42,7 +42,7 @@ def _layer_panels(report: dict[str, Any]) -> list[_Panel]:
         "rotation": "rotation, degrees per block",
         "rank": "rank",
         "similarity": f"similarity of {part}s (cosine)",
-        "mass": "the memory's share of what is read",
+        "mass": "memory's share of what is read",
     }
     if not has_parts:
         # of a single part there is no similarity, and the loss without it is that without all
