@@ -23,9 +23,10 @@ import famjax
 from famjax.config.keys import values
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
-from famjax.core.types import Batch
+from famjax.core.types import Batch, PyTree
 from famjax.data.lanes import join_rows_state
 from famjax.data.sources import Source
+from famjax.experiment.memory import check_bytes_fit
 from famjax.processes import collective
 from famjax.train.metrics import MetricsWriter
 
@@ -124,6 +125,29 @@ def upload_batch(
 
     with jax.transfer_guard("allow"):  # explicit, but the guard recognises device_put only
         return jax.tree.map(put, batch)
+
+
+def copy_whole(tree: PyTree) -> PyTree:
+    """Return copies of global arrays, whole, on each process's first device.
+
+    With a single process the arrays stay as they are, sharded or not. All processes must call this.
+    """
+    if collective.process_count() == 1:
+        return tree
+    needed = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
+    check_bytes_fit("a whole model on one device of each process", needed, devices=1)
+    from jax.experimental import multihost_utils
+
+    device = jax.local_devices()[0]
+
+    def copy(leaf: jax.Array) -> jax.Array:
+        whole = leaf.is_fully_addressable
+        return jax.device_put(
+            leaf if whole else multihost_utils.process_allgather(leaf, True), device
+        )
+
+    with jax.transfer_guard("allow"):
+        return jax.tree.map(copy, tree)
 
 
 def gather_cursors(data: dict[str, Any]) -> dict[str, Any]:

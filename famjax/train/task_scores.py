@@ -2,6 +2,9 @@
 
 The evaluated model has the weights of the current step and a memory of its own. The memory of the
 training lanes is not touched.
+
+Each of several processes evaluates the whole model on its first device. All take the scores of
+process 0, as `eval.best` must be the same checkpoint everywhere.
 """
 
 from __future__ import annotations
@@ -15,10 +18,11 @@ from flax import nnx
 
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
-from famjax.processes.collective import process_count
+from famjax.processes.collective import broadcast_from_first
 from famjax.tasks import TASKS
 from famjax.tasks.parse import parse_lengths, parse_tasks
 from famjax.tasks.task import Request
+from famjax.train import hosts
 from famjax.train.heldout import evaluates_at
 from famjax.train.hooks import Hook
 from famjax.train.run import Run
@@ -50,8 +54,6 @@ class TaskScores(Hook):
 
 def check_tasks(config: Config) -> None:
     """Raise a `UserError` for a mistake in `eval.tasks` that needs no model to be found."""
-    if config.eval.tasks and process_count() > 1:
-        raise UserError("eval.tasks: is for one process; evaluate with famjax eval")
     for name, files in parse_tasks(config.eval.tasks):
         run = SimpleNamespace(config=config)
         try:
@@ -68,7 +70,7 @@ def measure(session: Session, examples: int | None, is_trial: bool = False) -> d
     """
     state, config = session.state, session.config.eval
     # copies of the variables, not of their arrays: an evaluation may cast its model's weights
-    weights = jax.tree.map(lambda a: a, (state.params, *state.frozen[:1]))
+    weights = jax.tree.map(lambda a: a, hosts.copy_whole((state.params, *state.frozen[:1])))
     model = nnx.merge(session.program.inference_graph, *weights)
     run = Run(session.given_config, session.tokenizer, model, session.step, session.base)
     fields: dict[str, float] = {}
@@ -88,4 +90,4 @@ def measure(session: Session, examples: int | None, is_trial: bool = False) -> d
         scores: dict[str, Any] = TASKS[name].scores(TASKS[name].evaluate(run, request))
         fields |= {f"{name}_{length}": score for length, score in scores.items() if length}
         fields[name] = float(np.mean(list(scores.values())))
-    return fields
+    return broadcast_from_first("task scores", lambda: fields)

@@ -121,6 +121,23 @@ def test_two_processes_equal_one_and_resume_after_a_kill(tmp_path: Path) -> None
     assert_same(reference, resumed)
 
 
+@pytest.mark.long
+def test_tasks_are_evaluated_as_by_one_process(tmp_path: Path) -> None:
+    """On parameters that are sharded over both processes; the best checkpoint is kept."""
+    text = tmp_path / "held_out.txt"
+    text.write_text("some words to read, and some more of them. " * 20)
+    tasks = [f"eval.tasks=text:{text},niah_single_1", "eval.lengths=600", "eval.examples=1"]
+    keys = ["eval.every=2", *tasks, "eval.best=text", "mesh.fsdp=2"]
+    path = write_config(tmp_path, "lanes", *keys, "train.steps=4")
+    (_, said), _ = train_in_processes(path, tmp_path / "two", 2, 1)
+    assert "the best so far, is kept in" in said
+    train_in_process(path, tmp_path / "one", 2)
+    (*_, last), (*_, expected) = rows(tmp_path / "two"), rows(tmp_path / "one")
+    assert {"text", "niah_single_1_600"} <= last.keys()
+    assert last == pytest.approx(expected, rel=1e-4)
+    assert Checkpoints(tmp_path / "two" / "best" / "checkpoints").latest() == 4
+
+
 @pytest.mark.slow
 def test_resume_after_process_zero_was_killed(tmp_path: Path) -> None:
     """Packed rows; killing process 0 also ends the coordination service."""
