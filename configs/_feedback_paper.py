@@ -1,7 +1,10 @@
 """Base of the Feedback Transformer's configs at the papers' sizes.
 
 With pre-norm there is also a norm after the last layer, which the papers do not mention and their
-authors' code has (docs/papers.md).
+authors' code has (docs/papers.md). The norms' epsilon is famjax's default of 1e-6; the papers do
+not give theirs. Nor do they give Adam's decay rates, here 0.9 and 0.999, or the rate after the
+warm-up, here constant, as in the authors' code. "Gradient clip" (Table 9) is taken to be of the
+global norm.
 """
 
 from famjax.config.schema import (

@@ -1,4 +1,7 @@
-"""Base of the T2R configs on WikiText-103 at the paper's sizes (A.1.1, Tables 3 and 4)."""
+"""Base of the T2R configs on WikiText-103 at the paper's sizes (A.1.1, Tables 3 and 4).
+
+The rate warms up from 0, in the paper (A.1.1, Tables 3 and 4) from 1e-7.
+"""
 
 from famjax.config.schema import (
     Config,

@@ -8,6 +8,8 @@ Expected: 76.2% of digits, 23.6% of sequences of 400 (paper; its Transformer 59.
 The span of 1,024, which holds an episode of 400 digits, is chosen here. In the end all training
 episodes have 40 digits, so that a model can learn to look 41 tokens back, and fail on other
 lengths; small models do (docs/feedback.md).
+
+For departures see `_toy_paper` and `_feedback_paper`.
 """
 
 from famjax import Config, load_config, replace_values

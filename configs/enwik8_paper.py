@@ -12,6 +12,11 @@ Expected: last run, after 10,000 more steps at a tenth of the rate: 0.96 bits pe
 
 Trains on the whole file, as the paper does; nothing is held out. Validate with
 --tasks text:enwik8.valid.
+
+Tokens are bytes, 258 with the special ones. Each layer has its own keys and values: with shared
+ones (model.feedback.shared_kv=true), which the paper has "on large datasets" (4), there would be
+65M parameters, and Table 9 has 77M. For departures of the model and the optimizer see
+`_feedback_paper`.
 """
 
 from famjax import Config, load_config, replace_values

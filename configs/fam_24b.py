@@ -15,7 +15,9 @@ Adafactor at a constant rate of 3e-3; 50k steps of 128 rows packed to 8.5k token
 repeated at the end with weight 0.1; LoRA of rank 64.
 Chosen here, where the paper says nothing: rows of 9216 tokens, which are 9 blocks, the fewest that
 hold 8.5k tokens, the prompt and the repetition; SwiGLU, as in PaLM, which gives 24.5B parameters
-without the embedding table; RMSNorm; gradients clipped at norm 1; bfloat16.
+without the embedding table; RMSNorm; gradients clipped at norm 1; bfloat16; in Adafactor,
+a second-moment decay that rises to 0.99, and updates that are clipped at RMS 1 and scaled by the
+parameter's RMS.
 
 As in the paper, none of the instructions is held out. Next-token accuracy, as the paper has it for
 PG-19:

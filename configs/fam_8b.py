@@ -15,7 +15,9 @@ From the paper: 32 layers of width 4096, 32 heads, feed-forward multiplier 4; bl
 64.
 Chosen here, where the paper says nothing: rows of 9216 tokens, which are 9 blocks, the fewest that
 hold 8.5k tokens, the prompt and the repetition; SwiGLU, as in PaLM, which gives 8.6B parameters
-without the embedding table; RMSNorm; gradients clipped at norm 1; bfloat16.
+without the embedding table; RMSNorm; gradients clipped at norm 1; bfloat16; in Adafactor,
+a second-moment decay that rises to 0.99, and updates that are clipped at RMS 1 and scaled by the
+parameter's RMS.
 
 As in the paper, none of the instructions is held out. Next-token accuracy, as the paper has it for
 PG-19:

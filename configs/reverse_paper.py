@@ -8,6 +8,8 @@ Expected: 74.8% of digits, 29.2% of sequences of 400 (paper; its Transformer 50.
 The span of 1,024, which holds an episode of 400 digits, is chosen here. In the end all training
 episodes have 40 digits, so that a model can learn to reverse 40 digits only, and fail on other
 lengths; small models do (docs/feedback.md).
+
+For departures see `_toy_paper` and `_feedback_paper`.
 """
 
 from famjax import Config, load_config, replace_values

@@ -17,6 +17,7 @@ attention weights applies to the layers that keep their attention.
 
 Learning rate: from 0.5 to 5e-5, as in Table 4; in the paper's text it ends at 5e-6. 8K warm-up
 steps and a period of 135K are 1K more than the run's 142K steps; here the cosine ends with the run.
+The rate warms up from 0: see `_t2r_paper`.
 """
 
 from famjax import Config, load_config, replace_values

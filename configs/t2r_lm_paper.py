@@ -21,7 +21,8 @@ Depth: 32 layers, as in the paper's text. fairseq's transformer_lm_wiki103, whic
 table leaves out are from there: 0.1 on attention weights and hidden units, and 0.2 before the
 softmax.
 
-Unlike in fairseq's model, there is a norm after the last layer.
+Unlike in fairseq's model, there is a norm after the last layer. The rate warms up from 0: see
+`_t2r_paper`.
 """
 
 from famjax import Config, load_config, replace_values

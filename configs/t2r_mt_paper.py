@@ -18,7 +18,8 @@ what the command replaces. The hyperparameters are the teacher's, except for the
 2e-4 and 20,000 steps (3.2.2, Table 6). The paper averages the checkpoints of the last five epochs;
 here the last five checkpoints are averaged. No position is rotated, so the feature maps merge into
 the projections for inference. The teachers for other languages, with the commands that make them
-recurrent, are `wmt14_enfr_paper` (60,000 steps without a teacher) and `wmt17_zhen_paper`.
+recurrent, are `wmt14_enfr_paper` (60,000 steps without a teacher) and `wmt17_zhen_paper`. For
+departures of the model, the tokens and the optimizer see `_seq2seq_paper`.
 """
 
 from famjax import Config, load_config, replace_values

@@ -20,6 +20,8 @@ Adaptive input and softmax are tied, as in the authors' earlier code
 wide as the one before. The papers name no clusters; with these the model sizes are theirs:
 docs/papers.md.
 The dropout of the last layer's output (7.6) has no rate in Table 9; it is that of the embedding.
+Ends of lines are in the text from the first step; the paper trains without them, and finetunes the
+trained models with them (7.6). For departures of the model and the optimizer see `_feedback_paper`.
 """
 
 from famjax import Config, load_config, replace_values

@@ -22,9 +22,9 @@ Expected: tokenized BLEU (compounds split) 29.5 with the Feedback Transformer's 
 There are 4.5 million training pairs, in the Feedback Transformer's paper those of WMT16; val is
 newstest2013, and test newstest2014. A step has 460,000 target tokens (T2R A.1.2). The Feedback
 Transformer's paper gives a learning rate of 1e-3 and no number of steps; the steps are those of
-T2R's Table 5. Its layers share keys and values "on large datasets" (4), so they do here. Weight
-decay is 0, as in T2R's Tables 5 and 6; its text (A.1.2) has 0.01. For departures of the model see
-`_seq2seq_paper`.
+T2R's Table 5. Its layers share keys and values "on large datasets" (4), so they do here. The
+last 10 checkpoints are averaged, as in that paper; T2R averages those of the last five epochs. For
+departures of the model, the tokens and the optimizer see `_seq2seq_paper`.
 """
 
 from famjax import Config, load_config, replace_values

@@ -17,7 +17,9 @@ Expected: tokenized BLEU (compounds not split) 24.2, and 23.8 for the recurrent 
 
 As in the paper, the decoder's input and output share their embedding, and the encoder has one of
 its own. Departures: one vocabulary for both languages, twice as large, where the paper has one for
-each (of a size that it does not give); and those of the model, see `_seq2seq_paper`.
+each (of a size that it does not give); the last five checkpoints, 1,000 steps apart, are averaged,
+where the paper averages those of the last five epochs; and those of the model, the tokens and the
+optimizer, see `_seq2seq_paper`.
 """
 
 from famjax import Config, load_config, replace_values
