@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -123,6 +124,11 @@ def _train_and_show(
             "fit in --hours; run the command again to continue, with a larger --hours if nothing "
             "was started"
         )
+        for name in by_id:
+            own = Counter(cell.variant or "base" for cell in left if cell.experiment == name)
+            if own:
+                what = ", ".join(f"{variant} ({number})" for variant, number in own.items())
+                progress.print(f"left of {name}: {what}")
 
 
 def _tell_costs(

@@ -22,7 +22,7 @@ from famjax.reproduce.experiments import EXPERIMENTS
 from famjax.reproduce.judge import Judgement, judge, mean_and_interval
 from famjax.reproduce.paper_cost import CHIP, chip_seconds, paper_flops
 from famjax.reproduce.papers import listed
-from famjax.reproduce.runner import format_time, make_cells, read_result
+from famjax.reproduce.runner import expected_seconds, format_time, make_cells, read_result
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -489,12 +489,13 @@ def _paper_state(experiment: Experiment, pages: Path) -> str:
 
 def _state(experiment: Experiment, root: Path, pages: Path) -> str:
     """Return how much of an experiment is done, or the time that it would take."""
-    cells = make_cells(experiment, root, SEEDS, (), "here", ())
-    cells = [cell for cell in cells if cell.variant]
+    trainings = make_cells(experiment, root, SEEDS, (), "here", ())
+    expected = expected_seconds(experiment)
+    cost = format_time(sum(expected[cell.variant] for cell in trainings))
+    cells = [cell for cell in trainings if cell.variant]
     done = sum(read_result(cell, experiment) is not None for cell in cells)
     if done:
         return f"{done} of {len(cells)} trainings done"
-    cost = format_time(60 * experiment.minutes * len(cells))
     page = pages / f"{experiment.id}.md"
     if not page.exists():
         return f"not run: {cost} of a core"

@@ -205,7 +205,7 @@ class Experiment:
         draws bars.
       note: differences from the paper.
       follow_up: what was tried after a claim did not hold, and the result.
-      minutes: rough time that one variant with one seed takes on one core.
+      minutes: rough time that a variant of median length takes on one core, with one seed.
     """
 
     id: str

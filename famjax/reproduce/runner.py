@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -14,11 +15,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.core.json_files import RUN_AGAIN, read_json
 from famjax.processes import runtime
 from famjax.reproduce.cell import DATA, RESULT, Cell
-from famjax.reproduce.experiment import Experiment
+from famjax.reproduce.experiment import Experiment, Size
 
 # time that a process has to save when it is told to stop
 _SECONDS_TO_SAVE = 60
@@ -48,10 +50,10 @@ class Runner:
     ):
         self._experiments, self._say, self._deadline = experiments, say, deadline
         self._cores = split_cores(jobs)
-        # seconds of finished cells, by experiment and whether they are bases
-        self._took: dict[tuple[str, bool], list[float]] = {}
-        # tokens of a base, divided by those of a variant, by experiment
-        self._base_ratios: dict[str, float] = {}
+        # expected and measured seconds of finished cells, by experiment
+        self._took: dict[str, list[tuple[float, float]]] = {}
+        # expected seconds of each variant, by experiment
+        self._expected: dict[str, dict[str, float]] = {}
         self._folders: dict[Cell, Path] = {}
         self._done = 0
 
@@ -129,27 +131,19 @@ class Runner:
     def estimate(self, cell: Cell) -> float | None:
         """Return the seconds that a cell takes; None if they are not known.
 
-        This is the mean time of the experiment's finished cells (for a base, of its bases), or what
-        the experiment expects of the size here.
+        This is what the experiment expects of it, times the ratio of the time that its finished
+        cells took to what was expected of them. At the paper's size only that ratio is known.
         """
-        is_base = not cell.variant
-        took = self._took.get((cell.experiment, is_base))
+        expected, took = self._expect(cell), self._took.get(cell.experiment)
         if took:
-            return sum(took) / len(took)
-        if cell.size != "here":
-            return None
-        ratio = self._base_ratio(cell.experiment) if is_base else 1.0
-        return 60 * self._experiment(cell).minutes * ratio
+            return expected * sum(own for _, own in took) / sum(before for before, _ in took)
+        return expected if cell.size == "here" else None
 
-    def _base_ratio(self, name: str) -> float:
-        """Return the tokens of an experiment's base here, by those of its first variant on it."""
-        if name not in self._base_ratios:
-            experiment = self._experiments[name]
-            variant = next(variant for variant in experiment.variants if variant.continues)
-            configs = (experiment.make_base_config(0), experiment.make_config(variant, 0, "here"))
-            base, continued = (c.train.steps * c.data.batch * c.data.length for c in configs)
-            self._base_ratios[name] = base / continued
-        return self._base_ratios[name]
+    def _expect(self, cell: Cell) -> float:
+        name = cell.experiment
+        if name not in self._expected:
+            self._expected[name] = expected_seconds(self._experiment(cell), cell.size, cell.given)
+        return self._expected[name][cell.variant]
 
     def time_left(self, cells: Sequence[Cell]) -> str:
         """Return the time that cells take side by side, such as "about 12 minutes"."""
@@ -173,9 +167,36 @@ class Runner:
         process.check()
         self._done += 1
         cell, seconds = process.cell, process.seconds()
-        self._took.setdefault((cell.experiment, not cell.variant), []).append(seconds)
+        self._took.setdefault(cell.experiment, []).append((self._expect(cell), seconds))
         shown = f"{self._done}/{total} {_describe(cell)}: {seconds:.0f} s"
         self._say(f"{shown}, {self.time_left(waiting)} left" if waiting else shown)
+
+
+def expected_seconds(
+    experiment: Experiment, size: Size = "here", given: tuple[str, ...] = ()
+) -> dict[str, float]:
+    """Return the seconds that one seed of each variant takes, in proportion to its tokens.
+
+    At the paper's size only their ratios are known.
+
+    Args:
+      experiment: the experiment.
+      size, given: see `Cell`.
+
+    Returns:
+      seconds by name of the variant; "" is the base.
+    """
+    configs = {v.name: experiment.make_config(v, 0, size, given) for v in experiment.variants}
+    tokens = {name: _count_tokens(config) for name, config in configs.items()}
+    typical = statistics.median_high(tokens.values())
+    if experiment.has_base(size):
+        tokens[""] = _count_tokens(experiment.make_base_config(0, size, given))
+    return {name: 60 * experiment.minutes * own / typical for name, own in tokens.items()}
+
+
+def _count_tokens(config: Config) -> int:
+    """Return the number of tokens that a training reads."""
+    return config.train.steps * config.data.batch * config.data.length
 
 
 def _describe(cell: Cell) -> str:

@@ -25,6 +25,7 @@ from famjax.reproduce.papers import Entry, listed
 from famjax.reproduce.penn_treebank import PennTreebankMeasure, to_characters
 from famjax.reproduce.runner import (
     Runner,
+    expected_seconds,
     make_cells,
     read_result,
     reason_of_failure,
@@ -303,6 +304,7 @@ def test_what_does_not_fit_into_the_time_is_said(fake, tmp_path, capsys):
     out, err = capsys.readouterr()
     assert "nothing is done yet" in out
     assert "6 training runs are left" in err
+    assert f"left of {COPY}: Transformer (3), Feedback (3)" in err
 
 
 @pytest.mark.long
@@ -326,6 +328,7 @@ def test_bases_come_first_and_are_shared(fake, tmp_path, monkeypatch):
     runner = Runner(experiments, 1, lines.append)
     # 1,000 steps, of which its variants continue 400
     assert runner.estimate(base) == pytest.approx(2.5 * runner.estimate(variant))
+    assert runner.estimate(variant) == 60 * experiments["fam-table-3"].minutes
     # as many processes as cells: the fake asserts that its base is there
     assert Runner(experiments, 4, lines.append).run(cells) == []
     assert sum("base" in line for line in said()) == 1
@@ -334,6 +337,21 @@ def test_bases_come_first_and_are_shared(fake, tmp_path, monkeypatch):
     newer = [replace(cell, code="newer") for cell in cells]
     assert Runner(experiments, 1, lines.append).run(newer) == []
     assert len(said()) == 3
+
+
+@pytest.mark.long
+def test_experiments_of_papers_take_at_most_two_hours_of_two_cores():
+    for experiment in EXPERIMENTS.values():
+        if experiment.at_paper:
+            assert 3 * sum(expected_seconds(experiment).values()) <= 4 * 3600, experiment.id
+
+
+def test_the_time_of_a_training_is_in_proportion_to_its_tokens():
+    seconds = expected_seconds(EXPERIMENTS["t2r-figure-5"])
+    # 2,400 steps; 800 and 1 of the variants, of which the median takes the experiment's minutes
+    assert seconds[""] == pytest.approx(3 * seconds["T2R 4"])
+    assert seconds["T2R 4"] == pytest.approx(800 * seconds["before finetuning 4"])
+    assert seconds["T2R 4"] == 60 * EXPERIMENTS["t2r-figure-5"].minutes
 
 
 def test_sigterm_stops_the_processes(tmp_path, monkeypatch):

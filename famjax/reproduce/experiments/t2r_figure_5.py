@@ -104,5 +104,5 @@ T2R_FIGURE_6 = Experiment(
     axis="features",
     note=_t2r.NOTE + " In nats, of the last token's weights in 32 windows of 256 bytes, the mean "
     "over layers and heads; lower is sharper. The paper gives a figure.",
-    minutes=_t2r.MINUTES,
+    minutes=_t2r.MINUTES_FROM_SCRATCH,
 )
