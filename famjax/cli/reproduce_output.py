@@ -36,7 +36,7 @@ _PAPER = "-paper"
 # how a page says of how many trainings it is
 _TRAININGS = re.compile(r"^(\d+) of \d+ trainings, ", re.MULTILINE)
 # columns that only the table of a page has
-_COSTS = ("parameters", "tokens")
+_COSTS = ("parameters", "tokens", "TFLOP")
 # characters of a line of a figure's title
 _TITLE_WIDTH = 70
 # an axis is logarithmic if the largest x is at least so many times the smallest, or if at least so
@@ -203,7 +203,7 @@ def _paper(experiment: Experiment, variant: Variant) -> str:
 
 
 def _rows(results: Results, scores: Sequence[Score], with_costs: bool = False) -> list[list[str]]:
-    """Return the rows of the table of scores; `with_costs` adds parameters and tokens."""
+    """Return the rows of the table of scores; `with_costs` adds those of training."""
     rows, has_paper, versions = [], _is_of_a_paper(results.experiment), _version_column(results)
     for variant in results.experiment.variants:
         values = [results.values(variant.name, score.name) for score in scores]
@@ -217,7 +217,7 @@ def _rows(results: Results, scores: Sequence[Score], with_costs: bool = False) -
         rows.append([variant.name, seeds, *costs, *cells, *paper])
     for name, row in results.baselines().items():
         cells = [score.format(row[score.name]) if score.name in row else "" for score in scores]
-        costs = [""] * (len(_COSTS) if with_costs else 0) + [""] * len(versions)
+        costs = [""] * (len(_cost_columns(results)) if with_costs else 0) + [""] * len(versions)
         rows.append([name, "", *costs, *cells, *([""] if has_paper else [])])
     return rows
 
@@ -236,13 +236,22 @@ def _is_of_a_paper(experiment: Experiment) -> bool:
     return experiment.source != "famjax"
 
 
+def _cost_columns(results: Results) -> Sequence[str]:
+    """Return the headings of the costs; without FLOPs, which results of older code do not have."""
+    has_flops = all("flops" in result for result in results.each())
+    return _COSTS if has_flops else _COSTS[:-1]
+
+
 def _costs(results: Results, variant: Variant) -> list[str]:
-    """Return the numbers of parameters, and of training tokens including those of the base."""
+    """Return the number of parameters, and the tokens and FLOPs of training with its base."""
+    columns = _cost_columns(results)
     result = next(iter(results.by_variant.get(variant.name, {}).values()), None)
     if result is None:
-        return ["-"] * len(_COSTS)
+        return ["-"] * len(columns)
     tokens = result["tokens"] + result.get("base_tokens", 0)
-    return [f"{result['parameters']:,}", f"{tokens:,}"]
+    flops = result.get("flops", 0) + result.get("base_flops", 0)
+    cells = f"{result['parameters']:,}", f"{tokens:,}", f"{flops / 1e12:.3g}"
+    return list(cells[: len(columns)])
 
 
 def score_table(results: Results) -> Table:
@@ -415,11 +424,12 @@ def make_page(results: Results, figure: str) -> str:
         "",
         f"{len(each)} of {results.trainings} trainings, {format_time(seconds)} of process time "
         f"(without that of their bases), on {each[0]['device']}, commit "
-        f"{', '.join(_versions(each))}. Means over seeds, ± half of the 95% interval (Student's).",
+        f"{', '.join(_versions(each))}. Means over seeds, ± half of the 95% interval (Student's). "
+        "Tokens and model FLOPs are those of training, with the base's.",
         "",
         _markdown(
             [
-                *("model", "seeds", *_COSTS, *_version_column(results)),
+                *("model", "seeds", *_cost_columns(results), *_version_column(results)),
                 *(score.name for score in scores),
                 *_paper_column(results),
             ],

@@ -157,6 +157,7 @@ def run_cell(cell: Cell, experiment: Experiment) -> None:
     import jax
     from flax import nnx
 
+    from famjax.reproduce.paper_cost import training_flops
     from famjax.train.average import open_average
     from famjax.train.recipe import train_and_time
 
@@ -174,6 +175,7 @@ def run_cell(cell: Cell, experiment: Experiment) -> None:
         "train_seconds": seconds,
         "steps": run.step,
         "tokens": run.step * config.data.batch * config.data.length,
+        "flops": training_flops(run.config),
         "parameters": sum(x.size for x in jax.tree.leaves(nnx.state(run.model, nnx.Param))),
         "device": jax.devices()[0].device_kind,
         "code": code,
@@ -196,10 +198,12 @@ def run_cell(cell: Cell, experiment: Experiment) -> None:
 
 
 def _base_result(cell: Cell, experiment: Experiment) -> dict[str, Any]:
-    """Return the tokens, seconds and code version of the base that a cell continues."""
+    """Return the tokens, FLOPs, seconds and code version of the base that a cell continues."""
     base = cell.base(experiment)
     if base is None:
         return {}
     found = dict(read_json(base.folder(experiment) / RESULT, RUN_AGAIN))
     keys = {"base_tokens": "tokens", "base_seconds": "train_seconds", "base_code": "code"}
+    # results from before 2026-11-29 have no FLOPs
+    keys |= {"base_flops": "flops"} if "flops" in found else {}
     return {name: found[key] for name, key in keys.items()}

@@ -169,6 +169,14 @@ class CodeMeasure(CodeTexts):
         return {score.name: result[keys[score.name]] for score in self.scores}
 
 
+# the trivial baselines of toy tasks, and their keys in `famjax.tasks.toy.baselines`
+_GUESSES = (
+    ("guessing", "chance", "chance_episodes"),
+    ("the most common answer", "commonest_accuracy", "commonest_episodes"),
+    ("the last answer", "last_accuracy", "last_episodes"),
+)
+
+
 @dataclass(frozen=True)
 class ToyMeasure(Measure):
     """For a toy task, the share of right answers, and of episodes without a wrong answer.
@@ -199,11 +207,9 @@ class ToyMeasure(Measure):
             of_length = f", {row['length']:,}" if self.lengths else ""
             scores[f"answers{of_length}"] = row["accuracy"]
             scores[f"episodes{of_length}"] = row["episode_accuracy"]
-            for name, key in (
-                ("guessing", "chance"),
-                ("the most common answer", "commonest_accuracy"),
-                ("the last answer", "last_accuracy"),
-            ):
-                if row[key] is not None:
-                    guesses.setdefault(name, {})[f"answers{of_length}"] = row[key]
+            for name, answers, episodes in _GUESSES:
+                if row[answers] is not None:
+                    guesses.setdefault(name, {}).update(
+                        {f"answers{of_length}": row[answers], f"episodes{of_length}": row[episodes]}
+                    )
         return Measured(scores, guesses)

@@ -1,4 +1,4 @@
-"""What the trainings of experiments cost at the paper's size."""
+"""The model FLOPs of the trainings of experiments, and what they cost at the paper's size."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def paper_flops(
       given: the user's overrides.
     """
     configs = dict.fromkeys(c for e in experiments for c in _trainings(e, only, given))
-    return seeds * sum(map(_training_flops, configs))
+    return seeds * sum(map(training_flops, configs))
 
 
 def _trainings(
@@ -68,7 +68,8 @@ def chip_seconds(flops: float) -> float:
     return flops / CHIP.flops
 
 
-def _training_flops(config: Config) -> float:
+def training_flops(config: Config) -> float:
+    """Return the model FLOPs of a training; the config has the size of its vocabulary."""
     tokens = config.train.steps * config.data.batch * config.data.length
     return tokens * step_flops(resolve(replace(config, mesh=MeshConfig()), None, devices=1))
 

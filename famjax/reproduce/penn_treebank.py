@@ -45,11 +45,11 @@ class PennTreebankMeasure(Measure):
             name: evaluate_text(run, str(_parts(folder, split)), batch=_PARTS, quiet=quiet)
             for name, split in _SCORED.items()
         }
-        frequencies = {name: each["unigram"]["bits_per_byte"] for name, each in found.items()}
-        return Measured(
-            {name: each["bits_per_byte"] for name, each in found.items()},
-            {"frequencies": frequencies},
-        )
+        baselines = {
+            baseline: {name: each[key]["bits_per_byte"] for name, each in found.items()}
+            for baseline, key in (("uniform", "uniform"), ("frequencies", "unigram"))
+        }
+        return Measured({name: each["bits_per_byte"] for name, each in found.items()}, baselines)
 
 
 def to_characters(words: str) -> str:

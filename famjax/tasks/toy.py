@@ -217,7 +217,8 @@ def baselines(task: str, config: ToyConfig, test_steps: int, seed: int) -> dict[
       chance, the accuracy of uniform guesses among all answers; commonest, the word that is the
       most common answer in training; commonest_accuracy, the accuracy of always answering this
       word; last_accuracy, the accuracy of repeating the last answer to the same question, None if
-      this is not possible in the task.
+      this is not possible in the task; and chance_episodes, commonest_episodes and last_episodes,
+      the share of episodes in which all of these guesses are right.
     """
     few = replace(config, episodes=min(config.episodes, _BASELINE_EPISODES))
     words = task_tokenizer(task, config)
@@ -230,14 +231,21 @@ def baselines(task: str, config: ToyConfig, test_steps: int, seed: int) -> dict[
         task, replace(config, steps=test_steps, episodes=_BASELINE_EPISODES), words, seed, "holdout"
     )
     episodes = list(islice(test.episodes(), _BASELINE_EPISODES))
-    correct = np.concatenate([episode_answers(episode) for episode in episodes])
+    answers = [episode_answers(episode) for episode in episodes]
+    chance = 1 / len(test.task.answers)
+    commonest = [correct == best for correct in answers]
     last = [test.task.last_answers(episode) for episode in episodes]
-    guesses = [guess for guess in last if guess is not None]
+    repeated = [
+        guess == correct for guess, correct in zip(last, answers, strict=True) if guess is not None
+    ]
     return {
-        "chance": 1 / len(test.task.answers),
+        "chance": chance,
+        "chance_episodes": float(np.mean([chance ** len(correct) for correct in answers])),
         "commonest": words.words[best],
-        "commonest_accuracy": float((correct == best).mean()),
-        "last_accuracy": float((np.concatenate(guesses) == correct).mean()) if guesses else None,
+        "commonest_accuracy": float(np.concatenate(commonest).mean()),
+        "commonest_episodes": float(np.mean([right.all() for right in commonest])),
+        "last_accuracy": float(np.concatenate(repeated).mean()) if repeated else None,
+        "last_episodes": float(np.mean([r.all() for r in repeated])) if repeated else None,
     }
 
 

@@ -446,9 +446,13 @@ def test_a_training_is_measured(tmp_path):
     run_cell(cell, tiny_experiment("tiny"))
     result = json.loads((tmp_path / "tiny" / "one" / "seed-1" / RESULT).read_text())
     assert 0 <= result["scores"]["answers, 4"] <= 1
-    assert result["baselines"]["guessing"] == {"answers, 4": 0.1}
+    # four digits
+    expected = {"answers, 4": 0.1, "episodes, 4": pytest.approx(0.1**4)}
+    assert result["baselines"]["guessing"] == expected
     assert (result["steps"], result["tokens"]) == (2, 2 * 2 * 16)
     assert result["parameters"] > 0
+    # 6 for a parameter and token; in so small a model attention costs more than the weights
+    assert 6 < result["flops"] / (result["parameters"] * result["tokens"]) < 20
     # an equal training of another experiment is this one
     trained = list((tmp_path / TRAININGS).glob("*/checkpoints/*"))
     again = tiny_experiment("again", timed=True)
@@ -482,7 +486,8 @@ def test_what_was_continued_counts(tmp_path):
     assert result["scores"][ALL_SECONDS] == pytest.approx(whole)
     page = make_page(collect(base, cells, mixed=False), "figure.png")
     row = next(line for line in page.splitlines() if line.startswith("| one |"))
-    assert f"| {result['parameters']:,} | 96 |" in row
+    assert result["base_flops"] == 2 * result["flops"]
+    assert f"| {result['parameters']:,} | 96 | {3 * result['flops'] / 1e12:.3g} |" in row
     # of a base by other code
     file = cells[1].folder(base) / RESULT
     file.write_text(json.dumps({**result, "base_code": "older"}))

@@ -163,6 +163,20 @@ def test_baselines_are_the_published_ones(task, variables, commonest, last):
     assert found["chance"] == pytest.approx(1 / len(TOYS[task](config).answers))
 
 
+def test_whole_episodes_of_trivial_guesses():
+    config = replace(FEW, steps=2)
+    found = baselines("copy", config, 2, seed=1)
+    assert found["chance_episodes"] == pytest.approx(0.1**2)
+    test = source("copy", replace(config, episodes=1000), "holdout", seed=1).episodes()
+    answers = [episode_answers(episode) for episode in islice(test, 1000)]
+    words = task_tokenizer("copy", config).words
+    right = [all(words[i] == found["commonest"] for i in episode) for episode in answers]
+    assert 0 < found["commonest_episodes"] == pytest.approx(np.mean(right))
+    assert found["last_episodes"] is None
+    # a walk of one step repeats the start, if it turns
+    assert baselines("random_walk", replace(config, steps=1), 1, seed=1)["last_episodes"] > 0.3
+
+
 def test_programs_look_like_the_published_ones():
     found = list(islice(source("algorithmic", ToyConfig()).episodes(), 500))
     assert np.mean([len(piece.tokens) for piece in found]) == pytest.approx(432, rel=0.01)
