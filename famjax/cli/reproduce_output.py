@@ -309,18 +309,29 @@ def plot(results: Results) -> Figure:
     """Plot what the paper plots, with intervals over seeds.
 
     With an axis, this is a line for each variant over the points of the measure, if it has points,
-    or else the first score over the variants' x. Without an axis, it is a row for each variant.
+    or else the drawn scores over the variants' x, side by side. Without an axis, it is a row for
+    each variant.
     """
     experiment = results.experiment
-    score = experiment.scores[0]
+    scores = [experiment.score(name) for name in experiment.drawn] or [experiment.scores[0]]
     height = 4 if experiment.axis else 1.2 + 0.35 * len(experiment.variants)
-    figure, axes = new_figure(size=(7, height))
+    figure, axes = new_figure(columns=len(scores), size=(7 if len(scores) == 1 else 10, height))
     title = f"{experiment.source}, here: {experiment.title}"
-    axes.set_title(textwrap.fill(title, _TITLE_WIDTH), fontsize="medium")
-    axes.grid(alpha=0.3, axis="y" if experiment.axis else "both")
+    figure.suptitle(textwrap.fill(title, _TITLE_WIDTH), fontsize="medium")
+    panels = np.atleast_1d(axes)
+    for panel in panels:
+        panel.grid(alpha=0.3, axis="y" if experiment.axis else "both")
     if experiment.axis and experiment.measure.points:
-        _draw_points(axes, results)
+        _draw_points(panels[0], results)
         return figure
+    for panel, score in zip(panels, scores, strict=True):
+        _draw_score(panel, results, score)
+    return figure
+
+
+def _draw_score(axes: Any, results: Results, score: Score) -> None:
+    """Draw a score of all variants, over their x if the experiment has an axis."""
+    experiment = results.experiment
     factor = 100 if score.unit else 1
     done = [variant for variant in experiment.variants if results.values(variant.name, score.name)]
     points = [
@@ -333,7 +344,6 @@ def plot(results: Results) -> Figure:
     else:
         _draw_rows(axes, [variant.name for variant in done], points, score.unit)
         axes.set_xlabel(label)
-    return figure
 
 
 def _draw_rows(axes: Any, names: Sequence[str], points: Sequence[np.ndarray], unit: str) -> None:

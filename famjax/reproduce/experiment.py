@@ -202,7 +202,8 @@ class Experiment:
       unequal: the reason if its variants are not trained on the same number of tokens; "" if they
         are.
       axis: label of the figure's x axis, for the x of the variants or of the measure's points; ""
-        draws bars.
+        draws a row for each variant.
+      drawn: names of the scores in the figure, side by side; () is the first one.
       note: differences from the paper.
       follow_up: what was tried after a claim did not hold, and the result.
       minutes: rough time that a variant of median length takes on one core, with one seed.
@@ -223,6 +224,7 @@ class Experiment:
     timed: bool = False
     unequal: str = ""
     axis: str = ""
+    drawn: tuple[str, ...] = ()
     note: str = ""
     follow_up: str = ""
     minutes: float = 2.0

@@ -581,6 +581,15 @@ def test_figures_have_lines_rows_and_levels():
         assert (rows == [v.name for v in experiment.variants]) == (name == COPY)
 
 
+def test_a_figure_may_have_several_scores():
+    experiment = EXPERIMENTS["ft-figure-4-translation"]
+    scores = {score.name: 0.5 for score in experiment.scores}
+    found = {v.name: {0: {"scores": scores}} for v in experiment.variants}
+    panels = plot(Results(experiment, found, len(found))).axes
+    assert [panel.get_ylabel() for panel in panels] == ["tokenized BLEU", "tokens/s"]
+    assert len({variant.line for variant in experiment.variants}) == len(panels[1].containers)
+
+
 def test_a_command_that_trains_in_the_same_folder_is_named_with_the_option_of_reproduce(tmp_path):
     with hold(tmp_path, print), pytest.raises(UserError) as error, hold(tmp_path, print):
         pass

@@ -80,6 +80,7 @@ FT_FIGURE_4_TRANSLATION = Experiment(
     averaged=10,
     timed=True,
     axis="layers of the decoder",
+    drawn=("tokenized BLEU", "tokens/s"),
     note="German-English captions of Multi30k, where the paper has WMT14 English-German. "
     + _translation.NOTE
     + _translation.SPLIT
