@@ -2,12 +2,14 @@
 
 import importlib
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from famjax.config.derived import mixer_pattern
 from famjax.experiment.load import to_json
+from famjax.experiment.size import count_params
 from famjax.reproduce import experiments
 from famjax.reproduce import measures as measures_module
 from famjax.reproduce.cell import TRAININGS, Cell
@@ -125,6 +127,18 @@ def test_variants_have_equally_many_tokens_unless_said(experiment, tmp_path):
             total += tokens(experiment.make_base_config(0))
         found.add(total)
     assert (len(found) > 1) == bool(experiment.unequal)
+
+
+@each
+def test_variants_have_equally_many_parameters_unless_said(experiment, tmp_path, no_data):
+    def count(config):
+        known = config.model.vocab_size or 1000
+        found = count_params(replace(config.model, vocab_size=known))
+        return found.weights + found.adapters
+
+    numbers = [count(config) for config in configs_of(experiment, tmp_path, "here").values()]
+    if max(numbers) > 1.02 * min(numbers):
+        assert "parameters" in experiment.note
 
 
 @each

@@ -26,10 +26,11 @@ SPEEDS = (
     "and while others train: rough figures."
 )
 POSITIONS = "The Transformer has rotary positions, the Feedback Transformer relative ones."
+DEEPER = "Both decoders of a depth have about as many parameters, deeper ones more."
 NOTE = (
     "An encoder of three layers of width 128, 1,600 steps of 1,024 tokens of targets, of 4,000 "
     "SentencePiece tokens; pairs with more than 64 are not trained on, and outputs have at most "
-    f"64. Beam 5 unless greedy. BLEU is sacrebleu's. {SPEEDS} {POSITIONS}"
+    f"64. Beam 5 unless greedy. BLEU is sacrebleu's. {SPEEDS} {POSITIONS} {DEEPER}"
 )
 
 

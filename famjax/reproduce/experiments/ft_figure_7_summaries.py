@@ -55,7 +55,7 @@ FT_FIGURE_7_SUMMARIES = Experiment(
     "tokens; pairs with more than 336 tokens of a function or 128 of a summary are not trained on, "
     "and outputs have at most 128. "
     + _DECODING
-    + f"{_translation.SPEEDS} {_translation.POSITIONS} "
+    + f"{_translation.SPEEDS} {_translation.POSITIONS} {_translation.DEEPER} "
     "The paper has also six layers; it gives a figure.",
     minutes=9.0,
 )

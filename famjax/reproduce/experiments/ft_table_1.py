@@ -96,7 +96,7 @@ _PROGRAMS = (
     "many programs as it takes, the paper on 10,000 of 100 statements. Programs grow from 4 "
     "statements when they are known; the Transformer's have their full length from the start, as "
     "they would stay at 4 (the row 'growing'). The Transformer of twice the layers has four, the "
-    f"paper's eight. {_NOT_JOINED}"
+    f"paper's eight, and has twice the parameters; the LSTM has a third fewer. {_NOT_JOINED}"
 )
 _GROWING, _DEEPER = "Transformer growing", "Transformer of twice the layers"
 
@@ -202,7 +202,7 @@ def _count_to_1000() -> Experiment:
             "model.feedback.span=512",
         ),
         note=f"Counts to 200 here, to 1,000 at the paper's size. {_FRESH} All answers but one "
-        "of an episode are B's, so that episodes without a wrong answer decide.",
+        f"of an episode are B's, so that episodes without a wrong answer decide. {_SHARED}",
         minutes=20.0,
     )
 
