@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from famjax.reproduce.cell import Cell
     from famjax.reproduce.experiment import Experiment, Size
 
+# number of experiments that an error may suggest
+_NAMED = 5
+
 
 @dataclass(frozen=True)
 class Arguments:
@@ -245,9 +248,29 @@ def _known(names: Sequence[str], known: Sequence[str]) -> list[str]:
         return list(known)
     for name in names:
         if name not in known:
-            near = nearest(name, known) or ";"
+            near = _about(name, known) or nearest(name, known) or ";"
             raise UserError(f"{name}: no such experiment{near} famjax reproduce list shows all")
     return list(dict.fromkeys(names))
+
+
+def _about(name: str, known: Sequence[str]) -> str:
+    """Return "; did you mean X, Y or Z?" for experiments with the name in id, title or a model.
+
+    "" if there are none, or too many to be of use.
+    """
+    from famjax.reproduce.experiments import EXPERIMENTS
+
+    def text(identity: str) -> str:
+        experiment = EXPERIMENTS[identity]
+        models = [variant.name for variant in experiment.variants]
+        return " ".join([identity, experiment.title, experiment.source, *models]).lower()
+
+    found = [identity for identity in known if name.lower() in text(identity)]
+    if not 0 < len(found) <= _NAMED:
+        return ""
+    *others, last = found
+    named = f"{', '.join(others)} or {last}" if others else last
+    return f"; did you mean {named}?"
 
 
 def _check(arguments: Arguments) -> None:

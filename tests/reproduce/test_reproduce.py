@@ -545,6 +545,9 @@ def test_cores_are_split():
     [
         (["fam-table3"], "experiment; did you mean 'fam-table-3'? famjax reproduce list shows all"),
         (["unlike-any"], "unlike-any: no such experiment; famjax reproduce list shows all"),
+        (["fam-figure-77"], "no such experiment; did you mean 'fam-figure-7'? famjax reproduce"),
+        (["rmt"], "rmt: no such experiment; did you mean fam-figure-8? famjax reproduce list"),
+        (["ft-table-1-alg"], "mean ft-table-1-algorithmic-3 or ft-table-1-algorithmic-5? famjax"),
         (["list", COPY], f"list: must be the only name; leave out list, or {COPY}"),
         ([COPY, "all"], f"all: must be the only name; leave out all, or {COPY}"),
         ([], "name experiments, list or all"),
