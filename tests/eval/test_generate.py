@@ -22,6 +22,7 @@ from famjax.eval.sampling import Sampling, sample
 from famjax.eval.state_file import load_state, save_state
 from famjax.eval.stream_functions import jit_functions
 from famjax.tokenizers.load import load_tokenizer
+from famjax.train.run import Run
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +34,33 @@ def text(generator: Generator, *args: Any, **kwargs: Any) -> str:
     return "".join(generator.generate(*args, **{"max_tokens": 12, **kwargs}))
 
 
+# the memories that the papers compare with FAM
+RIVALS: dict[str, dict[str, Any]] = {
+    "fm": {"mixer": "fm"},
+    "static summary tokens": {"mixer": "fam", "fam_update": "static"},
+    "prefix, positions of zero": {"mixer": "fam", "fam_init": "prefix", "fam_position": "zero"},
+    "Block-Recurrent": {"mixer": "bswa,block_recurrent"},
+    "Transformer-XL": {"mixer": "swa", "window": 8},
+    "RMT": {"mixer": "full", "stack": "rmt"},
+    "AutoCompressor": {"mixer": "full", "stack": "autocompressor", "capacity": 256},
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rival", RIVALS)
+def test_rivals_generate(rival: str) -> None:
+    run = tiny.run_with(**RIVALS[rival])
+    generator = Generator(run)
+    assert_greedy(generator, run)
+    state = generator.read_document(tiny.TEXT)
+    assert text(generator, "the", state=state) == text(generator, tiny.TEXT + "the")
+
+
 def test_greedy_selects_the_most_probable_token(generator: Generator) -> None:
-    run = tiny.run()
+    assert_greedy(generator, tiny.run())
+
+
+def assert_greedy(generator: Generator, run: Run) -> None:
     tokens = [run.tokenizer.bos_id, *run.tokenizer.encode("the cat")]
     written: list[int] = []
     for n in range(12):
