@@ -10,14 +10,14 @@ weights, vocabulary and instruction data are not public, so do not expect the nu
 init, and with model.lora.rank=0 data.tokenizer=FILE, this shape trains from scratch.
 
 From the paper: 18 layers of width 1536, 12 heads, feed-forward multiplier 8; blocks of 1024 tokens,
-3 memory segments, 64 FAM tokens; RSP 0.8, RPO; Adafactor at a constant rate of 1e-4; 50k steps of
-128 rows packed to 8.5k tokens, of which 256 are repeated at the end with weight 0.1; LoRA of rank
-64.
+3 memory segments, 64 FAM tokens; RSP 0.8, RPO; Adafactor with beta1 0.9 and beta2 0.99 at a
+constant rate of 1e-4; 50k steps of 128 rows packed to 8.5k tokens, of which 256 are repeated at the
+end with weight 0.1; LoRA of rank 64.
 Chosen here, where the paper says nothing: rows of 9216 tokens, which are 9 blocks, the fewest that
 hold 8.5k tokens, the prompt and the repetition; SwiGLU, as in PaLM, which gives 1.2B parameters
-without the embedding table; RMSNorm; gradients clipped at norm 1; bfloat16; in Adafactor,
-a second-moment decay that rises to 0.99, and updates that are clipped at RMS 1 and scaled by the
-parameter's RMS.
+without the embedding table; RMSNorm; gradients clipped at norm 1; bfloat16. In Adafactor the
+decay of second moments rises to beta2 as 1 - t^-0.8, and updates are clipped at RMS 1 and scaled by
+the parameter's RMS.
 
 As in the paper, none of the instructions is held out. Next-token accuracy, as the paper has it for
 PG-19:

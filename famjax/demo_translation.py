@@ -51,8 +51,8 @@ _SAMPLES = 3
 _TEST = ("test", "test_2016_flickr")
 _FEEDBACK = ("model.stack=feedback", "model.feedback.shared_kv=false", "model.feedback.span=64")
 # of compared decoders: the Feedback Transformer reads the tokens of a row one after the other, so
-# rows are short, and there are more; pairs with more tokens are not trained on. The encoder is
-# deeper than any decoder, as in the paper
+# rows are short, and there are more; pairs with more tokens are not trained on. The encoder has
+# six layers, as in the papers
 _COMPARED = ("data.batch=64", "data.length=64", "data.source_length=72", "model.encoder.layers=6")
 
 

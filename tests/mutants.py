@@ -436,10 +436,10 @@ MUTANTS = (
     ),
     Mutant(
         "reproduce: a base at the paper's size costs nothing",
-        "reproduce/paper_cost.py",
+        "reproduce/cost.py",
         "return [base, *(make(v, init)",
         "return [*(make(v, init)",
-        "tests/reproduce/test_paper_cost.py",
+        "tests/reproduce/test_cost.py",
     ),
     Mutant(
         "fam: a document starts with the window of the one before",

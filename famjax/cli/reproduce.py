@@ -131,7 +131,7 @@ def _train_and_show(
             own = Counter(cell.variant or "base" for cell in left if cell.experiment == name)
             if own:
                 what = ", ".join(f"{variant} ({number})" for variant, number in own.items())
-                progress.print(f"left of {name}: {what}")
+                progress.print(f"{name}, not run: {what}")
 
 
 def _tell_costs(
@@ -142,7 +142,7 @@ def _tell_costs(
     progress: Output,
 ) -> None:
     """Print what trainings of the paper's size cost, and how to plan them."""
-    from famjax.reproduce.paper_cost import CHIP, chip_seconds, paper_flops
+    from famjax.reproduce.cost import CHIP, chip_seconds, paper_flops
     from famjax.reproduce.runner import format_time
 
     least = format_time(chip_seconds(paper_flops(experiments, seeds, only, given)))
@@ -159,7 +159,7 @@ def _tell_costs(
 
 def _list(arguments: Arguments) -> int:
     from famjax.cli.reproduce_output import SEEDS, list_tables
-    from famjax.reproduce.paper_cost import CHIP
+    from famjax.reproduce.cost import CHIP
 
     out = Output()
     for table in list_tables(expanded(arguments.folder), expanded(arguments.pages)):
@@ -254,9 +254,10 @@ def _known(names: Sequence[str], known: Sequence[str]) -> list[str]:
 
 
 def _about(name: str, known: Sequence[str]) -> str:
-    """Return "; did you mean X, Y or Z?" for experiments with the name in id, title or a model.
+    """Return "; did you mean X, Y or Z?" for the experiments that contain the name.
 
-    "" if there are none, or too many to be of use.
+    It may be part of the id, title, source or the name of a model. "" if there are none, or too
+    many to be of use.
     """
     from famjax.reproduce.experiments import EXPERIMENTS
 
@@ -268,7 +269,7 @@ def _about(name: str, known: Sequence[str]) -> str:
     found = [identity for identity in known if name.lower() in text(identity)]
     if not 0 < len(found) <= _NAMED:
         return ""
-    *others, last = found
+    *others, last = map(repr, found)
     named = f"{', '.join(others)} or {last}" if others else last
     return f"; did you mean {named}?"
 

@@ -17,10 +17,10 @@ from famjax.cli.tables import Output, Table
 from famjax.core.errors import UserError
 from famjax.core.units import inflect
 from famjax.reproduce.cell import Cell
+from famjax.reproduce.cost import CHIP, chip_seconds, paper_flops
 from famjax.reproduce.experiment import Experiment, Ordering, Score, Variant
 from famjax.reproduce.experiments import EXPERIMENTS
 from famjax.reproduce.judge import Judgement, judge, mean_and_interval
-from famjax.reproduce.paper_cost import CHIP, chip_seconds, paper_flops
 from famjax.reproduce.papers import listed
 from famjax.reproduce.runner import expected_seconds, format_time, make_cells, read_result
 
@@ -203,7 +203,7 @@ def _paper(experiment: Experiment, variant: Variant) -> str:
 
 
 def _rows(results: Results, scores: Sequence[Score], with_costs: bool = False) -> list[list[str]]:
-    """Return the rows of the table of scores; `with_costs` adds those of training."""
+    """Return the rows of the table of scores; `with_costs` adds the columns of costs."""
     rows, has_paper, versions = [], _is_of_a_paper(results.experiment), _version_column(results)
     for variant in results.experiment.variants:
         values = [results.values(variant.name, score.name) for score in scores]
@@ -238,8 +238,17 @@ def _is_of_a_paper(experiment: Experiment) -> bool:
 
 def _cost_columns(results: Results) -> Sequence[str]:
     """Return the headings of the costs; without FLOPs, which results of older code do not have."""
-    has_flops = all("flops" in result for result in results.each())
+    has_flops = all(
+        "flops" in result and ("base_tokens" in result) == ("base_flops" in result)
+        for result in results.each()
+    )
     return _COSTS if has_flops else _COSTS[:-1]
+
+
+def _describe_costs(results: Results) -> str:
+    costs = " and ".join(_cost_columns(results)[1:])
+    has_base = any("base_tokens" in result for result in results.each())
+    return f"{costs[0].upper()}{costs[1:]} are of training{', including the base' if has_base else ''}."
 
 
 def _costs(results: Results, variant: Variant) -> list[str]:
@@ -250,7 +259,7 @@ def _costs(results: Results, variant: Variant) -> list[str]:
         return ["-"] * len(columns)
     tokens = result["tokens"] + result.get("base_tokens", 0)
     flops = result.get("flops", 0) + result.get("base_flops", 0)
-    cells = f"{result['parameters']:,}", f"{tokens:,}", f"{flops / 1e12:.3g}"
+    cells = f"{result['parameters']:,}", f"{tokens:,}", f"{float(f'{flops / 1e12:.3g}'):,g}"
     return list(cells[: len(columns)])
 
 
@@ -435,7 +444,7 @@ def make_page(results: Results, figure: str) -> str:
         f"{len(each)} of {results.trainings} trainings, {format_time(seconds)} of process time "
         f"(without that of their bases), on {each[0]['device']}, commit "
         f"{', '.join(_versions(each))}. Means over seeds, ± half of the 95% interval (Student's). "
-        "Tokens and model FLOPs are those of training, with the base's.",
+        f"{_describe_costs(results)}",
         "",
         _markdown(
             [
@@ -510,12 +519,12 @@ def _paper_state(experiment: Experiment, pages: Path) -> str:
 def _state(experiment: Experiment, root: Path, pages: Path) -> str:
     """Return how much of an experiment is done, or the time that it would take."""
     trainings = make_cells(experiment, root, SEEDS, (), "here", ())
-    expected = expected_seconds(experiment)
-    cost = format_time(sum(expected[cell.variant] for cell in trainings))
     cells = [cell for cell in trainings if cell.variant]
     done = sum(read_result(cell, experiment) is not None for cell in cells)
     if done:
         return f"{done} of {len(cells)} trainings done"
+    expected = expected_seconds(experiment)
+    cost = format_time(sum(expected[cell.variant] for cell in trainings))
     page = pages / f"{experiment.id}.md"
     if not page.exists():
         return f"not run: {cost} of a core"

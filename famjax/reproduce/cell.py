@@ -157,7 +157,7 @@ def run_cell(cell: Cell, experiment: Experiment) -> None:
     import jax
     from flax import nnx
 
-    from famjax.reproduce.paper_cost import training_flops
+    from famjax.reproduce.cost import run_flops
     from famjax.train.average import open_average
     from famjax.train.recipe import train_and_time
 
@@ -175,7 +175,7 @@ def run_cell(cell: Cell, experiment: Experiment) -> None:
         "train_seconds": seconds,
         "steps": run.step,
         "tokens": run.step * config.data.batch * config.data.length,
-        "flops": training_flops(run.config),
+        "flops": run_flops(run.config),
         "parameters": sum(x.size for x in jax.tree.leaves(nnx.state(run.model, nnx.Param))),
         "device": jax.devices()[0].device_kind,
         "code": code,

@@ -15,12 +15,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.core.json_files import RUN_AGAIN, read_json
 from famjax.processes import runtime
 from famjax.reproduce.cell import DATA, RESULT, Cell
-from famjax.reproduce.experiment import Experiment, Size
+from famjax.reproduce.cost import trained_tokens
+from famjax.reproduce.experiment import Experiment, Size, Variant
 
 # time that a process has to save when it is told to stop
 _SECONDS_TO_SAVE = 60
@@ -28,6 +28,9 @@ _POLL_SECONDS = 0.1
 # times are given in days from this many hours on
 _HOURS_SHOWN = 48
 _PROCESS = "famjax.cli.reproduce_cell"
+# the share of an experiment's minutes that starting, compiling and evaluating take, and the share
+# from which a cell's time counts
+_FIXED, _SHORT = 0.15, 0.5
 
 
 class Runner:
@@ -131,8 +134,9 @@ class Runner:
     def estimate(self, cell: Cell) -> float | None:
         """Return the seconds that a cell takes; None if they are not known.
 
-        This is what the experiment expects of it, times the ratio of the time that its finished
-        cells took to what was expected of them. At the paper's size only that ratio is known.
+        This is the expected time, scaled by how much longer than expected the experiment's finished
+        cells took. At the paper's size expected times are relative, so that a cell must have
+        finished.
         """
         expected, took = self._expect(cell), self._took.get(cell.experiment)
         if took:
@@ -167,7 +171,10 @@ class Runner:
         process.check()
         self._done += 1
         cell, seconds = process.cell, process.seconds()
-        self._took.setdefault(cell.experiment, []).append((self._expect(cell), seconds))
+        expected = self._expect(cell)
+        # the time of a cell that hardly trains says little about that of others
+        if expected > _SHORT * 60 * self._experiment(cell).minutes:
+            self._took.setdefault(cell.experiment, []).append((expected, seconds))
         shown = f"{self._done}/{total} {_describe(cell)}: {seconds:.0f} s"
         self._say(f"{shown}, {self.time_left(waiting)} left" if waiting else shown)
 
@@ -175,9 +182,10 @@ class Runner:
 def expected_seconds(
     experiment: Experiment, size: Size = "here", given: tuple[str, ...] = ()
 ) -> dict[str, float]:
-    """Return the seconds that one seed of each variant takes, in proportion to its tokens.
+    """Return the seconds that a seed of each variant takes; at the paper's size, only their ratios.
 
-    At the paper's size only their ratios are known.
+    A part is fixed, the rest is in proportion to the tokens. A variant with the config of the base
+    shares its training, and takes the fixed part.
 
     Args:
       experiment: the experiment.
@@ -186,17 +194,18 @@ def expected_seconds(
     Returns:
       seconds by name of the variant; "" is the base.
     """
-    configs = {v.name: experiment.make_config(v, 0, size, given) for v in experiment.variants}
-    tokens = {name: _count_tokens(config) for name, config in configs.items()}
-    typical = statistics.median_high(tokens.values())
-    if experiment.has_base(size):
-        tokens[""] = _count_tokens(experiment.make_base_config(0, size, given))
-    return {name: 60 * experiment.minutes * own / typical for name, own in tokens.items()}
+    base = experiment.make_base_config(0, size, given) if experiment.has_base(size) else None
 
+    def tokens(variant: Variant, given: tuple[str, ...]) -> int:
+        config = experiment.make_config(variant, 0, size, given)
+        return 0 if config == base and not variant.continues else trained_tokens(config)
 
-def _count_tokens(config: Config) -> int:
-    """Return the number of tokens that a training reads."""
-    return config.train.steps * config.data.batch * config.data.length
+    typical = statistics.median_high(tokens(variant, ()) for variant in experiment.variants)
+    found = {variant.name: tokens(variant, given) for variant in experiment.variants}
+    if base is not None:
+        found[""] = trained_tokens(base)
+    whole = 60 * experiment.minutes
+    return {name: whole * (_FIXED + (1 - _FIXED) * own / typical) for name, own in found.items()}
 
 
 def _describe(cell: Cell) -> str:

@@ -1,4 +1,4 @@
-"""Multi-process training: checks across processes, batch upload, signals.
+"""Multi-process training: checks across processes, batch upload, gathered arrays, signals.
 
 With a single process the checks do nothing.
 """
@@ -24,9 +24,10 @@ from famjax.config.keys import values
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.core.types import Batch, PyTree
+from famjax.core.units import byte_size
 from famjax.data.lanes import join_rows_state
 from famjax.data.sources import Source
-from famjax.experiment.memory import check_bytes_fit
+from famjax.experiment.memory import device_memory
 from famjax.processes import collective
 from famjax.train.metrics import MetricsWriter
 
@@ -127,27 +128,33 @@ def upload_batch(
         return jax.tree.map(put, batch)
 
 
-def copy_whole(tree: PyTree) -> PyTree:
-    """Return copies of global arrays, whole, on each process's first device.
+def gather_to_first_process(tree: PyTree) -> PyTree:
+    """Return global arrays, whole, on the first device of process 0; None in other processes.
 
     With a single process the arrays stay as they are, sharded or not. All processes must call this.
+
+    Raises:
+      UserError: they do not fit on the device.
     """
     if collective.process_count() == 1:
         return tree
-    needed = sum(leaf.nbytes for leaf in jax.tree.leaves(tree))
-    check_bytes_fit("a whole model on one device of each process", needed, devices=1)
     from jax.experimental import multihost_utils
 
+    needed, available = sum(leaf.nbytes for leaf in jax.tree.leaves(tree)), device_memory(used=1)
+    if needed > available.bytes:
+        raise UserError(
+            f"eval.tasks: the whole model takes {byte_size(needed)}, and {available.name} "
+            f"{byte_size(available.bytes)}; leave it out, and evaluate the run with famjax eval"
+        )
     device = jax.local_devices()[0]
 
-    def copy(leaf: jax.Array) -> jax.Array:
-        whole = leaf.is_fully_addressable
-        return jax.device_put(
-            leaf if whole else multihost_utils.process_allgather(leaf, True), device
-        )
+    def gather(leaf: jax.Array) -> jax.Array | None:
+        if not leaf.is_fully_addressable:
+            leaf = multihost_utils.process_allgather(leaf, tiled=True)
+        return None if collective.process_index() else jax.device_put(leaf, device)
 
     with jax.transfer_guard("allow"):
-        return jax.tree.map(copy, tree)
+        return jax.tree.map(gather, tree)
 
 
 def gather_cursors(data: dict[str, Any]) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 The evaluated model has the weights of the current step and a memory of its own. The memory of the
 training lanes is not touched.
 
-Each of several processes evaluates the whole model on its first device. All take the scores of
-process 0, as `eval.best` must be the same checkpoint everywhere.
+With several processes, process 0 evaluates the whole model on its first device, while the others
+wait for the scores.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from flax import nnx
 
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
-from famjax.processes.collective import broadcast_from_first
+from famjax.core.types import PyTree
+from famjax.processes.collective import broadcast_from_first, process_index
 from famjax.tasks import TASKS
 from famjax.tasks.parse import parse_lengths, parse_tasks
 from famjax.tasks.task import Request
@@ -54,6 +55,8 @@ class TaskScores(Hook):
 
 def check_tasks(config: Config) -> None:
     """Raise a `UserError` for a mistake in `eval.tasks` that needs no model to be found."""
+    if process_index():  # process 0 evaluates, and needs the files
+        return
     for name, files in parse_tasks(config.eval.tasks):
         run = SimpleNamespace(config=config)
         try:
@@ -68,9 +71,19 @@ def measure(session: Session, examples: int | None, is_trial: bool = False) -> d
     Args:
       examples, is_trial: see `Request`.
     """
-    state, config = session.state, session.config.eval
+    state = session.state
+    weights = hosts.gather_to_first_process((state.params, *state.frozen[:1]))
+    return broadcast_from_first(
+        "task scores", lambda: _measure(session, weights, examples, is_trial)
+    )
+
+
+def _measure(
+    session: Session, weights: PyTree, examples: int | None, is_trial: bool
+) -> dict[str, float]:
+    config = session.config.eval
     # copies of the variables, not of their arrays: an evaluation may cast its model's weights
-    weights = jax.tree.map(lambda a: a, hosts.copy_whole((state.params, *state.frozen[:1])))
+    weights = jax.tree.map(lambda a: a, weights)
     model = nnx.merge(session.program.inference_graph, *weights)
     run = Run(session.given_config, session.tokenizer, model, session.step, session.base)
     fields: dict[str, float] = {}
@@ -90,4 +103,4 @@ def measure(session: Session, examples: int | None, is_trial: bool = False) -> d
         scores: dict[str, Any] = TASKS[name].scores(TASKS[name].evaluate(run, request))
         fields |= {f"{name}_{length}": score for length, score in scores.items() if length}
         fields[name] = float(np.mean(list(scores.values())))
-    return broadcast_from_first("task scores", lambda: fields)
+    return fields

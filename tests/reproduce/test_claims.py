@@ -155,6 +155,8 @@ def test_claims_are_of_what_is_measured(experiment, size):
         assert len(ordering.wider_than) in (0, 2)
         assert ordering.score in scores | {""}
     assert len(set(experiment.orderings)) == len(experiment.orderings)
+    assert set(experiment.drawn) <= {score.name for score in experiment.scores}
+    assert not (experiment.drawn and experiment.measure.points)
 
 
 @pytest.mark.parametrize("name", ["fam-figure-3", "fam-figure-8", "fam-figure-10"])

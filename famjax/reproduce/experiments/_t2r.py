@@ -23,7 +23,7 @@ NOTE = (
     "Bytes of Python's standard library, the last 128 of windows of 256, 16 kB of each held-out "
     "module; four layers of width 64 with one head, where the paper has WikiText-103, 32 layers of "
     "1,024 and heads of 128. 2,400 steps of the teacher, 800 from it and 2,400 from scratch, of 16 "
-    "rows of 256 bytes. The maps of 4, 16 and 64 features add 0.5, 2 and 8% of the parameters."
+    "rows of 256 bytes. The maps of 4, 16 and 64 features add 0.5, 2 and 8% to the parameters."
 )
 UNEQUAL = "what continues the teacher has its tokens, too, as in the paper"
 # of a training that continues the teacher, and of one from scratch

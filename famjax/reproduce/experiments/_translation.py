@@ -16,7 +16,7 @@ SHAPE = (
     "data.length=64",
     "data.source_length=72",
     "train.steps=1600",
-    # deeper than any decoder, as in the papers
+    # as in the papers; deeper than any decoder here
     "model.encoder.layers=6",
 )
 _FEEDBACK = ("model.stack=feedback",)
@@ -27,12 +27,14 @@ SPEEDS = (
     "Tokens of the outputs a second, and seconds of training, on one process's part of the cores "
     "and while others train: rough figures."
 )
-POSITIONS = "The Transformer has rotary positions, the Feedback Transformer relative ones."
-DEEPER = "Both decoders of a depth have about as many parameters, deeper ones more."
+DECODERS = (
+    " The Transformer has rotary positions, the Feedback Transformer relative ones. The two "
+    "decoders of a depth have about the same number of parameters; deeper ones have more."
+)
 NOTE = (
     "An encoder of six layers of width 128, 1,600 steps of 1,024 tokens of targets, of 4,000 "
     "SentencePiece tokens; pairs with more than 64 are not trained on, and outputs have at most "
-    f"64. Beam 5 unless greedy. BLEU is sacrebleu's. {SPEEDS} {POSITIONS} {DEEPER}"
+    f"64. Beam 5 unless greedy. BLEU is sacrebleu's. {SPEEDS}"
 )
 
 

@@ -84,6 +84,7 @@ FT_FIGURE_4_TRANSLATION = Experiment(
     note="German-English captions of Multi30k, where the paper has WMT14 English-German. "
     + _translation.NOTE
     + _translation.SPLIT
+    + _translation.DECODERS
     + " The mean of the last five checkpoints, in the paper of ten. The paper has also six layers, "
     "and tunes the length penalty, which is 0.6 here.",
     minutes=13.0,

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from famjax.experiment.size import count_params
+from famjax.reproduce.cost import VOCABULARIES, chip_seconds, paper_flops
 from famjax.reproduce.experiments import EXPERIMENTS
-from famjax.reproduce.paper_cost import VOCABULARIES, chip_seconds, paper_flops
 
 
 def test_the_cost_is_six_flops_per_weight_and_token_and_attention():

@@ -36,7 +36,7 @@ def paper_flops(
       given: the user's overrides.
     """
     configs = dict.fromkeys(c for e in experiments for c in _trainings(e, only, given))
-    return seeds * sum(map(training_flops, configs))
+    return seeds * sum(map(run_flops, configs))
 
 
 def _trainings(
@@ -68,10 +68,16 @@ def chip_seconds(flops: float) -> float:
     return flops / CHIP.flops
 
 
-def training_flops(config: Config) -> float:
+def trained_tokens(config: Config) -> int:
+    """Return the number of tokens that a training reads."""
+    return config.train.steps * config.data.batch * config.data.length
+
+
+def run_flops(config: Config) -> float:
     """Return the model FLOPs of a training; the config has the size of its vocabulary."""
-    tokens = config.train.steps * config.data.batch * config.data.length
-    return tokens * step_flops(resolve(replace(config, mesh=MeshConfig()), None, devices=1))
+    return trained_tokens(config) * step_flops(
+        resolve(replace(config, mesh=MeshConfig()), None, devices=1)
+    )
 
 
 def _with_vocab_size(config: Config) -> Config:
