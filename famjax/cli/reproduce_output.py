@@ -248,7 +248,8 @@ def _cost_columns(results: Results) -> Sequence[str]:
 def _describe_costs(results: Results) -> str:
     costs = " and ".join(_cost_columns(results)[1:])
     has_base = any("base_tokens" in result for result in results.each())
-    return f"{costs[0].upper()}{costs[1:]} are of training{', including the base' if has_base else ''}."
+    of_base = ", including the base" if has_base else ""
+    return f"{costs[0].upper()}{costs[1:]} are of training{of_base}."
 
 
 def _costs(results: Results, variant: Variant) -> list[str]:
