@@ -21,7 +21,6 @@ FT_FIGURE_5 = Experiment(
     config="char_ptb_feedback",
     variants=(
         _variant("all layers", "all", 1.197),
-        _variant("average", "average"),
         _variant("last layer", "top", 1.202),
         _variant("same and lower layers", "same_and_lower", 1.267),
         _variant("previous layer", "previous", 1.285),
