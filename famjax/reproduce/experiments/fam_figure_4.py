@@ -75,9 +75,9 @@ FAM_FIGURE_4 = Experiment(
     axis="memory segments",
     note=_text.NOTE
     + " FAM has three memory segments, as in the paper, so that M3 sees as much, and the gated "
-    "update. M6 and M7 are for the paper's size only. The numbers are those of the paper's Table 11. Code repeats names and lines of far "
-    "above, so that more segments are of more use than in the paper's texts, of which none is "
-    "public with this project; `famjax compare RUN ... --segments` draws the figure from any of "
-    "ours.",
+    "update. M6 and M7 are for the paper's size only. The numbers are those of the paper's Table "
+    "11. Code repeats names and lines of far above, so that more segments are of more use than in "
+    "the paper's texts, of which none is public with this project; `famjax compare RUN ... "
+    "--segments` draws the figure from any of ours.",
     minutes=5.0,
 )
