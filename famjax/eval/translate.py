@@ -110,7 +110,9 @@ def evaluate_search(
         _Search(run, request, pairs, i, length_penalties) for i in range(len(length_penalties))
     ]
     count = min(request.examples or len(pairs), len(pairs))
-    translator.check(pairs[number][0] for number in range(count))
+    # before a training begins, all sources that its evaluations will read
+    used = run.config.eval.examples or len(pairs) if request.is_trial else count
+    translator.check(pairs[number][0] for number in range(min(used, len(pairs))))
     groups = [range(begin, min(begin + _GROUP, count)) for begin in range(0, count, _GROUP)]
     left = [group for group in groups if not all(search.has(group) for search in searches)]
     with TokenProgress(request.task, sum(map(len, left)), request.quiet) as progress:

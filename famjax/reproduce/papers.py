@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from famjax.reproduce.experiment import Experiment
 
+# devices for which the commands plan
+_ON = " --topology h100:8"
+
 
 class Entry(NamedTuple):
     """A table or a figure.
@@ -53,8 +56,8 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry("3.1", "the recipe's parts, against lanes", "fam-recipe"),
         Entry("Table 3", "length of the memory", "fam-table-3"),
         Entry("Table 4", "previous memories", "fam-table-4"),
-        Entry("Table 5", "Flan-PaLM 1B, 8B, 24B", command="famjax plan fam_1b"),
-        Entry("Table 6", "settings", command="famjax plan fam_8b"),
+        Entry("Table 5", "Flan-PaLM 1B, 8B, 24B", command=f"famjax plan fam_1b{_ON}"),
+        Entry("Table 6", "settings", command=f"famjax plan fam_8b{_ON}"),
         Entry("Figure 6", "RSP, prefix, position, RoPE base", "fam-figure-6"),
         Entry("Figure 7", "probability of state passing", "fam-figure-7"),
         Entry("Table 7", "position of the memory", "fam-table-7"),
@@ -83,9 +86,13 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry(
             "Table 8",
             "sizes of translation models",
-            command="famjax plan wmt14_ende_paper model.vocab_size=32000",
+            command=f"famjax plan wmt14_ende_paper model.vocab_size=32000{_ON}",
         ),
-        Entry("Table 9", "sizes of language models", command="famjax plan wikitext103_large_paper"),
+        Entry(
+            "Table 9",
+            "sizes of language models",
+            command=f"famjax plan wikitext103_large_paper{_ON}",
+        ),
         _missing("Figure 3", "corridor", _GAMES),
         Entry("Figure 4: left", "WMT14 by depth", "ft-figure-4-translation"),
         _missing("Figure 4: right", "maze", _GAMES),
@@ -111,9 +118,13 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry(
             "Table 8",
             "sizes of translation models",
-            command="famjax plan wmt14_ende_paper model.vocab_size=32000",
+            command=f"famjax plan wmt14_ende_paper model.vocab_size=32000{_ON}",
         ),
-        Entry("Table 9", "sizes of language models", command="famjax plan wikitext103_large_paper"),
+        Entry(
+            "Table 9",
+            "sizes of language models",
+            command=f"famjax plan wikitext103_large_paper{_ON}",
+        ),
         Entry("Figure 3: left", "WMT14 by depth", "ft-figure-4-translation"),
         Entry("Figure 3: right", "CNN-DM by depth", "ft-figure-7-summaries"),
         Entry("Figure 4: left", "depth at equal parameters", "ft-figure-9"),
@@ -129,11 +140,11 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
     "Transformers into RNNs (arXiv 2103.13076)": (
         Entry("Table 1", "from scratch and from a Transformer", "t2r-table-1"),
         Entry("Table 2", "translation", "t2r-table-2"),
-        Entry("Tables 3, 4", "settings of WikiText-103", command="famjax plan t2r_lm_paper"),
+        Entry("Tables 3, 4", "settings of WikiText-103", command=f"famjax plan t2r_lm_paper{_ON}"),
         Entry(
             "Tables 5, 6",
             "settings of translation",
-            command="famjax plan t2r_mt_paper model.vocab_size=32000",
+            command=f"famjax plan t2r_mt_paper model.vocab_size=32000{_ON}",
         ),
         Entry(
             "Figures 2, 3", "speed and memory, of language models", command="famjax bench linear"

@@ -200,8 +200,9 @@ def expected_seconds(
         config = experiment.make_config(variant, 0, size, given)
         return 0 if config == base and not variant.continues else trained_tokens(config)
 
-    typical = statistics.median_high(tokens(variant, ()) for variant in experiment.variants)
     found = {variant.name: tokens(variant, given) for variant in experiment.variants}
+    usual = [tokens(v, ()) for v in experiment.variants] if given else found.values()
+    typical = statistics.median_high(usual)
     if base is not None:
         found[""] = trained_tokens(base)
     whole = 60 * experiment.minutes

@@ -18,6 +18,7 @@ from famjax.cli.main import VERBS, main
 from famjax.cli.reproduce_output import Results, _missing, collect, make_page, plot
 from famjax.core.errors import UserError
 from famjax.experiment.load import load_config
+from famjax.plan.chips import parse_topology
 from famjax.reproduce.cell import RESULT, TRAININGS, Cell, code_version, run_cell
 from famjax.reproduce.experiment import ALL_SECONDS, OWN_SECONDS, Experiment, Variant
 from famjax.reproduce.experiments import EXPERIMENTS
@@ -76,6 +77,10 @@ def test_every_experiment_is_listed_and_every_command_exists():
         if entry.command:
             assert entry.command.split()[1] in VERBS
             verb, name, *overrides = entry.command.split()[1:]
+            if verb == "plan":
+                assert overrides[-2] == "--topology"
+                assert parse_topology(overrides[-1])
+                del overrides[-2:]
             if verb in ("train", "plan"):
                 assert Path(f"configs/{name}.py").exists()
                 # a model that is yet to be made decides which keys have an effect

@@ -213,6 +213,18 @@ def test_the_checkpoint_with_the_best_bleu_is_kept(
 
 
 @pytest.mark.long
+def test_a_source_that_is_too_long_is_told_before_the_first_step(tmp_path: Path) -> None:
+    """Of all that evaluations will read, although the trial translates one only."""
+    for name in ("long", "short"):
+        (tmp_path / name).write_text(f"abc\nabc\n{'abc ' * (9 if name == 'long' else 1)}\n")
+    keys = ["eval.every=4", f"eval.tasks=translate:{tmp_path / 'long'}={tmp_path / 'short'}"]
+    learned = ["model.arch.positions=learned", "model.capacity=32", "train.steps=4"]
+    with pytest.raises(UserError, match=r"source 3 has \d+ tokens, but the encoder only 32"):
+        train(config(tmp_path, *keys, *learned, "eval.examples=0"), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.long
 @pytest.mark.usefixtures("compiled_once")
 @pytest.mark.parametrize(
     "keys",
