@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from famjax.eval.generate import Generator, Hypothesis
     from famjax.eval.streaming import StreamState
     from famjax.eval.translator import Translation, Translator
+    from famjax.tokenizers.tokenizer import Tokenizer
     from famjax.train.run import Run
 
 
@@ -279,8 +280,21 @@ def _translate(arguments: Arguments, opened: Run, texts: list[str]) -> int:
 
     # as many lines as sources, so that both files are pairs
     _print_groups(texts, _GROUP, translate, as_lines=a.prompts is not None)
+    _report_sources(texts, opened.tokenizer)
     _report_limits(written, translator)
     return 0
+
+
+def _report_sources(texts: list[str], tokenizer: Tokenizer) -> None:
+    """Report empty sources, and sources with text that the tokenizer cannot read."""
+    if empty := sum(not text.strip() for text in texts):
+        print(f"{empty:,} {inflect(empty, 'source is', 'sources are')} empty", file=sys.stderr)
+    if unread := sum(not tokenizer.reads(tokenizer.encode_source(text)) for text in texts):
+        print(
+            f"{unread:,} {inflect(unread, 'source has', 'sources have')} text that the model's "
+            "tokenizer cannot read",
+            file=sys.stderr,
+        )
 
 
 def _report_limits(written: list[Translation], translator: Translator) -> None:

@@ -64,7 +64,8 @@ def average(folder: Path, last: int) -> Mean:
         more = (
             f"train.keep={last} or more"
             if keep < last
-            else f"more train.steps, or train.checkpoint_every less than {every}"
+            else "more train.steps"
+            + (f", or train.checkpoint_every less than {every}" if every > 1 else "")
         )
         raise UserError(
             f"{folder}: has {len(steps)} of the --last {last} checkpoints; train with {more}, or "

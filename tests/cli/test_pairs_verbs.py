@@ -168,6 +168,8 @@ def test_each_line_of_a_file_gets_a_target(
     together = out.split("\n")
     assert len(together) == 6
     assert (together[0] == together[3]) == (not sampled)
+    assert "1 source is empty\n" in err
+    assert "cannot read" not in err
     assert "1 source has more than 32 tokens, the most that were trained on" in err
     # the last drawn token takes a place in the cache; which of them end by themselves is chance
     held = 31 if sampled else 32
