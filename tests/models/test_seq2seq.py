@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,7 @@ from oracles import feedback, seq2seq, transformer
 from famjax.config.resolved import resolve_model, sizes
 from famjax.config.schema import (
     ArchConfig,
+    Config,
     DropoutConfig,
     EncoderConfig,
     FeedbackConfig,
@@ -25,10 +26,13 @@ from famjax.config.schema import (
 )
 from famjax.core.errors import UserError
 from famjax.core.types import Context
+from famjax.experiment.encoder_checks import check_encoder
 from famjax.layers.dropout import DropoutKey
+from famjax.mixers import MIXERS
 from famjax.models.fold_feature_maps import fold_feature_maps
 from famjax.models.remap_params import canonical_name, is_feature_map, remap_params
 from famjax.models.seq2seq import Seq2Seq, make_model
+from famjax.stacks import STACKS
 from famjax.stacks.residual import UnstackedState
 from famjax.train.flops import forward_flops
 
@@ -118,6 +122,34 @@ TRANSCRIBED = tuple(
     for name in MODELS
     if name not in ("bswa", "stopped", "recurrent", "pattern", "gated", "delta", "ngrams")
 )
+
+
+def test_every_mixer_stack_and_composition_is_tested_or_refused() -> None:
+    def refuses(**changes: Any) -> bool:
+        errors = check_encoder(Config(model=replace(SHAPE, **changes)))
+        return any("no attention to an encoder" in e or "feed-forward itself" in e for e in errors)
+
+    decoders = MODELS.values()
+    mixers = {name for each in decoders for name in each.mixer.split(",")}
+    for mixer in MIXERS:
+        assert (mixer in mixers) != refuses(mixer=mixer), mixer
+    stacks = {each.stack for each in decoders}
+    for stack in STACKS:
+        assert (stack in stacks) != refuses(stack=stack), stack
+    compositions = {each.feedback.composition for each in decoders if each.stack == "feedback"}
+    assert compositions == set(get_args(get_type_hints(FeedbackConfig)["composition"]))
+
+
+@pytest.mark.parametrize("name", ["full-linear", "pattern", "delta", "feedback", "transformer"])
+def test_the_decoders_state_is_that_without_an_encoder(name: str) -> None:
+    def shapes(config: ModelConfig) -> Any:
+        return jax.eval_shape(lambda: make_model(config, rngs=nnx.Rngs(0)).init_state(2))
+
+    config = MODELS[name]
+    alone = replace(config, encoder=EncoderConfig())
+    with_encoder, without = jax.tree.leaves(shapes(config)), jax.tree.leaves(shapes(alone))
+    assert [(a.shape, a.dtype) for a in with_encoder] == [(a.shape, a.dtype) for a in without]
+
 
 # two pairs in one row: tokens of sources and of targets, whole blocks apart
 SOURCES = [np.array([3, 14, 15, 9, 2]), np.array([6, 5, 3])]
