@@ -206,7 +206,7 @@ class Experiment:
       drawn: names of the scores in the figure, side by side; () is the first one.
       note: differences from the paper.
       follow_up: what was tried after a claim did not hold, and the result.
-      minutes: rough time that a variant of median length takes on one core, with one seed.
+      minutes: rough time that the longest variant takes on one core, with one seed.
     """
 
     id: str

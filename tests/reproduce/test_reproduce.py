@@ -354,7 +354,7 @@ def test_experiments_of_papers_take_at_most_two_hours_of_two_cores():
 
 def test_the_expected_time_of_a_training_grows_with_its_tokens():
     seconds = expected_seconds(EXPERIMENTS["t2r-figure-5"])
-    # 2,400 steps; 800 and 1 of the variants, of which the median takes the experiment's minutes
+    # 2,400 steps; 800 and 1 of the variants, of which the longest takes the experiment's minutes
     assert 2.5 < seconds[""] / seconds["T2R 4"] < 3
     assert seconds["T2R 4"] == pytest.approx(60 * EXPERIMENTS["t2r-figure-5"].minutes)
     assert 0.1 < seconds["before finetuning 4"] / seconds["T2R 4"] < 0.2

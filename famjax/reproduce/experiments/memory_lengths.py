@@ -32,5 +32,5 @@ MEMORY_LENGTHS = Experiment(
     note="FAM without a segment; the key is first in the document, questions are anywhere in a "
     "block. Lengths are to 4,096 tokens in training: uniform, or with a density of 1 / L^2, which "
     "gives every octave as many tokens. 1,100 steps of 8,192 tokens unless stated.",
-    minutes=12.5,
+    minutes=17.5,
 )

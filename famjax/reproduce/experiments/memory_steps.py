@@ -40,7 +40,7 @@ MEMORY_STEPS = Experiment(
     unequal=_UNEQUAL,
     note="`configs/passkey.py`, key and question anywhere; keys of documents of 512 tokens. "
     "A step has 8,192 tokens.",
-    minutes=18.0,
+    minutes=33.0,
 )
 
 _TEXT_STEPS = (200, 400, 800)
@@ -69,5 +69,5 @@ MEMORY_STEPS_TEXT = Experiment(
     "segment. All models of a seed continue a training of 1,000 steps of a window without memory. "
     "A step has 4,096 tokens. FAM has the gated update; BSWA+DELTA has a window below and a delta "
     "memory with 512 features in one head above.",
-    minutes=4.0,
+    minutes=8.0,
 )
