@@ -28,7 +28,7 @@ _POLL_SECONDS = 0.1
 _HOURS_SHOWN = 48
 _PROCESS = "famjax.cli.reproduce_cell"
 # the share of an experiment's minutes that starting, compiling and evaluating take, and the share
-# from which a cell's time counts
+# of the longest variant's time from which a cell's time counts
 _FIXED, _SHORT = 0.15, 0.5
 
 
@@ -171,8 +171,9 @@ class Runner:
         self._done += 1
         cell, seconds = process.cell, process.seconds()
         expected = self._expect(cell)
+        variants = [s for name, s in self._expected[cell.experiment].items() if name]
         # the time of a cell that hardly trains says little about that of others
-        if expected > _SHORT * 60 * self._experiment(cell).minutes:
+        if expected > _SHORT * max(variants):
             self._took.setdefault(cell.experiment, []).append((expected, seconds))
         shown = f"{self._done}/{total} {_describe(cell)}: {seconds:.0f} s"
         self._say(f"{shown}, {self.time_left(waiting)} left" if waiting else shown)

@@ -382,6 +382,12 @@ def test_times_are_learned_from_trainings_that_take_long(tmp_path):
     assert runner.estimate(second) == before
     finish(first, 2 * before)
     assert runner.estimate(second) == pytest.approx(2 * before)
+    # also if the user shortens all of them
+    first, second = (replace(cell, given=("train.steps=8",)) for cell in (first, second))
+    runner = Runner({experiment.id: experiment}, 1, lambda _: None)
+    before = runner.estimate(second)
+    finish(first, 3 * before)
+    assert runner.estimate(second) == pytest.approx(3 * before)
 
 
 def test_sigterm_stops_the_processes(tmp_path, monkeypatch):
