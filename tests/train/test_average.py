@@ -169,13 +169,21 @@ def saved_arrays(checkpoints: Path) -> Any:
 
 
 @pytest.mark.long
-def test_a_run_that_keeps_enough_is_told_to_write_more(tmp_path: Path) -> None:
-    keys = ["train.steps=2", "train.checkpoint_every=1", "train.keep=5"]
+@pytest.mark.parametrize(
+    ("every", "more"),
+    [(1, "more train.steps"), (2, "more train.steps, or train.checkpoint_every less than 2")],
+)
+def test_a_run_that_keeps_enough_is_told_to_write_more(
+    every: int, more: str, tmp_path: Path
+) -> None:
+    keys = [f"train.steps={2 * every}", f"train.checkpoint_every={every}", "train.keep=5"]
     with small.shared_programs():
         train(small.config(tmp_path / "texts", "lanes", "text", *keys), tmp_path, quiet=True)
-    said = "has 2 of the --last 5 checkpoints; train with more train.steps, or train.checkpoint_eve"
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError) as error:
         average(tmp_path, 5)
+    assert str(error.value) == (
+        f"{tmp_path}: has 2 of the --last 5 checkpoints; train with {more}, or take --last 2"
+    )
 
 
 def error_of(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
