@@ -15,15 +15,15 @@ from pathlib import Path
 from famjax.core.errors import UserError
 from famjax.core.folders import fill_folder
 
-# one module in about so many is held out
-_HELD_OUT = 10
+# of so many modules, about one is held out for each of test and val
+_PARTS = 10
 # folders that some installations lack
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
 FUNCTIONS, SUMMARIES = "functions", "summaries"
 
 
 def write_docstrings(folder: Path, words: int, summary_words: int) -> None:
-    """Write pairs to train.functions and train.summaries, and those of held-out modules to test.*.
+    """Write pairs to train.functions and train.summaries, of other modules to val.* and test.*.
 
     A line of `functions` is a function without its docstring, comments and layout. That line of
     `summaries` has the first paragraphs of the docstring. If the folder exists, nothing is written.
@@ -54,20 +54,21 @@ def write_docstrings(folder: Path, words: int, summary_words: int) -> None:
 
 def _find_pairs(words: int, summary_words: int) -> dict[str, list[tuple[str, str]]]:
     """Return the pairs of each split, each pair once."""
-    pairs: dict[str, list[tuple[str, str]]] = {"train": [], "test": []}
+    pairs: dict[str, list[tuple[str, str]]] = {split: [] for split in ("train", "val", "test")}
     seen: set[tuple[str, str]] = set()
     for module in sorted(_library().rglob("*.py")):
         name = module.relative_to(_library())
         if _LEFT_OUT & set(name.parts):
             continue
         # by its name, so that a module more or less changes no others
-        held_out = zlib.crc32(name.as_posix().encode()) % _HELD_OUT == 0
+        part = zlib.crc32(name.as_posix().encode()) % _PARTS
+        split = {0: "test", 1: "val"}.get(part, "train")
         for function, docstring in _documented_functions(module):
             summary = _summarize(docstring, summary_words)
             pair = " ".join(function.split()[:words]), summary
             if summary and pair not in seen:
                 seen.add(pair)
-                pairs["test" if held_out else "train"].append(pair)
+                pairs[split].append(pair)
     return pairs
 
 

@@ -1,4 +1,8 @@
-"""Files of pairs for experiments: test files beside those to train on, and a joint tokenizer."""
+"""Files of pairs for experiments, and the length penalty that is best on some of them.
+
+Files for development and test are beside those to train on, with "val" (or "valid", or "dev") and
+"test" in place of "train" in their names.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,11 @@ from famjax.config.schema import Config, DataConfig
 from famjax.core.errors import UserError
 from famjax.data.pairs import Pairs
 from famjax.data.train_tokenizer import train_sentencepiece
+from famjax.eval import translate
+from famjax.tasks.task import Request
+from famjax.train.run import Run
+
+_DEVELOPMENT = ("val", "valid", "dev")
 
 
 def prepare_pairs(source: Path, target: Path, vocabulary: int) -> tuple[str, ...]:
@@ -39,6 +48,23 @@ def check_test_files(config: Config) -> None:
         ) from None
 
 
+def check_development_files(config: Config) -> None:
+    """Raise a `UserError` if the development files for the config's training files are missing."""
+    _find_development_files(config.data)
+
+
+def tune_length_penalty(run: Run, request: Request) -> float:
+    """Return the length penalty with the best score on the development files.
+
+    Args:
+      run: a run that is trained on pairs.
+      request: an evaluation of pairs by beam search.
+    """
+    files = "=".join(_find_development_files(run.config.data))
+    found = translate.evaluate(run, request._replace(files=files, tune=True))
+    return float(found["length_penalty"])
+
+
 def find_file(*paths: Path) -> Path:
     """Return the first of several files that exists.
 
@@ -60,17 +86,38 @@ def find_test_files(data: DataConfig) -> tuple[str, str]:
     return name_test_files(data.source), name_test_files(data.target)
 
 
-def name_test_files(training: str) -> str:
-    """Return the test files that belong to a list of training files; see `find_test_files`."""
-    return ",".join(_test_part(part) for part in training.split(","))
+def name_test_files(training: str, split: str = "test") -> str:
+    """Return the test files that belong to a list of training files; see `find_test_files`.
+
+    Args:
+      training: the files, separated by commas.
+      split: what replaces "train" in their names.
+    """
+    return ",".join(_name_part(part, split) for part in training.split(","))
 
 
-def _test_part(training: str) -> str:
+def _find_development_files(data: DataConfig) -> tuple[str, str]:
+    """Return the development files of sources and of targets that belong to the training files."""
+    for split in _DEVELOPMENT:
+        files = name_test_files(data.source, split), name_test_files(data.target, split)
+        try:
+            Pairs(*files)
+        except UserError:
+            continue
+        return files
+    first, others = name_test_files(data.source, _DEVELOPMENT[0]), " or ".join(_DEVELOPMENT[1:])
+    raise UserError(
+        f"{first}: cannot read the development files, on which the length penalty is tuned; put "
+        f"them beside those to train on, with {_DEVELOPMENT[0]} ({others}) in place of train"
+    )
+
+
+def _name_part(training: str, split: str) -> str:
     folder, slash, name = training.rpartition("/")
     if training and "train" not in name:
         raise UserError(
-            f"{training}: cannot find its test file: the name of the training file must contain "
-            '"train", and that of the test file has "test" there; rename them, such as to train.en '
-            "and test.en"
+            f"{training}: cannot find its {split} file: the name of the training file must contain "
+            f'"train", and that of the {split} file has "{split}" there; rename them, such as to '
+            f"train.en and {split}.en"
         )
-    return folder + slash + name.replace("train", "test")
+    return folder + slash + name.replace("train", split)

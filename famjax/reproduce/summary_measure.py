@@ -34,14 +34,16 @@ class PairSummaryMeasure(Measure):
         are trained on other files.
       summary_words: maximum number of words of a summary.
       vocabulary: number of tokens of the joint SentencePiece model.
-      beam, length_penalty, no_repeat_ngram: see `famjax.eval.beam`.
+      beam, no_repeat_ngram: see `famjax.eval.beam`.
+      length_penalty: see `famjax.eval.beam`; None is that with the best ROUGE-Lsum on the
+        development files, which are beside the test files (`famjax.reproduce.pair_files`).
     """
 
     words: int
     summary_words: int = 60
     vocabulary: int = 4000
     beam: int = 5
-    length_penalty: float = 1.0
+    length_penalty: float | None = None
     no_repeat_ngram: int = 3
 
     @property
@@ -53,13 +55,15 @@ class PairSummaryMeasure(Measure):
         if not self.words:
             return ()
         python = "python{}.{}".format(*sys.version_info[:2])
-        pairs = folder / f"docstrings-{python}-{self.words}-{self.summary_words}"
+        pairs = folder / f"functions-{python}-{self.words}-{self.summary_words}"
         write_docstrings(pairs, self.words, self.summary_words)
         source, target = (pairs / f"train.{name}" for name in (FUNCTIONS, SUMMARIES))
         return pair_files.prepare_pairs(source, target, self.vocabulary)
 
     def check(self, config: Config) -> None:
         pair_files.check_test_files(config)
+        if self.length_penalty is None:
+            pair_files.check_development_files(config)
 
     def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
         files = pair_files.find_test_files(run.config.data)
@@ -69,9 +73,12 @@ class PairSummaryMeasure(Measure):
             batch=32,
             quiet=quiet,
             beam=self.beam,
-            length_penalty=self.length_penalty,
             no_repeat_ngram=self.no_repeat_ngram,
         )
+        penalty = self.length_penalty
+        if penalty is None:
+            penalty = pair_files.tune_length_penalty(run, request)
+        request = request._replace(length_penalty=penalty)
         found = translate.evaluate(run, request)
         scores = {name: found[metric] for name, metric in _ROUGE.items()}
         scores[_SPEED] = found["tokens_per_second"]

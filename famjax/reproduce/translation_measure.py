@@ -29,7 +29,9 @@ class TranslationMeasure(Measure):
     Attributes:
       folder: name of the folder with the pairs; "" is none, and models are trained on other files.
       vocabulary: number of tokens of the joint SentencePiece model.
-      beam, length_penalty: see `famjax.eval.beam`.
+      beam: see `famjax.eval.beam`.
+      length_penalty: see `famjax.eval.beam`; None is that with the best BLEU on the development
+        files, which are beside the test files (`famjax.reproduce.pair_files`).
       tokenized: whether the files are already tokenized, for example by Moses.
       compounds: whether tokenized BLEU splits compounds, as papers on WMT14 English-German do.
     """
@@ -37,7 +39,7 @@ class TranslationMeasure(Measure):
     folder: str
     vocabulary: int = 4000
     beam: int = 5
-    length_penalty: float = 1.0
+    length_penalty: float | None = None
     tokenized: bool = False
     compounds: bool = True
 
@@ -65,6 +67,8 @@ class TranslationMeasure(Measure):
 
     def check(self, config: Config) -> None:
         pair_files.check_test_files(config)
+        if self.length_penalty is None:
+            pair_files.check_development_files(config)
 
     def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
         source, target = pair_files.find_test_files(run.config.data)
@@ -75,7 +79,11 @@ class TranslationMeasure(Measure):
             quiet=quiet,
             tokenized=self.tokenized,
         )
-        search = request._replace(beam=self.beam, length_penalty=self.length_penalty)
+        search = request._replace(beam=self.beam)
+        penalty = self.length_penalty
+        if penalty is None:
+            penalty = pair_files.tune_length_penalty(run, search)
+        search = search._replace(length_penalty=penalty)
         found, greedy = translate.evaluate(run, search), translate.evaluate(run, request)
         scores = {
             _BLEU: found["bleu"],

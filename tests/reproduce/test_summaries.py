@@ -26,7 +26,7 @@ TINY = (
 def write_pairs(folder: Path, *_: int) -> None:
     """Write functions and summaries of them."""
     folder.mkdir(parents=True, exist_ok=True)
-    for split, count in (("train", 40), ("test", 2)):
+    for split, count in (("train", 40), ("val", 2), ("test", 2)):
         functions = [f"def get_{i}(self): return self.values[{i}]" for i in range(count)]
         summaries = [f"Return value {i}, one of the values." for i in range(count)]
         for name, lines in (("functions", functions), ("summaries", summaries)):
@@ -55,7 +55,7 @@ def test_data_is_made_for_each_number_of_words(tmp_path, monkeypatch):
 
     monkeypatch.setattr(summary_measure, "write_docstrings", write)
     python = "python{}.{}".format(*sys.version_info[:2])
-    folder = tmp_path / f"docstrings-{python}-64-60"
+    folder = tmp_path / f"functions-{python}-64-60"
     given = PairSummaryMeasure(64, vocabulary=300).prepare(tmp_path)
     assert given == (
         f"data.source={folder}/train.functions",
@@ -66,7 +66,7 @@ def test_data_is_made_for_each_number_of_words(tmp_path, monkeypatch):
     assert PairSummaryMeasure(64, vocabulary=300).prepare(tmp_path) == given
     assert (folder / "joint.model").stat().st_mtime_ns == tokenizer
     PairSummaryMeasure(32, 50, vocabulary=300).prepare(tmp_path)
-    other = f"docstrings-{python}-32-50"
+    other = f"functions-{python}-32-50"
     assert made == [(folder.name, (64, 60))] * 2 + [(other, (32, 50))]
     # on the user's files
     assert PairSummaryMeasure(0).prepare(tmp_path) == ()
@@ -105,6 +105,30 @@ def test_what_is_measured(tmp_path, monkeypatch):
     assert found["ROUGE-1"] == found["ROUGE-L"] == pytest.approx(sum(shared) / 2)
     # pairs of words: return each, each value of three
     assert found["ROUGE-2"] == pytest.approx(f1(2 / 2, 2 / 3) / 2)
+
+
+def test_the_length_penalty_is_tuned_on_the_development_files(tmp_path, monkeypatch):
+    write_pairs(tmp_path)
+    requests = []
+
+    def evaluate(run, request):
+        requests.append(request)
+        rouge = dict.fromkeys(("rouge_lsum", "rouge_l", "rouge_1", "rouge_2"), 0.5)
+        return {**rouge, "tokens_per_second": 20.0, "length_penalty": 1.4}
+
+    class Run:
+        config = load_config(
+            "cnn_dm_paper",
+            [f"data.source={tmp_path}/train.functions", f"data.target={tmp_path}/train.summaries"],
+        )
+
+    monkeypatch.setattr(translate, "evaluate", evaluate)
+    PairSummaryMeasure(0).measure(Run, tmp_path, quiet=True)
+    tuned, measured = requests
+    assert tuned.files == f"{tmp_path}/val.functions={tmp_path}/val.summaries"
+    assert tuned.tune
+    assert tuned == measured._replace(files=tuned.files, tune=True, length_penalty=1.0)
+    assert (measured.tune, measured.length_penalty, measured.no_repeat_ngram) == (False, 1.4, 3)
 
 
 def f1(precision, recall):

@@ -38,7 +38,7 @@ def write_pairs(folder: Path, count: int = 60) -> Path:
     rng = np.random.default_rng(0)
     folder.mkdir(parents=True)
     for language, words in (("de", "hund katze ball baum"), ("en", "dog cat ball tree")):
-        for split, lines in (("train", count), ("test", 4)):
+        for split, lines in (("train", count), ("val", 4), ("test", 4)):
             picked = [" ".join(rng.choice(words.split(), 3)) for _ in range(lines)]
             (folder / f"{split}.{language}").write_text("\n".join([*picked, ""]))
     return folder
@@ -123,8 +123,42 @@ def test_what_is_measured(tmp_path, monkeypatch):
     assert (request.beam, request.length_penalty, request.examples) == (3, 0.7, None)
 
 
+def test_the_length_penalty_is_tuned_on_the_development_files(tmp_path, monkeypatch):
+    """FT3 4.2.1: "tuning a length penalty on the dev set"; T2R has 0.6, Table 5."""
+    penalties = {name: EXPERIMENTS[name].measure.length_penalty for name in (FIGURE_4, TABLE_2)}
+    assert penalties == {FIGURE_4: None, TABLE_2: 0.6}
+    folder, requests = write_pairs(tmp_path / "wmt"), []
+
+    def evaluate(run, request):
+        requests.append(request)
+        bleus = {"bleu": 28.0, "bleu_compounds": 29.0, "bleu_tokenized": 27.0}
+        return {**bleus, "tokens_per_second": 20.0, "length_penalty": 0.4}
+
+    class Run:
+        config = load_config(
+            "multi30k", [f"data.source={folder}/train.de", f"data.target={folder}/train.en"]
+        )
+
+    monkeypatch.setattr(translate, "evaluate", evaluate)
+    measure = TranslationMeasure("")
+    measure.measure(Run, tmp_path, quiet=True)
+    tuned, search, greedy = requests
+    assert tuned.files == f"{folder}/val.de={folder}/val.en"
+    assert tuned == search._replace(files=tuned.files, tune=True, length_penalty=1.0)
+    assert (search.tune, search.length_penalty) == (False, 0.4)
+    assert (greedy.tune, greedy.beam) == (False, 1)
+    for language in ("de", "en"):
+        (folder / f"val.{language}").rename(folder / f"valid.{language}")
+    measure.check(Run.config)
+    measure.measure(Run, tmp_path, quiet=True)
+    assert requests[3].files == f"{folder}/valid.de={folder}/valid.en"
+    (folder / "valid.en").unlink()
+    with pytest.raises(UserError, match=r"wmt/val\.de: cannot read the development files"):
+        measure.check(Run.config)
+
+
 def test_data_is_found_or_asked_for(tmp_path):
-    measure = TranslationMeasure("multi30k")
+    measure = TranslationMeasure("multi30k", length_penalty=1.0)
     with pytest.raises(UserError, match=r"multi30k/train\.de: put its texts there"):
         measure.prepare(tmp_path)
     folder = write_pairs(tmp_path / "multi30k")

@@ -16,6 +16,9 @@ SHAPE = (
     "data.length=64",
     "data.source_length=72",
     "train.steps=1600",
+    # the last ten are averaged where the papers do so
+    "train.checkpoint_every=50",
+    "train.keep=10",
     # as in the papers; deeper than any decoder here
     "model.encoder.layers=6",
 )

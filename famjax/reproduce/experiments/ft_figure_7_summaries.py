@@ -13,8 +13,9 @@ from famjax.reproduce.summary_measure import PairSummaryMeasure
 
 _DECODING = (
     "Beam 5, which the paper does not give; no three tokens occur twice in a summary in the same "
-    "order, for the paper's 3-gram blocking; the length penalty is 1, where the paper tunes the "
-    "length. ROUGE-L is rouge-score's ROUGE-Lsum with its stemmer, as published for CNN-Dailymail. "
+    "order, for the paper's 3-gram blocking; the length penalty is the best one of a development "
+    "set, for the paper's tuned length. ROUGE-L is rouge-score's ROUGE-Lsum with its stemmer, as "
+    "published for CNN-Dailymail. "
 )
 
 
@@ -48,7 +49,7 @@ FT_FIGURE_7_SUMMARIES = Experiment(
     ),
     timed=True,
     axis="layers of the decoder",
-    note="About 7,000 functions of Python's standard library, cut to 64 words, and the first "
+    note="About 5,200 functions of Python's standard library, cut to 64 words, and the first "
     "paragraphs of their docstrings, up to 60 words and 20 on average, where the paper has 280,000 "
     "news articles, cut to 400 words, and summaries of 40 to 60 words. An encoder of six layers "
     "of width 128, 1,000 steps of 1,024 tokens of summaries, with a SentencePiece model of 4,000 "

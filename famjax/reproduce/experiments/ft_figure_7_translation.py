@@ -8,7 +8,7 @@ from famjax.reproduce.experiment import Experiment, Ordering, PaperSize
 from famjax.reproduce.experiments import _translation
 from famjax.reproduce.translation_measure import TranslationMeasure
 
-_MEASURE = TranslationMeasure("iwslt14", tokenized=True, compounds=False)
+_MEASURE = TranslationMeasure("iwslt14", length_penalty=1.0, tokenized=True, compounds=False)
 
 FT_FIGURE_7_TRANSLATION = Experiment(
     id="ft-figure-7-translation",
