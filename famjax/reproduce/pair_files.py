@@ -1,11 +1,12 @@
 """Files of pairs for experiments, and the length penalty that is best on some of them.
 
-Files for development and test are beside those to train on, with "val" (or "valid", or "dev") and
-"test" in place of "train" in their names.
+Files for development and test are beside those to train on, with "val" and "test" in place of
+"train" in their names. Other names for "val" are those of `_DEVELOPMENT`.
 """
 
 from __future__ import annotations
 
+import glob
 from pathlib import Path
 
 from famjax.config.schema import Config, DataConfig
@@ -13,10 +14,13 @@ from famjax.core.errors import UserError
 from famjax.data.pairs import Pairs
 from famjax.data.train_tokenizer import train_sentencepiece
 from famjax.eval import translate
+from famjax.reproduce.experiment import Score
 from famjax.tasks.task import Request
 from famjax.train.run import Run
 
-_DEVELOPMENT = ("val", "valid", "dev")
+_DEVELOPMENT = ("val", "valid", "dev", "validation")
+_PENALTY = "length penalty"
+_DATA_SETS = ("tfds:", "seqio:")
 
 
 def prepare_pairs(source: Path, target: Path, vocabulary: int) -> tuple[str, ...]:
@@ -50,19 +54,30 @@ def check_test_files(config: Config) -> None:
 
 def check_development_files(config: Config) -> None:
     """Raise a `UserError` if the development files for the config's training files are missing."""
-    _find_development_files(config.data)
+    Pairs(*_find_development_files(config.data))
 
 
-def tune_length_penalty(run: Run, request: Request) -> float:
-    """Return the length penalty with the best score on the development files.
+def penalty_scores(length_penalty: float | None) -> tuple[Score, ...]:
+    """Return the score in which `with_length_penalty` gives the length penalty, if it is tuned."""
+    return () if length_penalty is not None else (Score(_PENALTY, unit="", digits=1),)
+
+
+def with_length_penalty(
+    run: Run, request: Request, length_penalty: float | None
+) -> tuple[Request, dict[str, float]]:
+    """Return a request with its length penalty, and the score of `penalty_scores`.
 
     Args:
       run: a run that is trained on pairs.
       request: an evaluation of pairs by beam search.
+      length_penalty: the length penalty; None is the best one on the development files.
     """
+    if length_penalty is not None:
+        return request._replace(length_penalty=length_penalty), {}
     files = "=".join(_find_development_files(run.config.data))
     found = translate.evaluate(run, request._replace(files=files, tune=True))
-    return float(found["length_penalty"])
+    tuned = float(found["length_penalty"])
+    return request._replace(length_penalty=tuned), {_PENALTY: tuned}
 
 
 def find_file(*paths: Path) -> Path:
@@ -100,16 +115,20 @@ def _find_development_files(data: DataConfig) -> tuple[str, str]:
     """Return the development files of sources and of targets that belong to the training files."""
     for split in _DEVELOPMENT:
         files = name_test_files(data.source, split), name_test_files(data.target, split)
-        try:
-            Pairs(*files)
-        except UserError:
-            continue
-        return files
+        if all(_exists(part, split) for names in files for part in names.split(",")):
+            return files
     first, others = name_test_files(data.source, _DEVELOPMENT[0]), " or ".join(_DEVELOPMENT[1:])
     raise UserError(
-        f"{first}: cannot read the development files, on which the length penalty is tuned; put "
-        f"them beside those to train on, with {_DEVELOPMENT[0]} ({others}) in place of train"
+        f"{first}: put the development files, on which the length penalty is tuned, beside those "
+        f"to train on, with {_DEVELOPMENT[0]} ({others}) in place of train"
     )
+
+
+def _exists(name: str, split: str) -> bool:
+    """Return whether a glob matches files; for a split of a data set, whether it is TFDS's name."""
+    if name.startswith(_DATA_SETS):
+        return split == "validation"
+    return not name or bool(glob.glob(name))
 
 
 def _name_part(training: str, split: str) -> str:

@@ -48,7 +48,8 @@ class PairSummaryMeasure(Measure):
 
     @property
     def scores(self) -> tuple[Score, ...]:
-        return (*map(Score, _ROUGE), Score(_SPEED, unit="", digits=0))
+        speed = Score(_SPEED, unit="", digits=0)
+        return (*map(Score, _ROUGE), speed, *pair_files.penalty_scores(self.length_penalty))
 
     def prepare(self, folder: Path) -> tuple[str, ...]:
         check_metrics(tuple(_ROUGE.values()))
@@ -75,13 +76,10 @@ class PairSummaryMeasure(Measure):
             beam=self.beam,
             no_repeat_ngram=self.no_repeat_ngram,
         )
-        penalty = self.length_penalty
-        if penalty is None:
-            penalty = pair_files.tune_length_penalty(run, request)
-        request = request._replace(length_penalty=penalty)
+        request, penalty = pair_files.with_length_penalty(run, request, self.length_penalty)
         found = translate.evaluate(run, request)
         scores = {name: found[metric] for name, metric in _ROUGE.items()}
-        scores[_SPEED] = found["tokens_per_second"]
+        scores |= {_SPEED: found["tokens_per_second"], **penalty}
         return Measured(scores, {"the first words": _first_words(Pairs(*files))})
 
 

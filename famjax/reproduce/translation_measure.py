@@ -45,11 +45,12 @@ class TranslationMeasure(Measure):
 
     @property
     def scores(self) -> tuple[Score, ...]:
-        """The tokenized BLEU of the papers, sacrebleu's, and the speed; the last two greedily."""
+        """The tokenized BLEU of the papers, sacrebleu's, the speeds, and a tuned penalty."""
         bleus, speeds = (_TOKENIZED, _BLEU, _GREEDY_BLEU), (_SPEED, _GREEDY_SPEED)
         return (
             *(Score(name, unit="", digits=1) for name in bleus),
             *(Score(name, unit="", digits=0) for name in speeds),
+            *pair_files.penalty_scores(self.length_penalty),
         )
 
     def prepare(self, folder: Path) -> tuple[str, ...]:
@@ -80,10 +81,7 @@ class TranslationMeasure(Measure):
             tokenized=self.tokenized,
         )
         search = request._replace(beam=self.beam)
-        penalty = self.length_penalty
-        if penalty is None:
-            penalty = pair_files.tune_length_penalty(run, search)
-        search = search._replace(length_penalty=penalty)
+        search, penalty = pair_files.with_length_penalty(run, search, self.length_penalty)
         found, greedy = translate.evaluate(run, search), translate.evaluate(run, request)
         scores = {
             _BLEU: found["bleu"],
@@ -91,6 +89,7 @@ class TranslationMeasure(Measure):
             _SPEED: found["tokens_per_second"],
             _GREEDY_BLEU: greedy["bleu"],
             _GREEDY_SPEED: greedy["tokens_per_second"],
+            **penalty,
         }
         return Measured(scores, {"the source": self._copied(Pairs(source, target))})
 

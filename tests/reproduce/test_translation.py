@@ -18,7 +18,7 @@ from famjax.eval import translate
 from famjax.experiment.load import load_config, to_json
 from famjax.reproduce.cell import DATA, RESULT, Cell, run_cell
 from famjax.reproduce.experiments import EXPERIMENTS
-from famjax.reproduce.pair_files import find_test_files
+from famjax.reproduce.pair_files import _find_development_files, find_test_files
 from famjax.reproduce.runner import make_cells
 from famjax.reproduce.translation_measure import TranslationMeasure
 from famjax.train.average import open_average
@@ -141,7 +141,12 @@ def test_the_length_penalty_is_tuned_on_the_development_files(tmp_path, monkeypa
 
     monkeypatch.setattr(translate, "evaluate", evaluate)
     measure = TranslationMeasure("")
-    measure.measure(Run, tmp_path, quiet=True)
+    measured = measure.measure(Run, tmp_path, quiet=True)
+    assert measured.scores["length penalty"] == 0.4
+    assert list(measured.scores) == [
+        *("BLEU", "tokenized BLEU", "tokens/s", "greedy BLEU", "greedy tokens/s", "length penalty")
+    ]
+    assert set(measured.scores) == {score.name for score in measure.scores}
     tuned, search, greedy = requests
     assert tuned.files == f"{folder}/val.de={folder}/val.en"
     assert tuned == search._replace(files=tuned.files, tune=True, length_penalty=1.0)
@@ -153,8 +158,18 @@ def test_the_length_penalty_is_tuned_on_the_development_files(tmp_path, monkeypa
     measure.measure(Run, tmp_path, quiet=True)
     assert requests[3].files == f"{folder}/valid.de={folder}/valid.en"
     (folder / "valid.en").unlink()
-    with pytest.raises(UserError, match=r"wmt/val\.de: cannot read the development files"):
+    with pytest.raises(UserError, match=r"wmt/val\.de: put the development files"):
         measure.check(Run.config)
+    (folder / "dev.de").write_text("der\ndie\n")
+    (folder / "dev.en").write_text("the\n")
+    with pytest.raises(UserError, match=r"wmt/dev\.de"):
+        measure.check(Run.config)
+
+
+def test_development_splits_of_data_sets_are_those_of_tfds():
+    name = "tfds:wmt14_translate/de-en:train:"
+    found = _find_development_files(DataConfig(source=f"{name}en", target=f"{name}de"))
+    assert found == tuple(f"tfds:wmt14_translate/de-en:validation:{x}" for x in ("en", "de"))
 
 
 def test_data_is_found_or_asked_for(tmp_path):
