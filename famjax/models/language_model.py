@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from flax import nnx
 
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
-from famjax.core.types import Array, Context, PyTree, State, compute_dtype
+from famjax.core.types import Array, Context, Params, PyTree, State, compute_dtype
 from famjax.layers.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from famjax.layers.linear import Linear
 from famjax.layers.norm import Norm
@@ -27,6 +28,9 @@ from famjax.stacks import make_stack
 # time for layers of 1 MiB. Small layers stay stacked, because programs with unstacked layers take
 # longer to compile.
 _LARGE_LAYER, _LARGEST_COPY = 2 << 20, 2 << 30
+
+# the stack's output [... d] -> logits [... v]
+Logits = Callable[[Array], Array]
 
 
 class LanguageModel(nnx.Module):
@@ -140,7 +144,14 @@ class LanguageModel(nnx.Module):
         Returns:
           nll [b t] in nats, -log p(target); correct [b t] bool, whether the target is the argmax.
         """
-        return chunked_cross_entropy(self._token_loss_fn(), x, targets, self.vocab_size)
+
+        def score(model: LanguageModel, logits: Logits, x: Array, targets: Array) -> Any:
+            if isinstance(model.embedding, AdaptiveEmbedding):
+                assert isinstance(model.head, AdaptiveSoftmax)
+                return model.head.losses(model._normalize(x), targets, model.embedding)
+            return token_losses(logits(x), targets)
+
+        return self._chunked_scores(score, x, targets)
 
     def smoothed_losses(
         self, x: Array, targets: Array, smoothing: float
@@ -149,31 +160,39 @@ class LanguageModel(nnx.Module):
 
         An adaptive softmax has no such losses, since it never computes log p of all words.
         """
-        logits = self._logits_fn()
-        return chunked_cross_entropy(
-            lambda x, targets: smoothed_token_losses(logits(x), targets, smoothing),
-            x,
-            targets,
-            self.vocab_size,
-        )
-
-    def _token_loss_fn(self) -> Callable[[Array, Array], tuple[Array, Array]]:
-        """Return `token_losses` as a function of the stack's output."""
-        embedding, head = self.embedding, self.head
-        if isinstance(embedding, AdaptiveEmbedding):
-            assert isinstance(head, AdaptiveSoftmax)
-            return lambda x, targets: head.losses(self._normalize(x), targets, embedding)
-        logits = self._logits_fn()
-        return lambda x, targets: token_losses(logits(x), targets)
-
-    def _logits_fn(self) -> Callable[[Array], Array]:
-        """Return `logits` as a function for chunks of tokens; not for an adaptive softmax."""
         assert not isinstance(self.embedding, AdaptiveEmbedding)
-        if self.head is not None:
-            return self.logits
-        # gathered once here, not in every chunk
-        table = with_logical_constraint(self.embedding[...].astype(self.dtype), ("vocab", None))
-        return lambda x: self._tied_logits(x, table)
+
+        def score(model: LanguageModel, logits: Logits, x: Array, targets: Array) -> Any:
+            return smoothed_token_losses(logits(x), targets, smoothing)
+
+        return self._chunked_scores(score, x, targets)
+
+    def _chunked_scores(
+        self,
+        score: Callable[[LanguageModel, Logits, Array, Array], Any],
+        x: Array,
+        targets: Array,
+    ) -> Any:
+        """Return score(model, logits, x, targets), computed in chunks of tokens.
+
+        Args:
+          score: a function of the model without its stack, its `logits`, x and targets.
+        """
+        graph, head, rest = cast(Any, nnx.split(self, _is_of_head, ...))
+        table = None
+        if self.head is None:
+            # cast and gathered once here, not in every chunk
+            assert isinstance(self.embedding, nnx.Param)
+            table = with_logical_constraint(self.embedding[...].astype(self.dtype), ("vocab", None))
+
+        def score_chunk(arrays: tuple[Params, Array | None], x: Array, targets: Array) -> Any:
+            head, table = arrays
+            model = nnx.merge(graph, head, rest)
+            if table is None:
+                return score(model, model.logits, x, targets)
+            return score(model, lambda x: model._tied_logits(x, table), x, targets)
+
+        return chunked_cross_entropy(score_chunk, (head, table), x, targets, self.vocab_size)
 
     def _normalize(self, x: Array) -> Array:
         return x.astype(self.dtype) if self.norm is None else self.norm(x, self.dtype)
@@ -191,6 +210,11 @@ class LanguageModel(nnx.Module):
         ctx = self.with_tokens(ctx or Context(), tokens)
         x, state = self.stack.step(self.embed(tokens), state, ctx)
         return self.logits(x), state
+
+
+def _is_of_head(path: tuple[Any, ...], _: Any) -> bool:
+    """Return whether a model's logits depend on the variable, apart from a table that is tied."""
+    return path[0] in ("embedding", "norm", "head", "logit_bias")
 
 
 def _tree_bytes(tree: PyTree) -> int:

@@ -9,11 +9,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Integer, Shaped
 
-from famjax.core.types import Array
+from famjax.core.types import Array, PyTree
 from famjax.parallel.sharding import (
     TOKENS,
     row_shards,
     sequence_shards,
+    shard_map_rows,
     target_device,
     with_logical_constraint,
 )
@@ -75,18 +76,20 @@ def smoothed_token_losses(
 
 
 def chunked_cross_entropy(
-    score: Callable[[Array, Array], Scores],
+    score: Callable[[PyTree, Array, Array], Scores],
+    arrays: PyTree,
     x: Float[Array, "b t d"],
     targets: Integer[Array, "b t"],
     v: int,
 ) -> Scores:
-    """Return score(x, targets), computed in chunks of tokens to limit the memory for logits.
+    """Return score(arrays, x, targets), in chunks of tokens to limit the memory for logits.
 
     The logits [b t v] of all tokens are never in memory together; the backward pass rematerializes
     each chunk. If the logits of all tokens fit, there is one chunk and no loop.
 
     Args:
-      score: x [b t d], targets [b t] -> a tuple of [b t]; independent for each token.
+      score: arrays, x [b t d], targets [b t] -> a tuple of [b t]; independent for each token.
+      arrays: what all tokens share: the embedding table, and others.
       v: vocabulary size.
     """
     b, t = targets.shape
@@ -95,26 +98,32 @@ def chunked_cross_entropy(
     count = num_chunks(b // row_shards(b), t // shards, v)
     x = with_logical_constraint(x, TOKENS)
     if count == 1:
-        return score(x, targets)
+        return score(arrays, x, targets)
 
     # chunks are along time, since rows may be sharded; if tokens are sharded, each chunk has tokens
     # of every shard
     def split_chunks(a: Array) -> Array:
-        a = a.reshape(b, shards, count, -1, *a.shape[2:])
-        return jnp.moveaxis(a, 2, 0).reshape(count, b, -1, *a.shape[4:])
+        a = a.reshape(len(a), shards, count, -1, *a.shape[2:])
+        return jnp.moveaxis(a, 2, 0).reshape(count, a.shape[0], -1, *a.shape[4:])
 
     def join_chunks(a: Array) -> Array:
-        return jnp.moveaxis(a.reshape(count, b, shards, -1), 0, 2).reshape(b, t)
+        a = a.reshape(count, a.shape[1], shards, -1)
+        return jnp.moveaxis(a, 0, 2).reshape(a.shape[1], t)
 
-    def score_rows(x: Array, targets: Array) -> Scores:
-        return score(
-            with_logical_constraint(x, TOKENS), with_logical_constraint(targets, TOKENS[:2])
-        )
+    def score_chunk(arrays: PyTree, x: Array, targets: Array) -> Scores:
+        x = with_logical_constraint(x, TOKENS)
+        return score(arrays, x, with_logical_constraint(targets, TOKENS[:2]))
 
     # within a loop XLA cannot merge the recomputation (CSE)
-    rematted = jax.checkpoint(score_rows, prevent_cse=False)
-    scores = jax.lax.map(lambda chunk: rematted(*chunk), (split_chunks(x), split_chunks(targets)))
-    return jax.tree.map(join_chunks, scores)
+    rematted = jax.checkpoint(score_chunk, prevent_cse=False)
+
+    def score_rows(arrays: PyTree, x: Array, targets: Array) -> Scores:
+        chunks = split_chunks(x), split_chunks(targets)
+        scores = jax.lax.map(lambda chunk: rematted(arrays, *chunk), chunks)
+        return jax.tree.map(join_chunks, scores)
+
+    # the gradients of the table are reduced once, not for every chunk
+    return shard_map_rows(score_rows, b, (None, 0, 0), 0)(arrays, x, targets)
 
 
 def num_chunks(b: int, t: int, v: int) -> int:

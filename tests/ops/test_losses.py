@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -122,6 +123,34 @@ def test_a_vocabulary_on_several_devices_gives_the_same(monkeypatch: pytest.Monk
     spread = jax.device_put(params, sharding.parameter_shardings(mesh, params))
     x = jax.device_put(X, sharding.batch_sharding(mesh, B))
     assert_close(model_gradient(True, smoothed, spread, x), model_gradient(True, smoothed))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_chunks_on_several_devices_reduce_the_table_s_gradient_once(
+    tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """GSPMD by itself reduces the gradient of the table in each iteration over the chunks."""
+    monkeypatch.setattr(losses, "LOGITS_BYTES", V * 4 * 2)
+    mesh = sharding.make_mesh(MeshConfig(data=2, tensor=2), jax.devices()[:4])
+    graph, params = parts(tied)
+
+    def total(params: Any, x: Any) -> Any:
+        return (smoothed(nnx.merge(graph, params), x) * WEIGHTS).sum()
+
+    rows = sharding.batch_sharding(mesh, B)
+    on_mesh = jax.jit(
+        sharding.with_mesh(mesh, jax.value_and_grad(total, argnums=(0, 1))),
+        in_shardings=(sharding.parameter_shardings(mesh, params), rows),
+    )
+    found = on_mesh(params, jax.device_put(X, rows))
+    monkeypatch.setattr(losses, "LOGITS_BYTES", 2**20)
+    assert_close(jax.tree.map(np.asarray, found), model_gradient(tied, smoothed))
+    monkeypatch.setattr(losses, "LOGITS_BYTES", V * 4 * 2)
+    text = on_mesh.lower(params, jax.device_put(X, rows)).compile().as_text()
+    reduced = re.findall(r" = (.*?) all-reduce\(.*?/while/body", text)
+    # sums of each token over the shards of the vocabulary, and no gradient of a shard
+    assert reduced
+    assert not any(f"[16,{V // 2}]" in shapes for shapes in reduced), reduced
 
 
 def test_the_logits_of_a_large_vocabulary_are_never_all_in_memory() -> None:

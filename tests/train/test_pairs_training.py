@@ -74,7 +74,7 @@ def config(folder: Path, *more: str) -> Config:
 def learned(folder: Path, *more: str) -> Run:
     """Return a run that has learned to write words backwards."""
     keys = ["model.width=32", "model.mlp_width=64", "data.batch=8", "optimizer.learning_rate=0.01"]
-    keys += ["train.steps=300", "train.log_every=50", "train.checkpoint_every=300"]
+    keys += ["train.steps=450", "train.log_every=50", "train.checkpoint_every=450"]
     return train(config(folder, *keys, *more), folder / "run", quiet=True)
 
 
@@ -132,7 +132,7 @@ def test_parts_of_a_batch_add_up(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("compiled_once")
 def test_a_model_learns_to_write_words_backwards_and_is_evaluated(tmp_path: Path) -> None:
     tasks = f"translate:{tmp_path / 'words'}={tmp_path / 'backwards'}"
-    run = learned(tmp_path, f"eval.tasks={tasks}", "eval.every=300", "eval.examples=40")
+    run = learned(tmp_path, f"eval.tasks={tasks}", "eval.every=450", "eval.examples=40")
     words = ["abcd", "hg", "fedcba", "aab"]
     for beams in (1, 3):
         found = Translator(run, beams, batch=4).translate(words)

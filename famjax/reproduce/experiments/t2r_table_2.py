@@ -97,7 +97,8 @@ T2R_TABLE_2 = Experiment(
     + _translation.SPLIT
     + " A decoder of two layers, 1,000 steps from the teacher. T2R and RFA have 4 features in "
     "causal and 16 in cross attention, ELU the 32 of a head; the paper's have 4, 32 and 64. "
-    "Positions are at the embedding, as in the paper. What is finetuned continues the teacher's last "
-    "checkpoint. T2R from scratch has the rate of the others, where the paper lowers it.",
+    "Positions are at the embedding, as in the paper. What is finetuned continues the last "
+    "checkpoint of the teacher. T2R from scratch has the rate of the others, where the paper "
+    "lowers it.",
     minutes=9.0,
 )
