@@ -64,7 +64,7 @@ LAYOUTS = {
 # fields of metrics.jsonl that measure time
 PARTS = ("data_seconds", "host_seconds", "device_seconds")
 TIMES = (
-    *("tokens_per_second", "model_flops_utilisation", "data_wait", "step_seconds", *PARTS),
+    *("tokens_per_second", "model_flops_utilization", "data_wait", "step_seconds", *PARTS),
     "train_seconds",
 )
 

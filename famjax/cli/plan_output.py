@@ -78,7 +78,7 @@ def _flops_table(plan: Plan, source: str) -> Table:
     all_chips = plan.report["flops"] * plan.report["devices"]
     table.add_row("query-key pairs inside the masks", format_count(plan.model_flops), "formula")
     table.add_row("all computed query-key pairs", format_count(plan.computed_flops), "formula")
-    table.add_row("compiled program, with rematerialisation", format_count(all_chips), source)
+    table.add_row("compiled program, with rematerialization", format_count(all_chips), source)
     return table
 
 
@@ -157,7 +157,7 @@ def _notes(plan: Plan) -> list[str]:
 
 def _verdict(plan: Plan) -> str:
     available = format_bytes(plan.report.get("limit", plan.topology.chip.memory))
-    if not plan.fits or plan.roofline is None or plan.utilisation is None:
+    if not plan.fits or plan.roofline is None or plan.utilization is None:
         needed = f"does not fit: {format_bytes(plan.needed)} of {available} a chip"
         most = plan.topology.chip.memory * MOST_GPU_SHARE / GPU_SHARE
         if plan.topology.is_gpu and plan.needed <= most:
@@ -169,8 +169,8 @@ def _verdict(plan: Plan) -> str:
     seconds = format_seconds(plan.roofline.step)
     return (
         f"fits: {format_bytes(plan.needed)} of {available} a chip; a step of {plan.tokens:,} "
-        f"tokens takes at least {seconds}, model FLOPs utilisation at most "
-        f"{format_percent(plan.utilisation)}, limited by {plan.roofline.limit}"
+        f"tokens takes at least {seconds}, model FLOPs utilization at most "
+        f"{format_percent(plan.utilization)}, limited by {plan.roofline.limit}"
     )
 
 
@@ -181,13 +181,13 @@ def show_search(config: Config, result: SearchResult) -> None:
     table = Table(title, columns, words=(0,))
     for plan in result.best:
         assert plan.roofline is not None
-        assert plan.utilisation is not None
+        assert plan.utilization is not None
         table.add_row(
             format_overrides(config, plan.config),
             format_bytes(plan.needed),
             format_seconds(plan.roofline.step),
             f"{plan.tokens_per_second:,.0f}",
-            format_percent(plan.utilisation),
+            format_percent(plan.utilization),
             plan.roofline.limit,
         )
     if result.best:

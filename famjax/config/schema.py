@@ -137,7 +137,7 @@ class FeedbackConfig:
 
 @dataclass(frozen=True)
 class LinearConfig:
-    """Normalised linear attention (T2R, arXiv 2103.13076), for layers with the mixer `linear`."""
+    """Normalized linear attention (T2R, arXiv 2103.13076), for layers with the mixer `linear`."""
 
     # the feature map phi, shared by a head's queries and keys. Learned: relu, learned_elu (1 +
     # elu), cos or tanh of W x + b. Without W: elu (1 + elu(x)); rfa, random Fourier features with a
@@ -503,7 +503,7 @@ class TrainConfig:
     match: bool = False
     # gradient accumulation: the rows of a batch are split into this many microbatches
     accumulate: int = 1
-    # number of segments in which a step processes its tokens, each rematerialised. The gradient
+    # number of segments in which a step processes its tokens, each rematerialized. The gradient
     # flows through all of them and stops at the start of the step (truncated BPTT)
     bptt_segments: int = 1
     # lanes: initial number of tokens of a row in a step. It doubles up to data.length, and each

@@ -366,7 +366,7 @@ def _import_tensorflow() -> None:
                 f"seqio and TFDS data sets need {missing}; {install_command(('seqio',))}"
             ) from None
         logging.set_verbosity(logging.ERROR)
-        # raises if TensorFlow is initialised already: then the caller has configured it
+        # raises if TensorFlow is initialized already: then the caller has configured it
         with suppress(RuntimeError):
             tf.config.set_visible_devices([], "GPU")
             tf.config.set_visible_devices([], "TPU")

@@ -58,7 +58,7 @@ class BeamSettings:
       beams: n, the number of unfinished hypotheses per row.
       max_tokens: t, the maximum number of tokens of a hypothesis.
       size: size of the vocabulary. Logits beyond it, of a padded embedding table, are masked.
-      length_penalty: alpha. Above 0 it favours long hypotheses, as log p is negative. An array [a]
+      length_penalty: alpha. Above 0 it favors long hypotheses, as log p is negative. An array [a]
         of several penalties finds the best hypotheses for each.
       no_repeat_ngram: size of the n-grams that must not occur twice; 0 allows repetitions.
       best: k, the number of best hypotheses that are wanted; None is n.

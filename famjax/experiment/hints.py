@@ -186,7 +186,7 @@ TRAIN: dict[str, Hint] = {
     "shuffle": "documents are reshuffled in each epoch, by seed",
     "workers": "a thread prefetches batches; there are no workers to configure",
     "num_workers": "a thread prefetches batches; there are no workers to configure",
-    # optimisation
+    # optimization
     "lr": "optimizer.learning_rate",
     "learning_rate": "optimizer.learning_rate",
     "base_lr": "optimizer.learning_rate",

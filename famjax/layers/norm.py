@@ -12,7 +12,7 @@ from famjax.core.types import Array
 
 
 class Norm(nnx.Module):
-    """Normalise [... d] by its root mean square, or by its mean and variance."""
+    """Normalize [... d] by its root mean square, or by its mean and variance."""
 
     def __init__(self, kind: Literal["rmsnorm", "layernorm"], width: int, arch: ArchConfig):
         self.eps = arch.norm_eps

@@ -1,7 +1,7 @@
 """Accelerator chips, and the shapes of the slices in which they are available.
 
 All figures are the vendors' and per chip: dense bfloat16 FLOP/s; memory and its bandwidth; bytes/s
-to the neighbours over all links, in one direction. The memory of TPUs is what XLA can use, taken
+to the neighbors over all links, in one direction. The memory of TPUs is what XLA can use, taken
 from libtpu's out-of-memory errors; that of GPUs is the share that JAX takes by default.
 
 Sources: cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e (read as 8 bits a byte, 10^9);
@@ -35,7 +35,7 @@ class Chip:
       flops: dense bfloat16 FLOP/s.
       memory: bytes available to a program.
       bandwidth: bytes/s to and from main memory.
-      network: bytes/s sent to neighbours.
+      network: bytes/s sent to neighbors.
       shapes: shapes of the available slices; () means that any number of chips is available.
     """
 

@@ -194,7 +194,7 @@ def _estimate_seconds(
     config = replace(config, model=model)
     tokens = config.data.batch * config.data.length
     flops = tokens * step_flops(config, computed=True)
-    # forward pass, backward pass to both factors, and rematerialisation
+    # forward pass, backward pass to both factors, and rematerialization
     passes = {"none": 3.0, "attention": 4.0, "layer": 4.0, "block": 5.0}[model.remat]
     if model.remat != "none":
         flops += tokens * forward_flops(model, True, sources_per_target(config.data))

@@ -129,7 +129,7 @@ class HloCost:
     """Costs of one run of a program on one device.
 
     Attributes:
-      flops: FLOPs of dots and convolutions, two per multiply-add, including rematerialisation.
+      flops: FLOPs of dots and convolutions, two per multiply-add, including rematerialization.
       bytes: bytes read from and written to main memory.
       seconds: sum over instructions of the larger of compute and memory time.
       collectives: collectives by kind and group size.

@@ -71,7 +71,7 @@ class Plan:
       needed: bytes of memory needed per chip.
       fits: whether the needed bytes fit in a chip's memory.
       roofline: lower bounds on the step time; None if the compiler ran out of memory.
-      utilisation: model FLOPs of a step divided by what all chips could compute in `roofline.step`.
+      utilization: model FLOPs of a step divided by what all chips could compute in `roofline.step`.
     """
 
     config: Config
@@ -82,7 +82,7 @@ class Plan:
     needed: float
     fits: bool
     roofline: Roofline | None
-    utilisation: float | None
+    utilization: float | None
 
     @property
     def tokens(self) -> int:
@@ -110,7 +110,7 @@ class Plan:
             "roofline": None
             if roofline is None
             else asdict(roofline) | {"step": roofline.step, "limit": roofline.limit},
-            "utilisation": self.utilisation,
+            "utilization": self.utilization,
         }
 
 
@@ -155,9 +155,9 @@ def plan(config: Config, topology: Topology) -> Plan:
         report["device_seconds"] if own else max(compute, memory),
         report["network_bytes"] * per_chip / topology.network,
     )
-    utilisation = model / (roofline.step * chip.flops * topology.count)
+    utilization = model / (roofline.step * chip.flops * topology.count)
     fits = needed <= chip.memory
-    return Plan(config, topology, report, model, computed, needed, fits, roofline, utilisation)
+    return Plan(config, topology, report, model, computed, needed, fits, roofline, utilization)
 
 
 def fill_vocab_size(config: Config) -> Config:

@@ -112,7 +112,7 @@ def write_arrays(folder: Path, leaves: Leaves) -> None:
 
 
 def _make_checkpointer(**limits: int) -> ocp.Checkpointer:
-    """Return an Orbax checkpointer whose processes synchronise through the coordination service.
+    """Return an Orbax checkpointer whose processes synchronize through the coordination service.
 
     Orbax's default, a barrier on the devices, would interleave with the collectives of training.
     """

@@ -59,7 +59,7 @@ class Clock:
         peak = flops.peak_flops(jax.devices()[0]) or flops.measure_peak_flops(config.model.dtype)
         shares = {
             "tokens_per_second": rate,
-            "model_flops_utilisation": rate
+            "model_flops_utilization": rate
             * flops.step_flops(config)
             / (peak * jax.device_count()),
             "data_wait": data * self.steps / seconds,

@@ -124,7 +124,7 @@ def upload_batch(
 
         return jax.make_array_from_callback((total, *part.shape[1:]), sharding, shard)
 
-    with jax.transfer_guard("allow"):  # explicit, but the guard recognises device_put only
+    with jax.transfer_guard("allow"):  # explicit, but the guard recognizes device_put only
         return jax.tree.map(put, batch)
 
 

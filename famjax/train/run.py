@@ -236,7 +236,7 @@ def freeze(config: ModelConfig, weights: Params, only: str = "all") -> Frozen:
 
     The weights are donated.
     """
-    # XLA removes this initialisation, since all of its values are replaced
+    # XLA removes this initialization, since all of its values are replaced
     model = make_model(config, rngs=nnx.Rngs(0))
     nnx.update(model, weights)
     return partition_trainable(config, model, only)[2]

@@ -8,7 +8,7 @@ package that brings CUDA:
 
 The package has the fixed gate only, and its g is our 1 - g. The outputs of its attentions pass
 through two matrices, whose product is our W_z. It has a single key head. Three differences are
-removed: the normalisation of the recurrent layer's keys and queries (an argument of its layers,
+removed: the normalization of the recurrent layer's keys and queries (an argument of its layers,
 which its model sets), xPos's scales, and the exact GELU.
 """
 

@@ -23,7 +23,7 @@ def transformer(
     return x
 
 
-def normalised(x: Array, by: Norm) -> Array:
+def normalized(x: Array, by: Norm) -> Array:
     return np.stack([norm(row, f64(by[0]), None if by[1] is None else f64(by[1])) for row in x])
 
 
@@ -56,7 +56,7 @@ def rmt(
         y = transformer(layers, np.concatenate([memory, tokens, memory]), seen, rope_base)
         ys.append(y[f:end])
         if len(tokens) == segment:
-            memory = normalised(y[end:], memory_norm)
+            memory = normalized(y[end:], memory_norm)
     return np.concatenate(ys), memory
 
 
@@ -86,5 +86,5 @@ def autocompressor(
         y = transformer(layers, read, [range(t + 1) for t in range(len(read))], rope_base)
         ys.append(y[first:end])
         if len(tokens) == segment:
-            summaries = np.concatenate([summaries, normalised(y[end:], memory_norm)])
+            summaries = np.concatenate([summaries, normalized(y[end:], memory_norm)])
     return np.concatenate(ys), summaries

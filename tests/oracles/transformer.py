@@ -60,8 +60,8 @@ def norm(x: Array, scale: Array, bias: Array | None) -> Array:
     """[d] -> [d]. LayerNorm with a bias, RMSNorm without."""
     if bias is None:
         return x / math.sqrt(np.mean(x * x) + EPS) * scale
-    centred = x - np.mean(x)
-    return centred / math.sqrt(np.mean(centred * centred) + EPS) * scale + bias
+    centered = x - np.mean(x)
+    return centered / math.sqrt(np.mean(centered * centered) + EPS) * scale + bias
 
 
 def gelu(x: Array) -> Array:

@@ -27,7 +27,7 @@ each = pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=lambda e:
 NAMES = {
     "^DELTA": "delta",
     r"^BSWA\+DELTA|^\d x \d+ features": "bswa,delta",
-    "initialised from Transformer|growing BPTT": "feedback",
+    "initialized from Transformer|growing BPTT": "feedback",
     r"^Transformer-XL$": "swa",
     r"^TransformerBSWA$": "bswa",
     "^Feedback": "feedback",

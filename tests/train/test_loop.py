@@ -185,7 +185,7 @@ def test_rows_have_every_field(tmp_path: Path) -> None:
         assert 0 < row["fam_attention"] < 1
         assert row["learning_rate"] == pytest.approx(3e-3)
         assert row["tokens_per_second"] > 0
-        assert 0 < row["model_flops_utilisation"] < 1
+        assert 0 < row["model_flops_utilization"] < 1
         assert 0 <= row["data_wait"] <= 1
     tokens = [row["tokens"] for row in table]
     assert tokens == sorted(tokens)

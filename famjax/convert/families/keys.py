@@ -83,7 +83,7 @@ UNSUPPORTED = {
     "pruned_heads": UnsupportedKey((None, {}, []), "all layers have the same heads here"),
     "attention_chunk_size": UnsupportedKey((None,), "chunked attention is not supported"),
     "partial_rotary_factor": UnsupportedKey((None, 1), "this family rotates whole heads"),
-    "rope_interleaved": UnsupportedKey(_OFF, "rotated pairs are halves of a head, not neighbours"),
+    "rope_interleaved": UnsupportedKey(_OFF, "rotated pairs are halves of a head, not neighbors"),
     "use_mrope": UnsupportedKey(_OFF, "multi-axis rotary positions (M-RoPE) are not supported"),
 }
 # unsupported keys of families with full attention in all layers

@@ -14,7 +14,7 @@ from famjax.reproduce.experiment import ALL_SECONDS, Experiment, Ordering, Paper
 from famjax.reproduce.experiments import _bytes, _wikitext
 from famjax.reproduce.paper_measures import WIKITEXT_DEV
 
-_FEEDBACK, _GROWING, _INITIALISED = "Feedback", "growing BPTT", "initialised from Transformer"
+_FEEDBACK, _GROWING, _INITIALIZED = "Feedback", "growing BPTT", "initialized from Transformer"
 # the same performance, in bits per byte and in perplexity: the paper calls 0.2 equal
 _MARGIN, _MARGIN_AT_PAPER = 0.02, 0.3
 _HALF = f"train.steps={_bytes.STEPS // 2}"
@@ -36,9 +36,9 @@ def _claims(margin: float) -> tuple[Ordering, ...]:
     return (
         Ordering(_FEEDBACK, "Transformer"),
         Ordering(_GROWING, _FEEDBACK, margin=margin, may_be_better=True),
-        Ordering(_INITIALISED, _FEEDBACK, margin=margin, may_be_better=True),
+        Ordering(_INITIALIZED, _FEEDBACK, margin=margin, may_be_better=True),
         Ordering(_GROWING, _FEEDBACK, ALL_SECONDS),
-        Ordering(_INITIALISED, _GROWING, ALL_SECONDS),
+        Ordering(_INITIALIZED, _GROWING, ALL_SECONDS),
     )
 
 
@@ -80,7 +80,7 @@ FT_V1_TABLE_6 = Experiment(
             at_paper=_at_paper(_STACK),
         ),
         Variant(
-            _INITIALISED,
+            _INITIALIZED,
             (*_STACK, *_FURTHER),
             {"perplexity": 19.8, "days": 5.5},
             at_paper=_at_paper(_STACK, _HALF_AT_PAPER, "train.bptt_double_every=25000"),
