@@ -42,7 +42,7 @@ from famjax.train.recipe import claim_folder, train_and_time
 from famjax.train.run import Run
 
 _VOCABULARY = 4000
-# the mean of so many checkpoints is evaluated
+# number of last checkpoints whose mean is evaluated
 _AVERAGED = 5
 _BEAMS = (1, 5)
 # sources that are decoded at once

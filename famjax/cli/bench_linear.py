@@ -130,7 +130,7 @@ def _decoding_table(rows: list[Decoding], model: ModelConfig) -> Table:
     why = bench.merge_obstacle(model)
     table = Table(
         f"Decoding, greedy, {bench.LANES} lanes, {model.layers} layers, width {model.width}, "
-        f"{model.linear.features} features, after so many tokens; "
+        f"{model.linear.features} features, after this many tokens; "
         f"T2R's map {f'not merged: {why}' if why else 'merged'}",
         ("tokens", "", "tokens/s", "attention"),
         words=(1,),

@@ -468,7 +468,7 @@ def text_ablation_table(text: dict[str, Any]) -> Table:
 
 
 def _few_documents(count: int) -> list[str]:
-    """Return a line if intervals over so many documents are not to be relied on."""
+    """Return a line if intervals over that many documents are not to be relied on."""
     if count >= _FEW:
         return []
     return [f"{counted(count, 'document')}: too few for a reliable interval"]

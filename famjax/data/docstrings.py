@@ -15,7 +15,7 @@ from pathlib import Path
 from famjax.core.errors import UserError
 from famjax.core.folders import fill_folder
 
-# of so many modules, about one is held out for each of test and val
+# about one module in this many is held out for test, and as many for val
 _PARTS = 10
 # folders that some installations lack
 _LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}
@@ -101,7 +101,7 @@ def _documented_functions(module: Path) -> Iterator[tuple[str, str]]:
 
 
 def _summarize(docstring: str, words: int) -> str:
-    """Return the first paragraphs that together have at most so many words, in one line."""
+    """Return the first paragraphs that together have at most that many words, in one line."""
     summary: list[str] = []
     for paragraph in re.split(r"\n\s*\n", docstring.strip()):
         own = paragraph.split()

@@ -264,7 +264,7 @@ def probe_text(path: str, explicit: bool) -> str | None:
     """Return why a file is not text, judging by its first 8 KiB; None if it is text.
 
     Raises:
-      UserError: the user has named the file (`explicit`), and it is binary, not UTF-8 or no
+      UserError: the user has named the file (`explicit`), and it is binary, not UTF-8 or not a
         regular file.
     """
     try:
@@ -273,12 +273,12 @@ def probe_text(path: str, explicit: bool) -> str | None:
     except UserError:
         if explicit:
             raise
-        return "no regular file"
+        return "not a regular file"
     except OSError:
         if not explicit:
-            return "no regular file"  # a dangling link
+            return "not a regular file"  # a dangling link
     if os.path.realpath(path).startswith(_KERNEL):
-        return "no regular file"
+        return "not a regular file"
     if not (head := read_head(path)):
         return "empty"
     if (at := head.find(0)) >= 0:

@@ -285,7 +285,7 @@ class TextSource(Source):
         """Return an estimate of the tokens in an epoch, which encodes about 64 KiB of text.
 
         Args:
-          multiple: documents are padded to a multiple of so many tokens.
+          multiple: documents are padded to a multiple of that many tokens.
 
         Returns:
           The number of tokens; None if the size of a compressed text is not known.

@@ -127,7 +127,7 @@ def check_lines(file: Path, lines: list[dict[str, Any]]) -> None:
         set(line) - {"version", "peak"} != times and not needed <= set(line) <= example
         for line in lines
     ):
-        raise UserError(f"{file}: damaged (a line that is no example); {RUN_AGAIN}")
+        raise UserError(f"{file}: damaged (a line that is not an example); {RUN_AGAIN}")
 
 
 def document_interval(

@@ -18,7 +18,7 @@ from famjax.eval.streaming import Streamer
 def memory_report() -> dict[str, int]:
     """Return resident_bytes and peak_bytes of the accelerators here, or else of the process.
 
-    Of a process outside Linux, both are the peak.
+    Outside Linux, both are the peak of the process.
     """
     found = [device.memory_stats() or {} for device in jax.local_devices()]
     if all("peak_bytes_in_use" in stats for stats in found):

@@ -298,7 +298,7 @@ class Streamer:
         )
 
     def _cache_size(self, tokens: int) -> int:
-        """Return the size of the KV cache to compute with, for documents of so many tokens."""
+        """Return the size of the KV cache to compute with, for documents of that many tokens."""
         return next((s for s in self._cache_sizes if s >= tokens), self._cache_sizes[-1])
 
     def _longest(self) -> int:

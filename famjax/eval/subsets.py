@@ -35,7 +35,7 @@ def subset_rows(examples: Sequence[Example]) -> list[dict[str, Any]]:
 
     Returns:
       rows of name, documents, questions, metric, score, cut, and by_words: for each range of
-      `LENGTHS` the score on documents with so many words, where this is known.
+      `LENGTHS` the score on documents with that many words, where this is known.
     """
     return [
         {

@@ -48,7 +48,7 @@ def check_training_fits(config: Config, available: DeviceMemory | None = None) -
 
 
 def check_model_fits(model: ModelConfig, devices: int | None = None) -> None:
-    """Raise a `UserError` if a model's parameters cannot fit so many devices (default: all)."""
+    """Raise a `UserError` if a model's parameters cannot fit that many devices (default: all)."""
     _check_fits(
         Config(model=model),
         lambda config: weight_bytes(config.model),
@@ -58,7 +58,7 @@ def check_model_fits(model: ModelConfig, devices: int | None = None) -> None:
 
 
 def check_bytes_fit(what: str, needed: int, devices: int | None = None) -> None:
-    """Raise a `UserError` if the `needed` bytes of `what` cannot fit so many devices."""
+    """Raise a `UserError` if the `needed` bytes of `what` cannot fit that many devices."""
     available = device_memory(devices)
     if needed > available.bytes:
         raise UserError(

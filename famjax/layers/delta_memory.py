@@ -7,10 +7,10 @@
 
 At the first token of a block k_{j-1} is 0.
 
-The last g of a layer's key heads have such a memory (`model.delta_heads`), and h query heads read
-it. s, w and b of each key head and the gain of each query head are learned. A value is written
-under a blend of its token's key and the previous token's key (`KeySmear`), so that the memory can
-recall what followed a token.
+The last n of a layer's g key heads have such a memory (`model.delta_heads`), and the n h / g query
+heads of these key heads read it. s, w and b of each key head and the gain of each query head are
+learned. A value is written under a blend of its token's key and the previous token's key
+(`KeySmear`), so that the memory can recall what followed a token.
 
 phi has unit norm (less for keys near 0), so that after a write with beta = 1, reading S with the
 same key k~_j returns v_j. Its features are those of DPFP (Schlag et al. 2021, arXiv 2102.11174,

@@ -66,7 +66,7 @@ class Positions(nnx.Module):
         return self.add(x, position)
 
     def check_source(self, tokens: int, name: str = "a source") -> None:
-        """Raise a `UserError` if a source of so many tokens is longer than the table."""
+        """Raise a `UserError` if a source of that many tokens is longer than the table."""
         if self.table is not None and tokens > self.size:
             raise UserError(
                 f"{name} has {tokens:,} tokens, but the encoder only {self.size:,} learned "

@@ -1,4 +1,4 @@
-"""The projections of softmax mixers: PreLN, queries, keys, values, and the output projection."""
+"""The projections of an attention layer: PreLN, queries, keys, values, and the output."""
 
 from __future__ import annotations
 

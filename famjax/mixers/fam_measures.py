@@ -1,4 +1,4 @@
-"""What is measured of a FAM, and its auxiliary losses.
+"""Measures of a FAM, and its auxiliary losses.
 
 TransformerFAM tried the first two losses and dropped them (C.4, C.5).
 

@@ -110,7 +110,7 @@ class Mixer(nnx.Module):
         """Process one token per lane: [b 1 d] -> [b 1 d], and the state after it."""
 
     def check_capacity(self, state: State, tokens: int) -> None:
-        """Raise a `UserError` if so many more tokens do not fit into the state; not under jit."""
+        """Raise a `UserError` if that many more tokens do not fit into the state; not under jit."""
 
     # the memory that outlives the window; most mixers have none
 
@@ -376,7 +376,7 @@ def layer_weights(model: ModelConfig) -> int:
 
 
 def attention_flops(model: ModelConfig, keys: float) -> float:
-    """Return the FLOPs of one token's scores and weighted sums of values, for so many keys."""
+    """Return the FLOPs of one token's scores and weighted sums of values, for that many keys."""
     return 2 * 2 * model.heads * sizes(model).e * keys
 
 

@@ -74,7 +74,7 @@ def context_lengths(count: int) -> tuple[int, ...]:
 
 
 def init_state(batch: int, count: int, slots: int) -> NgramState:
-    """Return the state of empty documents, for so many context lengths."""
+    """Return the state of empty documents, for that many context lengths."""
     empty = jnp.full((batch, count, slots), ABSENT, jnp.int32)
     recent = jnp.full((batch, context_lengths(count)[-1]), ABSENT, jnp.int32)
     return NgramState(jnp.zeros_like(empty), empty, recent)
@@ -217,7 +217,7 @@ def _write(
     # of several writes to a slot the last one counts
     later = (slot[..., None, :] == slot[..., None]) & (index > index[:, None])
     is_last = is_written & ~(later & is_written[..., None, :]).any(-1)
-    at = jnp.where(is_last, slot, s)  # s is no slot
+    at = jnp.where(is_last, slot, s)  # s is out of bounds, so nothing is written
 
     @jax.vmap
     @jax.vmap

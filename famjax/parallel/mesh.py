@@ -75,7 +75,7 @@ def choose_mesh(config: MeshConfig, devices: int, demand: MeshDemand) -> MeshCon
 
 
 def _candidates(config: MeshConfig, devices: int) -> Iterator[MeshConfig]:
-    """Yield every mesh of so many devices that has the explicit sizes."""
+    """Yield every mesh of that many devices that has the explicit sizes."""
     explicit = {name: size for name, size in vars(config).items() if size != -1}
     if len(explicit) == len(AXES):
         if math.prod(explicit.values()) == devices:
@@ -87,7 +87,7 @@ def _candidates(config: MeshConfig, devices: int) -> Iterator[MeshConfig]:
 
 
 def meshes(devices: int) -> Iterator[MeshConfig]:
-    """Yield every mesh of so many devices."""
+    """Yield every mesh of that many devices."""
     factors = [n for n in range(1, devices + 1) if devices % n == 0]
     for sizes in itertools.product(factors, repeat=len(AXES)):
         if math.prod(sizes) == devices:

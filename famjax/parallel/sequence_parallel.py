@@ -114,7 +114,7 @@ def gather_last(old: Array, new: Array, end: Array, size: int) -> Array:
 
 
 def _pad_ends(parts: list[Array], before: int, after: int) -> Array:
-    """Concatenate [b entries ...] with so many zeros before and after."""
+    """Concatenate [b entries ...] with that many zeros before and after."""
 
     def zeros(count: int) -> Array:
         return jnp.zeros_like(parts[0], shape=(parts[0].shape[0], count, *parts[0].shape[2:]))

@@ -257,7 +257,7 @@ def _gspmd_mesh() -> Mesh | None:
 
 
 def row_shards(rows: int) -> int:
-    """Return the number of shards into which `shard_map_rows` splits so many rows."""
+    """Return the number of shards into which `shard_map_rows` splits that many rows."""
     mesh = _MESH.get()
     shards = 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
     return shards if rows % shards == 0 else 1
@@ -298,7 +298,7 @@ def shard_map_rows(
 
 
 def sequence_shards(blocks: int) -> int:
-    """Return the number of devices over which so many blocks or tokens of a call are sharded."""
+    """Return the number of devices over which that many blocks or tokens of a call are sharded."""
     mesh = _MESH.get()
     shards = 1 if mesh is None else mesh.shape["sequence"]
     return shards if blocks % shards == 0 else 1

@@ -89,7 +89,7 @@ def hold(folder: Path, report: Callable[[str], None]) -> Iterator[bool]:
     """Hold the lock of a run folder; create the folder if it is missing, and yield whether it was.
 
     Args:
-      folder: RUN.
+      folder: folder of the run.
       report: called with one line if this function has to wait.
 
     Raises:

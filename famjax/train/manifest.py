@@ -99,4 +99,4 @@ def _compare_file(path: Path, info: dict[str, Any]) -> str | None:
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     except UserError:
-        return "is no regular file"
+        return "is not a regular file"

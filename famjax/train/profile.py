@@ -28,7 +28,7 @@ class Profiler:
 
     Args:
       config: config of the run.
-      folder: RUN.
+      folder: folder of the run.
       report: called with a line for each profile written.
     """
 

@@ -135,7 +135,7 @@ def open_run(
     """Return the run in a folder, with the parameters of its newest valid checkpoint.
 
     Args:
-      run_dir: RUN.
+      run_dir: folder of the run.
       step: use the checkpoint of this step instead of the newest valid one.
       report: called with a line for each damaged checkpoint that is skipped; None writes to
         standard error.

@@ -40,7 +40,7 @@ class Session:
       config: config of the run, with its vocabulary size.
       tokenizer: the run's tokenizer.
       checkpoints: the run's checkpoints.
-      folder: RUN.
+      folder: folder of the run.
       progress: prints messages for the user.
       latest: step of the newest checkpoint, or None.
       make_program: a function such as `famjax.train.program.make_program`.

@@ -258,10 +258,10 @@ def all_finite(tree: PyTree) -> Array:
 
 
 def position_offset(key: Array, config: Config, rows: int) -> Array:
-    """Return random position offsets (B.2.2), drawn as in the paper: [b], in tokens.
+    """Return random position offsets [b], in tokens, drawn as in the paper's pseudocode (B.2.2).
 
-    offset = np.uniform([b], maxval=wavelen)
-    offset *= np.round(np.uniform([b]))
+    An offset is u round(u'), with u uniform in [0, longest wavelength) and u' uniform in [0, 1), so
+    that half of the rows have none.
     """
     value, half = jax.random.split(key)
     longest = longest_wavelength(config.model.rope_base)

@@ -238,7 +238,7 @@ def test_a_window_reads_the_last_tokens_and_says_so(short: None, tmp_path: Path)
         (
             "longbench",
             {"dataset": "trec", "prompt": "a", "answers": ["c"], "length": "9k"},
-            "length '9k' is no number of words",
+            "length '9k' is not a number of words",
         ),
         ("longbench", {"dataset": "treck"}, "dataset 'treck' has no metric here; did you mean"),
         (

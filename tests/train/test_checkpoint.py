@@ -443,7 +443,7 @@ def test_a_deeply_nested_manifest_and_a_pipe_are_rejected(folder):
     os.mkfifo(path / "params" / "pipe")
     with pytest.raises(UserError, match="no good checkpoint"):
         Checkpoints(folder).restore(shapes(tree_of(0)), report=lines.append)
-    assert "params/pipe is no regular file" in lines[-1]
+    assert "params/pipe is not a regular file" in lines[-1]
 
 
 def update_manifest(path):

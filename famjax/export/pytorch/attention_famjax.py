@@ -303,13 +303,13 @@ class Attention(nn.Module):
         return y, state._replace(k=align_right(own_k, step.counts), v=align_right(v, step.counts))
 
     def cached_tokens(self, tokens):
-        """Return how many keys a row caches after so many tokens."""
+        """Return how many keys a row caches after that many tokens."""
         # the first visible key is blended with the one before it
         more = 0 if self.key_smear is None else 1
         return min(tokens, self.visible_tokens(tokens) + more)
 
     def visible_tokens(self, tokens):
-        """Return how many earlier tokens a row's next token attends to after so many tokens."""
+        """Return how many earlier tokens a row's next token attends to after that many tokens."""
         if self.mixer == "full":
             return tokens
         if self.mixer == "swa":
@@ -318,7 +318,7 @@ class Attention(nn.Module):
         return offset + min(tokens - offset, self.memory)
 
     def visible_fam_tokens(self, tokens):
-        """Return how many memory tokens a row attends to after so many tokens."""
+        """Return how many memory tokens a row attends to after that many tokens."""
         return min(1 + tokens // self.block_len, self.previous) * self.fam_len
 
     def occupied(self, at, counts):
@@ -388,7 +388,7 @@ class Attention(nn.Module):
         )
 
     def trim_state(self, state, tokens):
-        """Drop entries that are no longer visible to any row after so many tokens."""
+        """Drop entries that are no longer visible to any row after that many tokens."""
         first = state.k.shape[1] - max(map(self.cached_tokens, tokens))
         state = state._replace(k=state.k[:, first:], v=state.v[:, first:])
         if self.mixer != "fam":

@@ -319,7 +319,7 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
         self.head = new_embeddings
 
     def init_state(self, batch):
-        """Return the initial state of so many rows."""
+        """Return the initial state of that many rows."""
         states = []
         prompt = self.prompt
         if prompt is None:  # no layer uses its value

@@ -17,7 +17,7 @@ Filler = Callable[[np.random.Generator], Iterator[str]]
 # RULER's noise, which is the same as in the passkey task
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 _END = re.compile(r"(?<=[.!?])\s+")
-# longer sentences are split into pieces of so many characters
+# longer sentences are split into pieces of this many characters
 _LONGEST = 1000
 
 

@@ -166,7 +166,7 @@ def _parse(record: dict[str, Any]) -> AskedDocument:
         raise UserError(f"dataset {name!r} has no metric here{nearest(name, _SETS)}")
     known, words = _SETS[name], record.get("length")
     if words is not None and not isinstance(words, int):
-        raise UserError(f"length {words!r:.40} is no number of words")
+        raise UserError(f"length {words!r:.40} is not a number of words")
     document = parse_longbench({"prompt_template": known.template, **record})
     questions = [
         asked._replace(

@@ -210,7 +210,7 @@ def strings(value: Any) -> tuple[str, ...]:
     """Return the strings of a list, or a single string, as a tuple."""
     every = (value,) if isinstance(value, str) else tuple(value)
     if not all(isinstance(each, str) for each in every):
-        raise TypeError(f"{value!r} is no text")
+        raise TypeError(f"{value!r} is not a text")
     return every
 
 
