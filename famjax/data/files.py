@@ -273,12 +273,12 @@ def probe_text(path: str, explicit: bool) -> str | None:
     except UserError:
         if explicit:
             raise
-        return "not a regular file"
+        return "not regular"
     except OSError:
         if not explicit:
-            return "not a regular file"  # a dangling link
+            return "not regular"  # a dangling link
     if os.path.realpath(path).startswith(_KERNEL):
-        return "not a regular file"
+        return "not regular"
     if not (head := read_head(path)):
         return "empty"
     if (at := head.find(0)) >= 0:
