@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from famjax.eval.generate import Generator, Hypothesis
     from famjax.eval.streaming import StreamState
     from famjax.eval.translator import Translation, Translator
-    from famjax.tokenizers.tokenizer import Tokenizer
     from famjax.train.run import Run
 
 
@@ -280,16 +279,25 @@ def _translate(arguments: Arguments, opened: Run, texts: list[str]) -> int:
 
     # as many lines as sources, so that both files are pairs
     _print_groups(texts, _GROUP, translate, as_lines=a.prompts is not None)
-    _report_sources(texts, opened.tokenizer)
+    _report_sources(texts, opened)
     _report_limits(written, translator)
     return 0
 
 
-def _report_sources(texts: list[str], tokenizer: Tokenizer) -> None:
-    """Report empty sources, and sources with text that the tokenizer cannot read."""
+def _report_sources(texts: list[str], run: Run) -> None:
+    """Report sources that are empty, cut, or have text that the tokenizer cannot read."""
+    from famjax.data.pairs import cut_source
+
+    words, tokenizer = run.config.data.source_words, run.tokenizer
+    read = [cut_source(text, words) for text in texts]
+    if cut := sum(short != text.strip() for short, text in zip(read, texts, strict=True)):
+        print(
+            f"{cut:,} {inflect(cut, 'source is', 'sources are')} cut to data.source_words={words}",
+            file=sys.stderr,
+        )
     if empty := sum(not text.strip() for text in texts):
         print(f"{empty:,} {inflect(empty, 'source is', 'sources are')} empty", file=sys.stderr)
-    if unread := sum(not tokenizer.reads(tokenizer.encode_source(text)) for text in texts):
+    if unread := sum(not tokenizer.reads(tokenizer.encode_source(text)) for text in read):
         print(
             f"{unread:,} {inflect(unread, 'source has', 'sources have')} text that the model's "
             "tokenizer cannot read",

@@ -544,8 +544,8 @@ class TrainConfig:
     log_every: int = 10
     # number of steps between checkpoints
     checkpoint_every: int = 200
-    # number of checkpoints to keep. A resumed run uses the newest good one; famjax average by
-    # default takes the last 10
+    # number of checkpoints to keep, and one more after a stop or a checkpoint of eval.best between
+    # them. A resumed run uses the newest valid one; famjax average by default takes the last 10
     keep: int = 2
 
 

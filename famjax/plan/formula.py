@@ -18,7 +18,7 @@ from famjax.core.types import PyTree
 from famjax.mixers import mixer_specs
 from famjax.optimizers import OPTIMIZERS
 from famjax.plan.chips import Topology
-from famjax.train.flops import forward_flops, model_of_rows, sources_per_target, step_flops
+from famjax.train.flops import forward_flops, model_of_rows, source_tokens, step_flops
 from famjax.train.run import abstract_model
 
 REMAT: tuple[Literal["none", "attention", "layer", "block"], ...] = (
@@ -197,7 +197,7 @@ def _estimate_seconds(
     # forward pass, backward pass to both factors, and rematerialization
     passes = {"none": 3.0, "attention": 4.0, "layer": 4.0, "block": 5.0}[model.remat]
     if model.remat != "none":
-        flops += tokens * forward_flops(model, True, sources_per_target(config.data))
+        flops += tokens * forward_flops(model, True, source_tokens(config.data, True))
     here = tokens / (mesh.data * mesh.fsdp * mesh.sequence)
     rows = config.data.batch / (mesh.data * mesh.fsdp)
     layer = _layer_bytes(model, here, rows, mesh.tensor)

@@ -71,14 +71,16 @@ class Checkpoints:
       folder: created on the first save if it is missing.
       keep: number of the newest checkpoints to keep after a save. 0 opens the folder read-only,
         which is safe while another process trains.
+      every: number of steps between regular checkpoints. Others, which a stop or `eval.best` saves,
+        do not displace regular ones; the newest checkpoint is always kept.
 
     A folder may have only one writer at a time: it removes partial checkpoints of killed processes.
     Call `wait` before the process ends, also after an exception.
     """
 
-    def __init__(self, folder: Path, keep: int = 0) -> None:
+    def __init__(self, folder: Path, keep: int = 0, every: int = 1) -> None:
         self.folder = Path(folder).absolute()
-        self.keep = keep
+        self.keep, self._every = keep, every
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
         if keep and self.folder.is_dir() and collective.process_index() == 0:
@@ -275,8 +277,10 @@ class Checkpoints:
 
     def _prune(self, newest: int) -> None:
         steps = self.steps()
-        newest_steps = [s for s in steps if s <= newest][-self.keep :]
-        for step in set(steps) - set(newest_steps):
+        valid = [s for s in steps if s <= newest]
+        # regular ones last, so that they are the last to be removed
+        by_worth = sorted(valid, key=lambda s: (s % self._every == 0, s))
+        for step in set(steps) - {*by_worth[-self.keep :], newest}:
             # Renamed first: a partly removed folder must not look like a damaged checkpoint.
             self.path(step).rename(self._temporary_path(step))
             shutil.rmtree(self._temporary_path(step), ignore_errors=True)

@@ -12,6 +12,7 @@ import itertools
 import math
 import time
 from dataclasses import replace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,9 +24,9 @@ from famjax.config.derived import (
     layer_mixers,
     reads_whole_rows,
 )
-from famjax.config.resolved import ResolvedConfig, ResolvedModelConfig, sizes
+from famjax.config.resolved import ResolvedConfig, ResolvedModelConfig, num_features, sizes
 from famjax.config.schema import DataConfig, ModelConfig
-from famjax.layers import ngram_memory
+from famjax.layers import feature_map, ngram_memory
 from famjax.mixers import MIXERS
 from famjax.mixers.mixer import attention_flops, layer_weights
 
@@ -56,22 +57,39 @@ _PEAKS: tuple[tuple[frozenset[str], float], ...] = tuple(
 )
 
 
+class SourceTokens(NamedTuple):
+    """The source tokens of an encoder-decoder.
+
+    Attributes:
+      per_target: number of source tokens for each token of a target.
+      keys: number of source tokens that a token's scores are counted for, in the encoder and in
+        cross attention; 0 if sources have few tokens compared with the width.
+    """
+
+    per_target: float = 1.0
+    keys: int = 0
+
+
+# as many as a target has
+_EVEN = SourceTokens()
+
+
 def forward_flops(
-    model: ResolvedModelConfig, computed: bool = False, sources: float = 1.0
+    model: ResolvedModelConfig, computed: bool = False, sources: SourceTokens = _EVEN
 ) -> float:
     """Return the model FLOPs of the forward pass for one token of a long document.
 
     Args:
       computed: in layers of the residual stack, count all query-key pairs that are computed, not
         only unmasked ones.
-      sources: with an encoder, number of source tokens for each token of a target.
+      sources: the source tokens, with an encoder.
 
     Raises:
       ValueError: the vocabulary size is not resolved.
     """
     if not model.vocab_size:
         raise ValueError("vocab_size 0 stands for the tokenizer's: fill it in first")
-    encoder = _encoder_flops(model, sources)
+    encoder = _source_weight_flops(model, sources) + _source_score_flops(model, sources)
     if model.stack == "lstm":
         return model.layers * 2 * 8 * model.width**2 + _vocabulary_flops(model)
     if is_segmented(model):
@@ -82,23 +100,40 @@ def forward_flops(
     return sum(layers) + ngram_memory.flops(model) + encoder + _vocabulary_flops(model)
 
 
-def _encoder_flops(model: ResolvedModelConfig, sources: float) -> float:
-    """Return the model FLOPs of encoding `sources` tokens and of one token's attention to a source.
-
-    Sources are assumed to have few tokens compared with the width, so that products of queries and
-    keys are not counted.
-    """
+def _source_weight_flops(model: ResolvedModelConfig, sources: SourceTokens) -> float:
+    """Return a target token's products with weights in the encoder and in cross attention."""
     (d, h, g, e, _), encoder = sizes(model), model.encoder
     if not encoder.layers:
         return 0.0
-    cross = 2 * d * (2 * h * e + sources * 2 * g * e)
+    cross = 2 * d * (2 * h * e + sources.per_target * 2 * g * e)
+    return sources.per_target * encoder.layers * 2 * layer_weights(model) + model.layers * cross
+
+
+def _source_score_flops(model: ResolvedModelConfig, sources: SourceTokens) -> float:
+    """Return a target token's other products in the encoder and in cross attention.
+
+    In softmax attention these are the scores and the sums of values; in linear attention phi, the
+    sums of phi(k) v^T, and the products of phi(q) with them.
+    """
+    (_, h, g, e, _), encoder = sizes(model), model.encoder
+    if not encoder.layers:
+        return 0.0
+    scores = attention_flops(model, sources.keys)
+    cross = scores
     if encoder.cross == "linear":
-        cross += 2 * encoder.features * e * (2 * h + sources * 2 * g)
-    return sources * encoder.layers * 2 * layer_weights(model) + model.layers * cross
+        linear = replace(model.linear, features=encoder.features)
+        k = num_features(replace(model, linear=linear))
+        vectors = feature_map.num_vectors(replace(model, linear=linear))
+        keys = sources.per_target * g * e * (vectors + k)
+        cross = 2 * (h * e * vectors + keys + h * k * (e + 1))
+    return sources.per_target * encoder.layers * scores + model.layers * cross
 
 
 def training_flops(
-    model: ResolvedModelConfig, only: str = "all", computed: bool = False, sources: float = 1.0
+    model: ResolvedModelConfig,
+    only: str = "all",
+    computed: bool = False,
+    sources: SourceTokens = _EVEN,
 ) -> float:
     """Return the model FLOPs of a training step for one token.
 
@@ -111,7 +146,7 @@ def training_flops(
     return 3 * forward_flops(model, computed, sources) - frozen
 
 
-def weight_flops(model: ResolvedModelConfig, sources: float = 1.0) -> float:
+def weight_flops(model: ResolvedModelConfig, sources: SourceTokens = _EVEN) -> float:
     """Return the part of `forward_flops` that adapters freeze: products with a weight.
 
     All of it in stacks other than the residual one, whose attention scores are not told apart.
@@ -119,7 +154,7 @@ def weight_flops(model: ResolvedModelConfig, sources: float = 1.0) -> float:
     if model.stack != "residual":
         return forward_flops(model, sources=sources)
     layers = (MIXERS[name].weight_flops(model) for name in layer_mixers(model))
-    return sum(layers) + _encoder_flops(model, sources) + _vocabulary_flops(model)
+    return sum(layers) + _source_weight_flops(model, sources) + _vocabulary_flops(model)
 
 
 def matching_flops(model: ResolvedModelConfig, length: int) -> float:
@@ -139,13 +174,19 @@ def step_flops(config: ResolvedConfig, computed: bool = False) -> float:
     data = config.data
     if config.train.match:
         return matching_flops(config.model, data.length)
-    sources = sources_per_target(data)
+    sources = source_tokens(data, computed)
     return training_flops(model_of_rows(config), config.train.only, computed, sources)
 
 
-def sources_per_target(data: DataConfig) -> float:
-    """Return the number of source tokens in a row of pairs for each token of a target."""
-    return (data.source_length or data.length) / data.length
+def source_tokens(data: DataConfig, computed: bool) -> SourceTokens:
+    """Return the source tokens of rows of pairs.
+
+    Args:
+      computed: whether to count the scores of all source tokens of a row. Unmasked are those of a
+        token's own pair, of which a row has many.
+    """
+    length = data.source_length or data.length
+    return SourceTokens(length / data.length, length if computed else 0)
 
 
 def model_of_rows(config: ResolvedConfig) -> ResolvedModelConfig:

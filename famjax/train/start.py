@@ -49,7 +49,8 @@ def open_session(
         if config.init and not is_resumed:
             check_initial_model(config)
         hosts.check_shared_folder(folder)
-        checkpoints = first_process_first("open", lambda: Checkpoints(path, config.train.keep))
+        keep, every = config.train.keep, config.train.checkpoint_every
+        checkpoints = first_process_first("open", lambda: Checkpoints(path, keep, every))
         set_last_step(checkpoints.latest)
         latest = broadcast_from_first("latest", checkpoints.latest)
         progress = Progress(config.train.steps, latest or 0, quiet, process_index() > 0)

@@ -7,6 +7,8 @@ import json
 import shlex
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import small
@@ -14,11 +16,13 @@ import small
 from famjax import Generator, UserError, open_run
 from famjax.cli.eval import read_report
 from famjax.cli.eval_output import result_tables, translation_notes
+from famjax.cli.generate import _report_sources
 from famjax.cli.main import main
 from famjax.cli.next_commands import next_commands
 from famjax.config.schema import Config
 from famjax.eval.progress import TokenProgress
 from famjax.experiment.load import override
+from famjax.tokenizers.load import load_tokenizer
 from famjax.train.loop import train
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -283,6 +287,15 @@ def test_sources_longer_than_those_trained_on_are_told() -> None:
         "2 targets have text that the model's tokenizer cannot write",
         "1 source has text that the model's tokenizer cannot read",
     ]
+
+
+def test_generate_tells_what_it_cannot_read_of_sources(capsys: pytest.CaptureFixture[str]) -> None:
+    config = override(Config(), ["data.source_words=2"])
+    run: Any = SimpleNamespace(config=config, tokenizer=load_tokenizer("bytes"))
+    _report_sources(["a b ", "a  b c", "", "a b c d"], run)
+    assert (
+        capsys.readouterr().err == "2 sources are cut to data.source_words=2\n1 source is empty\n"
+    )
 
 
 @pytest.mark.long

@@ -55,8 +55,8 @@ def shapes(tree):
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
 
 
-def save_steps(folder, *steps, keep=9):
-    checkpoints = Checkpoints(folder, keep)
+def save_steps(folder, *steps, keep=9, every=1):
+    checkpoints = Checkpoints(folder, keep, every)
     for step in steps:
         checkpoints.save(step, tree_of(step), {"step": step})
     checkpoints.wait()
@@ -102,6 +102,20 @@ def test_only_the_newest_checkpoints_are_kept(tmp_path):
     assert checkpoints.steps() == [3, 4]
     assert checkpoints.latest() == 4
     assert sorted(os.listdir(tmp_path)) == ["000000003", "000000004"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "kept"),
+    [
+        ((10, 20, 23, 30), [20, 30]),
+        # the newest one is kept in any case
+        ((10, 20, 23), [10, 20, 23]),
+        ((10, 13, 15, 17), [10, 17]),
+        ((3, 5, 7), [5, 7]),
+    ],
+)
+def test_checkpoints_between_regular_ones_do_not_displace_them(tmp_path, steps, kept):
+    assert save_steps(tmp_path, *steps, keep=2, every=10).steps() == kept
 
 
 def test_params_are_restored_without_other_items(folder):

@@ -174,7 +174,34 @@ def test_longer_sources_count_in_the_encoder_and_the_keys_of_cross_attention():
     layer, keys_values = 8 * 8 * 4 + 2 * 8 * 16, 2 * 8 * 8
     # two more source tokens for each target token; forward, and backward to both factors
     assert three - one == 3 * 2 * (2 * 2 * layer + 2 * keys_values)
-    assert flops.sources_per_target(DataConfig(length=16)) == 1
+    assert flops.source_tokens(DataConfig(length=16), False) == (1, 0)
+
+
+def test_computed_scores_of_sources_are_those_of_whole_rows():
+    model = config_with(mixer="full", layers=3, encoder=EncoderConfig(layers=2))
+    config = Config(model=model, data=DataConfig(length=16, source_length=48))
+    more = flops.step_flops(config, computed=True) - flops.step_flops(config)
+    decoder = config_with(mixer="full", layers=3)
+    masked = Config(model=decoder, data=DataConfig(length=16))
+    more -= flops.step_flops(masked, computed=True) - flops.step_flops(masked)
+    # scores and sums of values, over 48 keys of width 8, for 3 source tokens and for one target
+    assert more == 3 * (3 * 2 + 1 * 3) * (2 * 2 * 8 * 48)
+
+
+@pytest.mark.parametrize(
+    ("kind", "features", "vectors"), [("relu", 6, 6), ("elu", 4, 0), ("rfa", 6, 3)]
+)
+def test_linear_cross_attention_counts_its_map(kind, features, vectors):
+    """Two heads of size 4, a source token for each target token, no scores."""
+    changes = {"mixer": "full", "layers": 1, "linear": LinearConfig(kind)}
+    plain, linear = (
+        config_with(**changes, encoder=EncoderConfig(layers=1, cross=cross, features=6))
+        for cross in ("softmax", "linear")
+    )
+    maps, sums, read = 2 * 2 * 4 * vectors, 2 * features * 4, 2 * features * (4 + 1)
+    assert flops.forward_flops(linear) - flops.forward_flops(plain) == 2 * (maps + sums + read)
+    # adapters freeze none of them
+    assert flops.weight_flops(linear) == flops.weight_flops(plain)
 
 
 def test_match_flops_count_softmax_and_gradients_of_maps():
