@@ -2,10 +2,15 @@
 
 Norms come after the residual sums, projections have biases, and sinusoids are added to the
 embeddings: first all sines, then all cosines, as in fairseq, in which the papers' experiments are
-written. The norms' epsilon is famjax's default of 1e-6; the papers do not give theirs. The paper
-does not say what positions its feedback decoders have; here they are relative,
-as in its language models, and only the encoder has sinusoids. The papers' batches are pairs of
-similar lengths; here a batch is rows of whole pairs, with about as many target tokens.
+written; fairseq's wavelengths and first position differ a little. The norms' epsilon is famjax's
+default of 1e-6; the papers do not give theirs. Dropout is of embeddings and of what a sublayer
+adds, as in fairseq; the papers give the rate alone. The paper does not say what positions its
+feedback decoders have; here they are relative, as in its language models, and only the encoder has
+sinusoids. The papers' batches are pairs of similar lengths; here a batch is rows of whole pairs,
+with about as many target tokens. Everything is computed in float32; T2R has mixed precision.
+
+The Feedback Transformer's paper does not give label smoothing, schedule, warm-up and Adam's betas:
+these are T2R's (Table 5).
 
 The tokens are those of a SentencePiece BPE trained on the given text; the papers use the BPE of
 Sennrich et al. (2016), or do not say. The rate warms up from 0, in T2R's Tables 5 and 6 from 1e-7.

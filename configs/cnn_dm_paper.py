@@ -18,10 +18,10 @@ Cost:     needs accelerators; not run here
 Expected: ROUGE-Lsum by decoder depth in Figure 7 of the paper
 
 train.articles has one article per line; so have val.articles and test.articles. The first 400 words
-of each are read (See et al., 2017). The paper gives neither the number of steps, the batch size nor
-the vocabulary; they are chosen here, as is that each layer of the feedback decoder has its own keys
-and values: the paper shares them "on large datasets" (4). For departures of the model, the
-tokens and the optimizer see `_seq2seq_paper`.
+of each are read (See et al., 2017). The paper gives neither the number of steps, the batch size,
+the vocabulary nor the beam; they are chosen here, as is that each layer of the feedback decoder has
+its own keys and values: the paper shares them "on large datasets" (4). For departures of the model,
+the tokens and the optimizer see `_seq2seq_paper`.
 """
 
 from famjax import Config, load_config, replace_values

@@ -583,8 +583,11 @@ class EvalConfig:
     # number of documents of each length, or of pairs or questions in a task's files; 0 means all of
     # the files, and for generated documents as many as famjax eval has
     examples: int = 20
-    # translate, summarize: number of hypotheses of a beam search; 1 is greedy decoding
+    # translate, summarize: number of hypotheses of a beam search, 1 is greedy decoding; its length
+    # penalty; and the size of n-grams that do not occur twice in an output, 0 is any
     beam: int = 1
+    length_penalty: float = 1.0
+    no_repeat_ngram: int = 0
     # translate: whether the files of `tasks` are already tokenized, as famjax eval --tokenized
     tokenized: bool = False
     # score by which the best checkpoint is kept in RUN/best, as a run like any other:

@@ -490,9 +490,14 @@ _RULES = (
         "eval.tasks=passkey",
     ),
     Rule(
-        ("eval.beam",),
+        ("eval.beam", "eval.no_repeat_ngram"),
         _unused_unless(lambda c: bool(_evaluated(c) & {"translate", "summarize"}), "eval.tasks"),
         "eval.tasks=translate:SOURCES=TARGETS",
+    ),
+    Rule(
+        ("eval.length_penalty",),
+        _unused_unless(lambda c: c.eval.beam > 1, "eval.beam"),
+        "eval.beam=5",
     ),
     Rule(
         ("eval.tokenized",),

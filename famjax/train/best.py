@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from famjax.config.schema import EvalConfig
 from famjax.processes.collective import process_index
 from famjax.tasks import TASKS
 from famjax.tasks.parse import parse_tasks
@@ -17,6 +18,11 @@ from famjax.train.saving import save
 from famjax.train.session import Session
 
 BEST = "best"
+# keys of `eval` on which outputs of sources and their scores depend, and their defaults
+_SEARCH = {
+    key: getattr(EvalConfig(), key)
+    for key in ("beam", "length_penalty", "no_repeat_ngram", "tokenized")
+}
 
 
 class Best(Hook):
@@ -94,8 +100,8 @@ def _measure(config: dict[str, Any]) -> tuple[Any, ...]:
         if not TASKS[best].reads_sources:
             return measured
         # a checkpoint from before these keys has none of them
-        search = given.get("beam", 1), given.get("tokenized", False)
-        return (*measured, *search, data.get("source_words", 0))
+        search = {**_SEARCH, **{key: given[key] for key in _SEARCH if key in given}}
+        return (*measured, *search.values(), data.get("source_words", 0))
     return (best, given["batches"], data["batch"], data["length"])
 
 

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from flax import nnx
 
-from famjax.config.schema import Config
+from famjax.config.schema import Config, EvalConfig
 from famjax.core.errors import UserError
 from famjax.core.types import PyTree
 from famjax.processes.collective import broadcast_from_first, process_index
@@ -92,15 +92,28 @@ def _measure(
         lengths = parse_lengths(config.lengths) if "lengths" in TASKS[name].options else None
         request = Request(name, files or None, lengths, examples, quiet=True, is_trial=is_trial)
         if TASKS[name].reads_sources:
-            size = session.tokenizer.output_size
-            if config.beam > size:
-                raise UserError(
-                    f"eval.beam={config.beam}: more hypotheses than the tokenizer's {size:,} "
-                    "tokens; take fewer"
-                )
-            beam, tokenized = config.beam, config.tokenized
-            request = request._replace(batch=_SOURCES, beam=beam, tokenized=tokenized)
+            request = _with_search(request, config, session.tokenizer.output_size)
         scores: dict[str, Any] = TASKS[name].scores(TASKS[name].evaluate(run, request))
         fields |= {f"{name}_{length}": score for length, score in scores.items() if length}
         fields[name] = float(np.mean(list(scores.values())))
     return fields
+
+
+def _with_search(request: Request, config: EvalConfig, size: int) -> Request:
+    """Return the request with the config's settings for outputs of sources.
+
+    Args:
+      size: number of tokens that the tokenizer can write.
+    """
+    if config.beam > size:
+        raise UserError(
+            f"eval.beam={config.beam}: more hypotheses than the tokenizer's {size:,} tokens; take "
+            "fewer"
+        )
+    return request._replace(
+        batch=_SOURCES,
+        beam=config.beam,
+        length_penalty=config.length_penalty,
+        no_repeat_ngram=config.no_repeat_ngram,
+        tokenized=config.tokenized,
+    )

@@ -108,8 +108,12 @@ def test_a_value_of_another_search_is_another_measure() -> None:
     greedy = asdict(replace_values(Config(), tasks))
     beam = asdict(replace_values(Config(), {**tasks, "eval.beam": 5}))
     tokenized = asdict(replace_values(Config(), {**tasks, "eval.tokenized": True}))
-    measures = [best._measure(config) for config in (greedy, beam, tokenized)]
-    assert len(set(measures)) == 3
+    searches = [
+        asdict(replace_values(Config(), {**tasks, "eval.beam": 5, key: value}))
+        for key, value in (("eval.length_penalty", 0.6), ("eval.no_repeat_ngram", 3))
+    ]
+    measures = [best._measure(config) for config in (greedy, beam, tokenized, *searches)]
+    assert len(set(measures)) == 5
     cut = asdict(replace_values(Config(), {**tasks, "data.source_words": 400}))
     assert best._measure(cut) not in measures
     # they do not matter to a score of other tasks
@@ -117,8 +121,8 @@ def test_a_value_of_another_search_is_another_measure() -> None:
     one, five = (asdict(replace_values(Config(), {**passkeys, "eval.beam": n})) for n in (1, 5))
     assert best._measure(one) == best._measure(five)
     # a checkpoint from before the keys
-    older = {**greedy, "eval": {k: v for k, v in greedy["eval"].items() if k != "beam"}}
-    del older["eval"]["tokenized"]
+    keys = ("beam", "length_penalty", "no_repeat_ngram", "tokenized")
+    older = {**greedy, "eval": {k: v for k, v in greedy["eval"].items() if k not in keys}}
     assert best._measure(older) == measures[0]
 
 
