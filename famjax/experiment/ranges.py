@@ -102,6 +102,7 @@ _LOWEST: dict[str, float] = {
     "eval.batches": 1,
     "eval.examples": 0,
     "eval.beam": 1,
+    "eval.length_penalty": -10,
     "eval.no_repeat_ngram": 0,
     "profile.memory": 0,
 }
