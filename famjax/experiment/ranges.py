@@ -102,7 +102,7 @@ _LOWEST: dict[str, float] = {
     "eval.batches": 1,
     "eval.examples": 0,
     "eval.beam": 1,
-    "eval.length_penalty": -10,
+    "eval.length_penalty": -5,
     "eval.no_repeat_ngram": 0,
     "profile.memory": 0,
 }
@@ -122,6 +122,7 @@ HIGHEST = {
     "data.toy.steps": 100_000,
     "data.toy.start_steps": 100_000,
     "data.toy.test_steps": 100_000,
+    "eval.length_penalty": 5,
 }
 _POSITIVE = (
     "model.rope_base",
