@@ -21,6 +21,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 SCAN, DEFERRED = "tests/ops/test_token_scan.py", "tests/ops/test_deferred_scan.py"
 BEAM = "tests/eval/test_beam.py"
+SEQ2SEQ, PAIRS = "tests/models/test_seq2seq.py", "tests/data/test_pairs.py"
+ENCODER_DROPOUT = "tests/models/test_encoder_dropout.py"
 STREAM, LANES = "tests/contracts/test_stream.py", "tests/contracts/test_lanes.py"
 
 
@@ -423,8 +425,8 @@ MUTANTS = (
     Mutant(
         "FLOPs: sources have as many tokens as targets",
         "train/flops.py",
-        "return (data.source_length or data.length) / data.length",
-        "return 1.0",
+        "return SourceTokens(length / data.length, length if computed else 0)",
+        "return SourceTokens(1.0, length if computed else 0)",
         "tests/train/test_flops.py",
     ),
     Mutant(
@@ -630,6 +632,125 @@ MUTANTS = (
         "waiting = jnp.argsort(~waits, 1)",
         "waiting = jnp.argsort(waits, 1)",
         f"{BEAM} -k follow",
+    ),
+    Mutant(
+        "encoder: a source attends to the others of its row",
+        "stacks/encoder.py",
+        "mask = segment[:, :, None] == segment[:, None, :]",
+        "mask = jnp.ones((*segment.shape, segment.shape[1]), bool)",
+        f"{SEQ2SEQ} -k one_row",
+    ),
+    Mutant(
+        "encoder: LayerDrop keeps the layers that it should leave out",
+        "stacks/encoder.py",
+        "jax.random.bernoulli(jax.random.fold_in(key, LAYER), self.rate)",
+        "jax.random.bernoulli(jax.random.fold_in(key, LAYER), 1 - self.rate)",
+        ENCODER_DROPOUT,
+    ),
+    Mutant(
+        "encoder: all layers have the same dropout",
+        "stacks/encoder.py",
+        "xs = (params, split_key(key, LAYER, self.count))",
+        "xs = (params, None if key is None else jnp.repeat(key[None], self.count))",
+        ENCODER_DROPOUT,
+    ),
+    Mutant(
+        "encoder: embeddings are not dropped",
+        "stacks/encoder.py",
+        "x = apply_dropout(x, make_dropout(self.rates.embedding, key, EMBEDDING))",
+        "pass",
+        ENCODER_DROPOUT,
+    ),
+    Mutant(
+        "positions: those of a packed source go on from the source before",
+        "layers/positions.py",
+        "position = jnp.where(segment > 0, segment_positions(segment), 0)",
+        "position = jnp.broadcast_to(jnp.arange(segment.shape[1]), segment.shape)",
+        f"{SEQ2SEQ} -k one_row",
+    ),
+    Mutant(
+        "cross attention: queries are not normalized",
+        "layers/cross_attention.py",
+        "q = self.qkv.project_query(self.qkv.normalize(x))",
+        "q = self.qkv.project_query(x)",
+        f"{SEQ2SEQ} -k transcriptions",
+    ),
+    Mutant(
+        "cross attention: the sums of linear attention contain padding",
+        "layers/cross_attention.py",
+        "k = jnp.where(mask[:, 0, :, None, None], keys.k, 0).astype(dtype)",
+        "k = keys.k.astype(dtype)",
+        f"{SEQ2SEQ} -k pairs_of_a_batch",
+    ),
+    Mutant(
+        "cross attention: sums over the source in bfloat16",
+        "layers/cross_attention.py",
+        "dtype = jnp.promote_types(keys.k.dtype, jnp.float32)",
+        "dtype = keys.k.dtype",
+        f"{SEQ2SEQ} -k bfloat16 --slow",
+    ),
+    Mutant(
+        "cross attention: the masks of dropout are those of self-attention",
+        "layers/cross_attention.py",
+        "key = None if key is None else jax.random.fold_in(key, CROSS_ATTENTION)",
+        "pass",
+        ENCODER_DROPOUT,
+    ),
+    Mutant(
+        "cross attention: a target sees all sources of its row",
+        "models/seq2seq.py",
+        "mask = segment[:, :, None] == source_segment[:, None, :]",
+        "mask = source_segment[:, None, :] > 0 * segment[:, :, None]",
+        f"{SEQ2SEQ} -k own_source_alone",
+    ),
+    Mutant(
+        "feedback: all layers attend to the source by the keys of the first",
+        "stacks/feedback/parts.py",
+        "own = None if source is None else layer_source(source, i)",
+        "own = None if source is None else layer_source(source, 0)",
+        f"{SEQ2SEQ} -k transcriptions",
+    ),
+    Mutant(
+        "beam: all rows continue the beams of the first ones",
+        "eval/beam.py",
+        "first_rows = n * jnp.arange(b)[:, None]",
+        "first_rows = jnp.arange(b)[:, None]",
+        f"{BEAM} -k lists",
+    ),
+    Mutant(
+        "pairs: targets do not begin on blocks",
+        "data/pair_rows.py",
+        "at += target_size(pair, lengths.block)",
+        "at += n",
+        f"{PAIRS} -k begins_on_a_block",
+    ),
+    Mutant(
+        "pairs: after a window all rows of a batch are the same",
+        "data/pair_rows.py",
+        "self._window, self._row = self._window + 1, self._row - count",
+        "self._window, self._row = self._window + 1, 0",
+        f"{PAIRS} -k every_row_once",
+    ),
+    Mutant(
+        "pairs: a source that fills its row is left out",
+        "data/pair_rows.py",
+        "len(pair.source) <= lengths.source",
+        "len(pair.source) < lengths.source",
+        f"{PAIRS} -k may_fill",
+    ),
+    Mutant(
+        "best: of equal values the last",
+        "train/best.py",
+        "value > self._value",
+        "value >= self._value",
+        "tests/train/test_eval_tasks.py -k equal_values",
+    ),
+    Mutant(
+        "losses: the gradient of the table is reduced in each chunk",
+        "ops/losses.py",
+        "return shard_map_rows(score_rows, b, (None, 0, 0), 0)(arrays, x, targets)",
+        "return score_rows(arrays, x, targets)",
+        "tests/ops/test_losses.py -k reduce",
     ),
 )
 

@@ -207,6 +207,28 @@ def test_each_epoch_has_every_pair_once_in_another_order(tmp_path):
     assert epochs[0] != epochs[1]
 
 
+def test_batches_have_every_row_once(tmp_path):
+    """Over the ends of windows, whose numbers of rows are not multiples of the batch."""
+    pairs = natural(tmp_path)
+    source = PairSource(pairs, BYTES, Lengths(60, 60, 1), seed=3, window=100)
+    counts = [source.count_rows(window) for window in range(3)]
+    batch = next(b for b in (3, 4, 5, 7) if any(count % b for count in counts[:2]))
+    read = read_rows(source.make_rows(batch, None), sum(counts) // batch)
+    found = [text for each in read for text in unpack(each)]
+    rows = [unpack(_batch(row)) for window in range(3) for row in source.rows(window)]
+    read_whole = rows[: sum(counts) // batch * batch]
+    assert found == [text for row in read_whole for text in row]
+    assert len(set(found)) == len(found) > 100
+
+
+def test_a_pair_may_fill_a_row(tmp_path):
+    """A source ends with a token, and a target begins with one."""
+    pairs = Pairs(*write(tmp_path, ["a" * 9, "a" * 10], ["b" * 9, "b"]))
+    source = PairSource(pairs, BYTES, Lengths(10, 10, 1), seed=0)
+    (batch,) = read_rows(source.make_rows(1, None), 1)
+    assert unpack(batch) == [("a" * 9, "b" * 9)]
+
+
 def _batch(row):
     return {name: values[None] for name, values in row.items()}
 

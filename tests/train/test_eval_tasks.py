@@ -126,6 +126,16 @@ def test_a_value_of_another_search_is_another_measure() -> None:
     assert best._measure(older) == measures[0]
 
 
+def test_of_equal_values_the_first_is_the_best() -> None:
+    hook = best.Best([])
+    for name, better, worse in (("translate", 2.0, 1.0), ("heldout_bits_per_byte", 1.0, 2.0)):
+        hook._value = None
+        assert hook._is_better(name, worse)
+        hook._value = worse
+        assert hook._is_better(name, better)
+        assert not hook._is_better(name, worse)
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("compiled_once")
 def test_a_best_value_of_another_measure_does_not_count(
