@@ -101,7 +101,7 @@ def _compare_text(run: Run, batch: int, length: int, repetitions: int) -> Compar
         # with the memory, and without
         for stream in (streamer.new_stream(), streamer.new_stream()):
             for _ in range(calls):
-                results = stream.lane_losses(rows)
+                results = stream.batch_losses(rows)
             stream.wait()
         return results
 

@@ -97,7 +97,7 @@ def score_continuations(
             size = sizes[lane]
             targets[lane, :size] = text[at + 1 : at + 1 + size]
             counted[lane, :size] = np.arange(at + 1, at + 1 + size) >= len(prompts[lane])
-        nll, correct = stream.losses_lanes(rows, targets, sizes)
+        nll, correct = stream.lane_losses(rows, targets, sizes)
         sums -= (nll * counted).sum(1)
         wrong += (~correct.astype(bool) & counted).sum(1)
     return [Score(float(sums[lane]), wrong[lane] == 0) for lane in range(lanes)]

@@ -105,7 +105,7 @@ def _losses(
     """
     waiting: deque[Any] = deque()
     for rows in one_pass(source, streamer.batch, streamer.chunk, block):
-        waiting.append((rows, streamer.lane_losses(rows)))
+        waiting.append((rows, streamer.batch_losses(rows)))
         if len(waiting) > 1:
             yield jax.device_get(waiting.popleft())
     yield from (jax.device_get(pair) for pair in waiting)

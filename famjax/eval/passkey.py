@@ -367,7 +367,7 @@ def _losses(stream: Streamer, tokens: np.ndarray, targets: np.ndarray) -> np.nda
     size = tokens.shape[1]
     pad = ((0, 0), (0, -size % stream.chunk))
     sizes = np.full(stream.batch, size)
-    return stream.losses_lanes(np.pad(tokens, pad), np.pad(targets, pad), sizes)[1][:, :size]
+    return stream.lane_losses(np.pad(tokens, pad), np.pad(targets, pad), sizes)[1][:, :size]
 
 
 def _read_results(file: Path | None, settings: list[Any]) -> list[list[dict[str, Any]]]:

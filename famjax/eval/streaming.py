@@ -190,7 +190,7 @@ class Streamer:
             correct.append(results[1][:, :size])
         return np.concatenate(nats, 1), np.concatenate(correct, 1)
 
-    def lane_losses(self, batch: Batch[np.ndarray]) -> tuple[Array, ...]:
+    def batch_losses(self, batch: Batch[np.ndarray]) -> tuple[Array, ...]:
         """Read one batch of `famjax.data.lanes` [b chunk], with a different document in each row.
 
         This must not be mixed with the other methods, which need all lanes at the same position. It

@@ -151,7 +151,7 @@ def evaluate_text(
         with progress.compiling():  # now, so that timings exclude compilation
             empty = stack_rows([empty_row(streamer.chunk)] * streamer.batch)
             for stream in streams:
-                stream.new_stream().lane_losses(empty)
+                stream.new_stream().batch_losses(empty)
         begin = time.perf_counter()
         for batch_read, positions, results in _predictions(run, rows, streams, block):
             counted = batch_read["weights"] > 0
@@ -317,8 +317,8 @@ def _predictions(
         check_capacity(run.model.stack.capacity, int(positions[batch["valid"]].max()) + 1)
         forgetting: Batch[np.ndarray] = {**batch, "reset": reset_blocks(batch, block)}
         with_memory, reset, *ablated = streams
-        results = [with_memory.lane_losses(batch), reset.lane_losses(forgetting)]
-        results += [stream.lane_losses(batch) for stream in ablated]
+        results = [with_memory.batch_losses(batch), reset.batch_losses(forgetting)]
+        results += [stream.batch_losses(batch) for stream in ablated]
         waiting.append((batch, positions, results))
         if len(waiting) > 1:
             batch, positions, results = waiting.popleft()
