@@ -118,8 +118,8 @@ def test_resume_after_crashes_is_bitwise_equal(
 
 @pytest.mark.long
 @pytest.mark.usefixtures("compiled_once")
-def test_parts_of_a_batch_add_up(tmp_path: Path) -> None:
-    """Of equal batches the first steps have the same loss, whatever parts they are read in."""
+def test_microbatches_add_up(tmp_path: Path) -> None:
+    """Of equal batches the first steps have the same loss, whatever microbatches they are read in."""
     losses = []
     for accumulate in (1, 2):
         given = config(tmp_path, "train.steps=4", f"train.accumulate={accumulate}")
