@@ -20,7 +20,7 @@ from famjax.config.schema import Config, ModelConfig
 from famjax.data.lanes import empty_row, stack_rows
 from famjax.eval.ablated_reading import AblatedReading
 from famjax.eval.long import find_task
-from famjax.eval.memory import update_tokens
+from famjax.eval.memory_usage import update_tokens
 from famjax.eval.streaming import CHUNK, Streamer
 from famjax.eval.text import evaluate_text
 from famjax.models.language_model import LanguageModel

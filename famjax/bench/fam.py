@@ -21,7 +21,7 @@ from famjax.bench.timing import Pair, reset_peak_memory, time_pair
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
 from famjax.core.types import Context
-from famjax.eval.memory import memory_report
+from famjax.eval.memory_usage import memory_report
 from famjax.models.language_model import LanguageModel
 from famjax.train.flops import forward_flops
 

@@ -39,7 +39,7 @@ from famjax.eval.generate import Generator, cut_at_stop
 from famjax.eval.lane_answers import answer_prompts
 from famjax.eval.lane_stream import LaneStream
 from famjax.eval.log_likelihoods import Continuation, log_likelihoods
-from famjax.eval.memory import memory_report
+from famjax.eval.memory_usage import memory_report
 from famjax.eval.progress import TokenProgress
 from famjax.tasks.task import Request
 from famjax.train.run import Run

@@ -16,7 +16,7 @@ from famjax.data.sources import Key, Piece, Source
 from famjax.eval.document_sums import DocumentSums
 from famjax.eval.lane_answers import Score, score_continuations
 from famjax.eval.lane_stream import LaneStream, plan_lanes, read_documents
-from famjax.eval.memory import update_tokens
+from famjax.eval.memory_usage import update_tokens
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK, Streamer, check_capacity
 from famjax.train.run import Run

@@ -30,7 +30,7 @@ from famjax.eval.examples import (
 )
 from famjax.eval.lane_answers import answer_prompts
 from famjax.eval.lane_stream import ReadDocument
-from famjax.eval.memory import memory_report, update_tokens
+from famjax.eval.memory_usage import memory_report, update_tokens
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import check_capacity
 from famjax.tasks import TASKS

@@ -22,7 +22,7 @@ from famjax.core.json_files import RUN_AGAIN, read_json, write_json
 from famjax.eval.examples import digest, weights_version
 from famjax.eval.intervals import mean_interval
 from famjax.eval.lane_stream import LaneStream
-from famjax.eval.memory import memory_report, update_tokens
+from famjax.eval.memory_usage import memory_report, update_tokens
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import Streamer, check_capacity, rechunk
 from famjax.tasks.passkey import LENGTHS, Passkey, evaluated_task

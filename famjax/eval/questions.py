@@ -27,7 +27,7 @@ from famjax.eval.examples import (
 )
 from famjax.eval.lane_answers import answer_prompts, score_continuations
 from famjax.eval.lane_stream import LanePlan, ReadDocument, plan_lanes
-from famjax.eval.memory import memory_report, update_tokens
+from famjax.eval.memory_usage import memory_report, update_tokens
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK
 from famjax.eval.subsets import mean_score, subset_rows

@@ -28,7 +28,7 @@ from famjax.eval.document_sums import DocumentSums
 from famjax.eval.guessing import TokenCounts
 from famjax.eval.intervals import paired_interval
 from famjax.eval.lane_stream import LaneStream
-from famjax.eval.memory import update_tokens
+from famjax.eval.memory_usage import update_tokens
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK, Streamer, check_capacity
 from famjax.tasks import TASKS

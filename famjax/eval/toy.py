@@ -16,7 +16,7 @@ from famjax.core.types import Batch
 from famjax.data.lanes import empty_row, stack_rows
 from famjax.data.one_pass import EndOfDocuments, one_pass
 from famjax.data.sources import Key, Piece, Source
-from famjax.eval.memory import memory_report
+from famjax.eval.memory_usage import memory_report
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK, Streamer, check_capacity
 from famjax.eval.text import token_positions

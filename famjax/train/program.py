@@ -105,11 +105,11 @@ def make_initial_state(config: Config, weights: Params = None) -> TrainState:
     return init_train_state(config, model, optimizer)
 
 
-def mesh_demand(config: ResolvedConfig, memory: int | None = None) -> MeshDemand:
+def mesh_demand(config: ResolvedConfig, device_bytes: int | None = None) -> MeshDemand:
     """Return what a config requires of its mesh; the sizes of mesh axes need not be known.
 
     Args:
-      memory: bytes of memory of a device; None takes that of a local device.
+      device_bytes: bytes of memory of a device; None takes that of a local device.
     """
     shapes = jax.eval_shape(functools.partial(make_initial_state, config))
     # gradients have the size of the parameters
@@ -120,7 +120,7 @@ def mesh_demand(config: ResolvedConfig, memory: int | None = None) -> MeshDemand
         rows=config.data.batch // config.train.accumulate,
         tensor=(*tensor_sizes(config).values(), config.model.kv_heads),
         blocks=call_blocks(config),
-        limit=int(SHARE * (memory or device_bytes())),
+        limit=int(SHARE * (device_bytes or local_device_bytes())),
     )
 
 
@@ -128,7 +128,7 @@ def _bytes(shapes: PyTree) -> int:
     return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(shapes))
 
 
-def device_bytes() -> int:
+def local_device_bytes() -> int:
     """Return the memory of a device, or a default if the device does not report it."""
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", DEVICE_BYTES)
 

@@ -13,7 +13,7 @@ from famjax.core.errors import UserError
 from famjax.eval.ablations import parse_ablations
 from famjax.eval.lane_answers import answer_prompts, score_continuations
 from famjax.eval.lane_stream import MOST_PADDING, LaneStream, plan_lanes, read_documents
-from famjax.eval.memory import update_tokens
+from famjax.eval.memory_usage import update_tokens
 from famjax.eval.streaming import Streamer
 
 

@@ -20,7 +20,7 @@ from famjax.eval.intervals import mean_interval
 from famjax.eval.lane_answers import answer_prompts
 from famjax.eval.lane_stream import LaneStream
 from famjax.eval.long import evaluate_long, score
-from famjax.eval.memory import update_tokens
+from famjax.eval.memory_usage import update_tokens
 from famjax.eval.passkey import evaluate_passkey
 from famjax.eval.streaming import Streamer
 from famjax.tasks import TASKS

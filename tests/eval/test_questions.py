@@ -19,7 +19,7 @@ from famjax.cli.main import main
 from famjax.core.errors import UserError
 from famjax.eval import questions
 from famjax.eval.examples import Example, ablation_scores, document_interval, read_lines
-from famjax.eval.memory import update_tokens
+from famjax.eval.memory_usage import update_tokens
 from famjax.experiment.load import load_config
 from famjax.tasks import TASKS
 from famjax.tasks.questions.html_text import html_text

@@ -119,7 +119,7 @@ def test_resume_after_crashes_is_bitwise_equal(
 @pytest.mark.long
 @pytest.mark.usefixtures("compiled_once")
 def test_microbatches_add_up(tmp_path: Path) -> None:
-    """Of equal batches the first steps have the same loss, whatever microbatches they are read in."""
+    """Of equal batches the first steps have the same loss, whatever the number of microbatches."""
     losses = []
     for accumulate in (1, 2):
         given = config(tmp_path, "train.steps=4", f"train.accumulate={accumulate}")
