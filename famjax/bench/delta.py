@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from famjax.bench.fam import streaming_call
 from famjax.bench.steps import training_call
-from famjax.bench.timing import Pair, time_pair
+from famjax.bench.timing import PairedTimes, time_pair
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
 from famjax.train.flops import forward_flops
@@ -33,8 +33,8 @@ class DeltaCost(NamedTuple):
 
     mixer: str
     block_len: int
-    training: Pair
-    streaming: Pair
+    training: PairedTimes
+    streaming: PairedTimes
     floor: float
 
 

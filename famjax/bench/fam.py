@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 
 from famjax.bench.steps import training_call
-from famjax.bench.timing import Pair, reset_peak_memory, time_pair
+from famjax.bench.timing import PairedTimes, reset_peak_memory, time_pair
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
 from famjax.core.types import Context
@@ -38,8 +38,8 @@ class FamCost(NamedTuple):
 
     block_len: int
     fam_len: int
-    training: Pair
-    streaming: Pair
+    training: PairedTimes
+    streaming: PairedTimes
     floor: float
 
 

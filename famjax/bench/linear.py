@@ -23,7 +23,7 @@ import numpy as np
 from flax import nnx
 
 from famjax.bench.greedy import make_writer
-from famjax.bench.timing import Pair, compare_times, time_interleaved
+from famjax.bench.timing import PairedTimes, compare_times, time_interleaved
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
 from famjax.core.types import Params, State
@@ -77,8 +77,8 @@ class Attention(NamedTuple):
 
     name: str
     length: int
-    time: Pair | None
-    floor: Pair | None
+    time: PairedTimes | None
+    floor: PairedTimes | None
     max_difference: float | None
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from famjax.cli.tables import Output, Table
 
 if TYPE_CHECKING:
-    from famjax.eval.memory_trace import Document, MemoryTrace
+    from famjax.eval.memory_trace import MemoryTrace, TracedDocument
     from famjax.tokenizers.tokenizer import Tokenizer
     from famjax.train.run import Run
 
@@ -68,7 +68,7 @@ def measure_memory(
     return report
 
 
-def _measure_layers(run: Run, document: Document) -> dict[str, Any]:
+def _measure_layers(run: Run, document: TracedDocument) -> dict[str, Any]:
     from famjax.eval.memory_trace import gradient_reach, layers_with_memory, trace_memory
 
     trace = trace_memory(run, document)
@@ -84,7 +84,7 @@ def _measure_layers(run: Run, document: Document) -> dict[str, Any]:
     return report
 
 
-def _measure_ngrams(run: Run, document: Document) -> dict[str, Any]:
+def _measure_ngrams(run: Run, document: TracedDocument) -> dict[str, Any]:
     from famjax.eval.ngram_trace import by_longest, trace_ngrams
 
     trace = trace_ngrams(run, document)

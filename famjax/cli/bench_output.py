@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from famjax.bench.timing import Pair
+from famjax.bench.timing import PairedTimes
 from famjax.core.optional import install_command
 
 
@@ -26,10 +26,10 @@ class BenchSizes:
 
 def to_dict(row: Any) -> dict[str, Any]:
     """Return a named tuple as a dict, nested pairs included."""
-    return {k: v._asdict() if isinstance(v, Pair) else v for k, v in row._asdict().items()}
+    return {k: v._asdict() if isinstance(v, PairedTimes) else v for k, v in row._asdict().items()}
 
 
-def format_median(pair: Pair) -> str:
+def format_median(pair: PairedTimes) -> str:
     return f"{pair.typical:.2f} ± {pair.spread:.2f}"
 
 

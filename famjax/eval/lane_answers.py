@@ -14,7 +14,7 @@ from famjax.eval.lane_stream import LaneState, LaneStream
 from famjax.tokenizers.tokenizer import Tokenizer
 
 
-class Score(NamedTuple):
+class ContinuationScore(NamedTuple):
     """The score of a continuation.
 
     Attributes:
@@ -78,7 +78,7 @@ def score_continuations(
     states: Sequence[LaneState],
     prompts: Sequence[np.ndarray],
     continuations: Sequence[np.ndarray],
-) -> list[Score]:
+) -> list[ContinuationScore]:
     """Return the score of a continuation after a prompt, one pair in each lane.
 
     Args:
@@ -100,7 +100,7 @@ def score_continuations(
         nll, correct = stream.lane_losses(rows, targets, sizes)
         sums -= (nll * counted).sum(1)
         wrong += (~correct.astype(bool) & counted).sum(1)
-    return [Score(float(sums[lane]), wrong[lane] == 0) for lane in range(lanes)]
+    return [ContinuationScore(float(sums[lane]), wrong[lane] == 0) for lane in range(lanes)]
 
 
 @functools.partial(jax.jit, static_argnums=1)

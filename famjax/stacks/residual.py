@@ -16,7 +16,7 @@ from famjax.config.resolved import ResolvedModelConfig
 from famjax.core.errors import UserError
 from famjax.core.remat import remat_with_policy
 from famjax.core.types import Array, Context, State
-from famjax.layers.cross_attention import CrossAttention, Source, SourceKeys
+from famjax.layers.cross_attention import CrossAttention, EncodedSource, SourceKeys
 from famjax.layers.dropout import (
     EMBEDDING,
     LAYER,
@@ -316,7 +316,7 @@ class ResidualStack(Stack):
         keys: tuple[SourceKeys, ...] = self._scan_repeats(project, None, None)[1]
         return keys
 
-    def summarize_source(self, source: Source) -> Source:
+    def summarize_source(self, source: EncodedSource) -> EncodedSource:
         cross = self.layers[0].cross
         assert cross is not None
         summarize = jax.vmap(cross.summarize, (0, None))

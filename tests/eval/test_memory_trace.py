@@ -22,7 +22,7 @@ from famjax.core.errors import UserError
 from famjax.core.types import Context
 from famjax.eval import memory_trace
 from famjax.eval.memory_trace import (
-    Document,
+    TracedDocument,
     as_document,
     gradient_reach,
     layers_with_memory,
@@ -252,8 +252,8 @@ def test_reach_equals_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     # the gradient of an answer that is the block's last token
     answer = np.zeros(len(TOKENS), bool)
     answer[N * W] = True
-    assert gradient_reach(run(), Document(TOKENS, answer)).shape == (2, 2)
-    other = gradient_reach(run(), Document(TOKENS, answer))
+    assert gradient_reach(run(), TracedDocument(TOKENS, answer)).shape == (2, 2)
+    other = gradient_reach(run(), TracedDocument(TOKENS, answer))
     assert np.abs(other / found[:2] - 1).max() > 0.01
 
 
@@ -380,7 +380,7 @@ def test_the_token_with_a_high_rate_is_shown_as_it_is(
     tokens = np.frombuffer(text.encode(), np.uint8)
     newline, bos = int(np.flatnonzero(tokens == 10)[1]), 0
 
-    def trace(run: Run, document: Document) -> Any:
+    def trace(run: Run, document: TracedDocument) -> Any:
         found = trace_memory(run, document, quiet=True)
         rates = np.zeros_like(found.rates)
         rates.flat[newline + 1], rates.flat[bos] = 0.9, 0.8  # bos is before the text

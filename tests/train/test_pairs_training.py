@@ -31,7 +31,7 @@ from famjax.data.pair_rows import PairSource
 from famjax.eval import translation_scores
 from famjax.eval.sampling import Sampling
 from famjax.eval.translate import evaluate
-from famjax.eval.translation_scores import Score
+from famjax.eval.translation_scores import CorpusScore
 from famjax.eval.translator import Translator, longest_source, padded_size
 from famjax.experiment.checks import validate
 from famjax.experiment.load import load_config, override
@@ -188,11 +188,11 @@ def test_the_checkpoint_with_the_best_bleu_is_kept(
     values = [0.0, 10.0, 30.0, 20.0]
     hypotheses: list[Sequence[str]] = []
 
-    def bleu(written: Sequence[str], references: Sequence[str], how: Any) -> Score:
+    def bleu(written: Sequence[str], references: Sequence[str], how: Any) -> CorpusScore:
         hypotheses.append(written)
         assert how == "none"  # the files are tokenized
         assert references == [word[::-1] for word in words[: len(written)]]
-        return Score(values[len(hypotheses) - 1], "")
+        return CorpusScore(values[len(hypotheses) - 1], "")
 
     monkeypatch.setattr(translation_scores, "bleu", bleu)
     keys = ["train.steps=6", "train.log_every=2", "train.keep=1", "eval.every=2"]
