@@ -18,7 +18,7 @@ from famjax.cli.eval import figures
 from famjax.cli.eval_output import ABLATED, result_tables
 from famjax.cli.eval_report import REPORT, read_report
 from famjax.cli.main import parse
-from famjax.core.errors import UserError, nearest_path
+from famjax.core.errors import UserError, did_you_mean_path
 from famjax.core.paths import expanded
 from famjax.eval.examples import check_lines, digest, read_lines
 
@@ -72,7 +72,7 @@ def read_results(run: Path) -> dict[str, Any]:
       UserError: the run has no results.
     """
     if not run.is_dir():
-        raise UserError(f"{run}: there is no such folder{nearest_path(str(run))}")
+        raise UserError(f"{run}: there is no such folder{did_you_mean_path(str(run))}")
     if not (run / "eval" / REPORT).exists():
         raise UserError(f"{run}: has no results; run famjax eval {run} first")
     results: dict[str, Any] = read_report(run / "eval")["results"]

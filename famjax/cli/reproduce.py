@@ -13,7 +13,7 @@ import tyro
 
 from famjax.cli.main import parse
 from famjax.cli.tables import Output
-from famjax.core.errors import EXIT_USER_ERROR, UserError, nearest
+from famjax.core.errors import EXIT_USER_ERROR, UserError, did_you_mean
 from famjax.core.paths import expanded
 from famjax.processes import runtime
 
@@ -248,7 +248,7 @@ def _known(names: Sequence[str], known: Sequence[str]) -> list[str]:
         return list(known)
     for name in names:
         if name not in known:
-            near = _about(name, known) or nearest(name, known) or ";"
+            near = _about(name, known) or did_you_mean(name, known) or ";"
             raise UserError(f"{name}: no such experiment{near} famjax reproduce list shows all")
     return list(dict.fromkeys(names))
 

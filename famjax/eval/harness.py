@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from famjax.core.errors import UserError, nearest
+from famjax.core.errors import UserError, did_you_mean
 from famjax.core.optional import missing_message, missing_modules
 
 if missing := missing_modules(["lm_eval"]):
@@ -349,7 +349,7 @@ def find_tasks(files: str | None) -> list[tuple[str, str]]:
             continue
         if name not in (known := _own_tasks().all_tasks):
             raise UserError(
-                f"lm_eval:{name}: lm-evaluation-harness has no such task{nearest(name, known)}"
+                f"lm_eval:{name}: lm-evaluation-harness has no such task{did_you_mean(name, known)}"
             )
         tasks.append((name, name))
     return tasks
