@@ -94,7 +94,7 @@ MUTANTS = (
     Mutant(
         "autocompressor: a segment forgets the summaries before the last",
         "stacks/autocompressor.py",
-        "jnp.minimum(read, self.most_read - self.memory_len)",
+        "jnp.minimum(read, self.max_read - self.memory_len)",
         "jnp.zeros_like(read)",
         f"{STREAM} -k autocompressor",
     ),

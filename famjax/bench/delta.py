@@ -46,9 +46,11 @@ def measure_costs(
         bswa = replace(model, mixer="bswa", block_len=block_len)
         for mixer in MIXERS:
             delta = replace(bswa, mixer=mixer)
-            flops, least = (forward_flops(resolve_model(m), computed=True) for m in (delta, bswa))
+            flops, bswa_flops = (
+                forward_flops(resolve_model(m), computed=True) for m in (delta, bswa)
+            )
             training, streaming = (
                 time_pair(call(delta, batch, length), call(bswa, batch, length), repetitions)
                 for call in (training_call, streaming_call)
             )
-            yield DeltaCost(mixer, block_len, training, streaming, flops / least)
+            yield DeltaCost(mixer, block_len, training, streaming, flops / bswa_flops)

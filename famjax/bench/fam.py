@@ -66,7 +66,7 @@ def measure_costs(
             replace(model, mixer=mixer, block_len=block_len, fam_len=fam_len)
             for mixer in ("fam", "bswa")
         )
-        flops, least = (forward_flops(resolve_model(m), computed=True) for m in (fam, bswa))
+        flops, bswa_flops = (forward_flops(resolve_model(m), computed=True) for m in (fam, bswa))
         yield FamCost(
             block_len,
             fam_len,
@@ -76,7 +76,7 @@ def measure_costs(
             time_pair(
                 streaming_call(fam, batch, length), streaming_call(bswa, batch, length), repetitions
             ),
-            flops / least,
+            flops / bswa_flops,
         )
 
 

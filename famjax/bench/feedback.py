@@ -155,14 +155,14 @@ def measure_training(
         with plain_autodiff("plain" in name):
             trainers[name] = make_trainer(model_config, batch, length)
     times = time_interleaved({name: each.run for name, each in trainers.items()}, repetitions)
-    least = training_flops(resolve_model(models["transformer"]))
+    transformer_flops = training_flops(resolve_model(models["transformer"]))
     for name, model_config in models.items():
         yield TrainingStep(
             name,
             compare_times(times[name], times["transformer"]),
             compare_times(times[name], times["swa"]),
             trainers[name].temporary_bytes,
-            training_flops(resolve_model(model_config)) / least,
+            training_flops(resolve_model(model_config)) / transformer_flops,
             trainers[name].sweep_change,
         )
 

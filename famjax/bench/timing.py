@@ -56,8 +56,8 @@ def compare_times(first: Sequence[float], second: Sequence[float]) -> PairedTime
     """Compare the seconds of two programs by repetition, of which there must be at least two."""
     ratios = [a / b for a, b in zip(first, second, strict=True)]
     low, typical, high = statistics.quantiles(ratios, n=4)
-    least, other = min(first), min(second)
-    return PairedTimes(least, other, least / other, typical, (high - low) / 2)
+    first_time, second_time = min(first), min(second)
+    return PairedTimes(first_time, second_time, first_time / second_time, typical, (high - low) / 2)
 
 
 def time_call(run: Callable[[], Any]) -> float:

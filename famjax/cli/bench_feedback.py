@@ -160,7 +160,7 @@ def _generation_aim(rows: list[bench.Generation]) -> str:
     held = [row for row in rows if row.span == longest and row.name == "feedback"]
     best = max(held, key=lambda row: row.ratio)
     quantity = f"tokens/s / transformer's after {longest:,}, best (equal {best.equal})"
-    return format_aim(quantity, best.ratio, bench.GENERATION_AIM, least=True)
+    return format_aim(quantity, best.ratio, bench.GENERATION_AIM, is_minimum=True)
 
 
 def _generation_table(rows: list[bench.Generation], model: ModelConfig) -> Table:

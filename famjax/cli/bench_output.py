@@ -33,9 +33,9 @@ def format_median(pair: PairedTimes) -> str:
     return f"{pair.typical:.2f} ± {pair.spread:.2f}"
 
 
-def format_aim(what: str, value: float, target: float, least: bool = False) -> str:
-    met = value >= target if least else value <= target
-    bound = "least" if least else "most"
+def format_aim(what: str, value: float, target: float, is_minimum: bool = False) -> str:
+    met = value >= target if is_minimum else value <= target
+    bound = "least" if is_minimum else "most"
     return f"aim {'met' if met else 'missed'}: {what} {value:.2f}, at {bound} {target}"
 
 

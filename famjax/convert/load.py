@@ -109,10 +109,12 @@ def read_config(folder: Path) -> HF:
 def parse_model(hf: HF, folder: Path) -> ModelConfig:
     """Return the validated `ModelConfig` of a config.json."""
     path = folder / "config.json"
-    most = HIGHEST["model.layers"]
+    max_layers = HIGHEST["model.layers"]
     for key in ("num_hidden_layers", "n_layer", "layers", "encoder_layers", "decoder_layers"):
-        if isinstance(hf.get(key), int) and hf[key] > most:
-            raise UserError(f"{path}: {key}={shorten(hf[key])}: at most {most:,} layers are read")
+        if isinstance(hf.get(key), int) and hf[key] > max_layers:
+            raise UserError(
+                f"{path}: {key}={shorten(hf[key])}: at most {max_layers:,} layers are read"
+            )
     try:
         model = find_family(hf).model(hf)
     except KeyError as missing:

@@ -23,7 +23,7 @@ from famjax.models.language_model import LanguageModel
 from famjax.parallel.sharding import is_axes
 
 # largest share of padding in the computed tokens, if any plan achieves it
-MOST_PADDING = 0.1
+MAX_PADDING = 0.1
 
 
 class LaneState(NamedTuple):
@@ -279,7 +279,7 @@ class LanePlan(NamedTuple):
 def plan_lanes(sizes: Sequence[int], batch: int, block: int, longest: int = CHUNK) -> LanePlan:
     """Return the plan with the most tokens per call among those with little padding.
 
-    Little is `MOST_PADDING`, or the least padding of any plan if that is more.
+    Little is `MAX_PADDING`, or the least padding of any plan if that is more.
 
     Args:
       sizes: number of tokens of each document; only whole blocks of them are read.
@@ -296,9 +296,9 @@ def plan_lanes(sizes: Sequence[int], batch: int, block: int, longest: int = CHUN
             computed = last_end(calls, lanes) * lanes * chunk
             plans.append(LanePlan(lanes, chunk, 1 - read / computed if computed else 0.0))
         chunk = chunk // block // 2 * block
-    least = max(min(plan.padding for plan in plans), MOST_PADDING)
+    max_padding = max(min(plan.padding for plan in plans), MAX_PADDING)
     return max(
-        (plan for plan in plans if plan.padding <= least),
+        (plan for plan in plans if plan.padding <= max_padding),
         key=lambda plan: (plan.lanes * plan.chunk, plan.lanes),
     )
 

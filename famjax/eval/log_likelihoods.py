@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from famjax.core.types import Batch
-from famjax.data.one_pass import EndOfDocuments, fewest_rows, one_pass
+from famjax.data.one_pass import EndOfDocuments, min_rows, one_pass
 from famjax.data.sources import Key, Piece, Source
 from famjax.eval.document_sums import DocumentSums
 from famjax.eval.lane_answers import ContinuationScore, score_continuations
@@ -83,7 +83,7 @@ def _score_alone(
     order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
     block = update_tokens(run.config)
     longest = -(-min(max(sizes), CHUNK) // block) * block
-    lanes = fewest_rows([sizes[i] for i in order], min(batch, len(order)))
+    lanes = min_rows([sizes[i] for i in order], min(batch, len(order)))
     streamer = Streamer(run.model, lanes, longest)
     source = _Continuations([continuations[i] for i in order])
     sums = DocumentSums(streamer.batch)

@@ -338,8 +338,8 @@ class Streamer:
         at = 0
         while at < count:
             in_block = self.tokens % self.block
-            most = self.block - in_block if in_block else self.chunk
-            window = slice(at, min(at + most, count))
+            size = self.block - in_block if in_block else self.chunk
+            window = slice(at, min(at + size, count))
             wanted = None if targets is None else targets[:, window]
             yield window.stop - at, self._read_piece(tokens[:, window], wanted)
             at = window.stop

@@ -19,7 +19,7 @@ from famjax.data.lanes import Reader, empty_row, stack_rows, write_span
 from famjax.data.one_pass import (
     DocumentPass,
     EndOfDocuments,
-    fewest_rows,
+    min_rows,
     one_pass,
     reset_blocks,
 )
@@ -205,7 +205,7 @@ def _longest_first(source: TextSource, batch: int) -> tuple[DocumentPass, int]:
     if sizes is None:
         return DocumentPass(source), batch
     order = np.argsort(-sizes, kind="stable").tolist()
-    rows = fewest_rows(sizes[order].astype(int).tolist(), batch)
+    rows = min_rows(sizes[order].astype(int).tolist(), batch)
     return DocumentPass(source, order=order), rows
 
 

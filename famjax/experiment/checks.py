@@ -508,8 +508,8 @@ def _check_bptt_warmup(config: Config) -> Iterator[str]:
             f"{start} is for lanes, {d.layout} rows carry no memory from step to step; "
             f"set data.layout=lanes {off}"
         )
-    least = m.block_len * t.bptt_segments
-    fitting = [n for n in _doubling_lengths(d.length) if n % least == 0]
+    divisor = m.block_len * t.bptt_segments
+    fitting = [n for n in _doubling_lengths(d.length) if n % divisor == 0]
     if t.bptt_start not in fitting:
         yield (
             f"{start} does not double to data.length={d.length} in multiples of model.block_len="

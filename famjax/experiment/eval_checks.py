@@ -66,8 +66,8 @@ def _check_eval_tasks(config: Config) -> Iterator[str]:
 def _check_eval_capacity(config: Config) -> Iterator[str]:
     count, length, capacity = config.eval.batches, config.data.length, config.model.capacity
     if count * length > capacity and is_bounded(config.model):
-        most = capacity // length
-        fix = f"take at most {most}" if most else "set eval.every=0"
+        max_batches = capacity // length
+        fix = f"take at most {max_batches}" if max_batches else "set eval.every=0"
         yield (
             f"eval.batches={count}: reading {count * length} tokens of a document exceeds "
             f"model.capacity={capacity}, all that the model holds; {fix}"

@@ -36,9 +36,9 @@ from famjax.parallel.sharding import local_rows, shard_map_axes, shards_tokens
 # some GPUs is 99), and spill at most 0.3 KB of registers per thread
 _ROW_BYTES, _TILE_BYTES = 128, 2**14
 # offsets in the mask, the largest array, are 32-bit integers
-_MOST_PAIRS = 2**31 - 1
+_MAX_PAIRS = 2**31 - 1
 # Triton's products have sides of at least 16; smaller tiles than 32 are left to XLA
-_LEAST_SIDE, _LEAST_TILE = 16, 32
+_MIN_SIDE, _MIN_TILE = 16, 32
 # score of a masked pair: exp(x) is 0 for it, as long as a query sees a key
 _MASKED = -1e30
 
@@ -61,13 +61,15 @@ def choose_tiles(q: Array, k: Array, v: Array) -> Tiles | None:
     if {a.dtype for a in (q, k, v)} not in ({jnp.dtype("float32")}, {jnp.dtype("bfloat16")}):
         return None
     e, size = q.shape[-1], q.dtype.itemsize
-    most = min(_ROW_BYTES, _TILE_BYTES // e) // size
-    if e & (e - 1) or e < _LEAST_SIDE or most < _LEAST_TILE:
+    max_tile = min(_ROW_BYTES, _TILE_BYTES // e) // size
+    if e & (e - 1) or e < _MIN_SIDE or max_tile < _MIN_TILE:
         return None
     t, s = q.shape[1], k.shape[1]
     # the largest power of 2 that divides t; few keys are padded by less
-    tiles = Tiles(min(t & -t, most), most if s % most == 0 or s >= 4 * most else _LEAST_TILE)
-    return tiles if min(tiles.t, s) >= _LEAST_TILE else None
+    tiles = Tiles(
+        min(t & -t, max_tile), max_tile if s % max_tile == 0 or s >= 4 * max_tile else _MIN_TILE
+    )
+    return tiles if min(tiles.t, s) >= _MIN_TILE else None
 
 
 def supports(q: Array, k: Array, v: Array) -> bool:
@@ -77,7 +79,7 @@ def supports(q: Array, k: Array, v: Array) -> bool:
     # a kernel for all tokens would be computed by each of the devices that share them
     if shards_tokens() or _shard(lambda *a: a, q, k, 1, 1) is None:
         return False
-    return local_rows(len(q)) * q.shape[1] * k.shape[1] <= _MOST_PAIRS
+    return local_rows(len(q)) * q.shape[1] * k.shape[1] <= _MAX_PAIRS
 
 
 def forward(

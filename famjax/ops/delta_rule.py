@@ -68,15 +68,15 @@ class DeltaUpdate(NamedTuple):
         return s + _product(written.mT, self.k)
 
 
-def chunk_len(tokens: int, most: int | None = None) -> int:
+def chunk_len(tokens: int, max_len: int | None = None) -> int:
     """Return the tokens of a chunk, a divisor of `tokens`.
 
     Args:
-      most: their maximum; None is 32 on CPUs and 64 on accelerators.
+      max_len: their maximum; None is 32 on CPUs and 64 on accelerators.
     """
-    if most is None:
-        most = CPU_CHUNK if target_device().platform == "cpu" else _ACCELERATOR_CHUNK
-    return max(c for c in range(1, min(most, tokens) + 1) if tokens % c == 0)
+    if max_len is None:
+        max_len = CPU_CHUNK if target_device().platform == "cpu" else _ACCELERATOR_CHUNK
+    return max(c for c in range(1, min(max_len, tokens) + 1) if tokens % c == 0)
 
 
 def delta_update(

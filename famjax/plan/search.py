@@ -52,11 +52,11 @@ def _candidates(config: Config, topology: Topology) -> Iterator[Config]:
     for mesh in meshes(topology.count):
         if any(n % mesh.tensor for n in tensor_sizes(sized).values()):
             continue
-        most, remainder = divmod(rows, mesh.data * mesh.fsdp)
-        if not most or remainder or call_blocks(sized) % mesh.sequence:
+        device_rows, remainder = divmod(rows, mesh.data * mesh.fsdp)
+        if not device_rows or remainder or call_blocks(sized) % mesh.sequence:
             continue
         for remat, microbatches in itertools.product(policies, (1, 2, 4, 8)):
-            if most % microbatches == 0:
+            if device_rows % microbatches == 0:
                 yield replace(
                     config,
                     mesh=mesh,

@@ -185,8 +185,8 @@ def test_the_first_block_never_opened_gates() -> None:
     assert sorted(row["block"] for row in opened) == [1, 2, 3, 4]
     for row in opened:
         assert row["gates"] == pytest.approx(trace().gates[row["block"]].mean(), rel=1e-5)
-        most = int(TOKENS[row["block"] * W + trace().reads[row["block"]].argmax()])
-        assert row["read"][0] == _name_token(run().tokenizer, most)
+        token = int(TOKENS[row["block"] * W + trace().reads[row["block"]].argmax()])
+        assert row["read"][0] == _name_token(run().tokenizer, token)
 
 
 def test_reads_are_weighted_by_the_gates() -> None:

@@ -330,9 +330,9 @@ def test_outputs_at_the_most_tokens_are_cut_and_counted(tmp_path: Path) -> None:
     sampling = Sampling(jax.random.key(0), 0.0, 0, 1.0, run.tokenizer.vocab_size)
     sampled = Translator(run, batch=8, sampling=sampling).translate(words)
     assert {each.tokens for each in sampled if each.cut} == {31}
-    for most, said in ((0, "must be at least 1"), (33, "model.capacity=32; give at most 32")):
-        with pytest.raises(UserError, match=f"^max_tokens={most}: .*{said}"):
-            Translator(run, max_tokens=most)
+    for max_tokens, said in ((0, "must be at least 1"), (33, "model.capacity=32; give at most 32")):
+        with pytest.raises(UserError, match=f"^max_tokens={max_tokens}: .*{said}"):
+            Translator(run, max_tokens=max_tokens)
     files = f"{tmp_path / 'words'}={tmp_path / 'backwards'}"
     result = evaluate(run, Request("translate", files, examples=10, quiet=True))
     assert result["cut"] == sum(each.cut for each in found)
