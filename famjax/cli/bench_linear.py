@@ -127,11 +127,11 @@ def _peers_table(rows: list[peers.LinearPeer]) -> Table:
 
 
 def _decoding_table(rows: list[Decoding], model: ModelConfig) -> Table:
-    why = bench.merge_obstacle(model)
+    why = bench.fold_obstacle(model)
     table = Table(
         f"Decoding, greedy, {bench.LANES} lanes, {model.layers} layers, width {model.width}, "
         f"{model.linear.features} features, after so many tokens; "
-        f"T2R's map {f'not merged: {why}' if why else 'merged'}",
+        f"T2R's map {f'not folded: {why}' if why else 'folded'}",
         ("tokens", "", "tokens/s", "attention"),
         words=(1,),
     )

@@ -142,7 +142,7 @@ def bench_tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     yield bench_linear._attention_table([attention, left_out], MODEL, SIZES)
     yield bench_linear._peers_table([linear_peers.LinearPeer(16384, PAIR, 1e-6)])
     yield bench_linear._decoding_table(
-        [linear.Decoding("T2R, map not merged", 16384, (0.1, 0.2), 1_234_567)], MODEL
+        [linear.Decoding("T2R, map not folded", 16384, (0.1, 0.2), 1_234_567)], MODEL
     )
     kinds = ("all-gather", "all-reduce", "collective-permute", "reduce-scatter")
     sent = dict.fromkeys(kinds, 12_345_678.0)
