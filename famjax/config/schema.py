@@ -544,7 +544,7 @@ class TrainConfig:
     log_every: int = 10
     # number of steps between checkpoints
     checkpoint_every: int = 200
-    # number of checkpoints to keep. A resumed run uses the newest good one; famjax average by
+    # number of checkpoints to keep. A resumed run uses the newest valid one; famjax average by
     # default takes the last 10
     keep: int = 2
 

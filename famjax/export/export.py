@@ -29,7 +29,7 @@ def export(
     The folder appears only after it has been written and read back, and its logits compared.
 
     Args:
-      run: folder of the run, whose newest good checkpoint is exported, or of a Hugging Face model.
+      run: folder of the run, whose newest valid checkpoint is exported, or of a Hugging Face model.
       dest: folder to write, which must not exist.
       format: one of `FORMATS`.
       dtype: dtype of the tensors in the format hf, float32 or bfloat16.

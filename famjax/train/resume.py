@@ -1,4 +1,4 @@
-"""Gives a session its state: from the newest good checkpoint, or a new one."""
+"""Gives a session its state: from the newest valid checkpoint, or a new one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Loadable(Protocol):
 
 
 def start_or_resume(session: Session, parts: Iterable[Loadable]) -> None:
-    """Set a session's state, step and data from the newest good checkpoint, or to the start."""
+    """Set a session's state, step and data from the newest valid checkpoint, or to the start."""
     if session.latest is None:
         session.state = _first_state(session)
         return

@@ -237,7 +237,7 @@ def make_step(
         )
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params = within_bounds(optax.apply_updates(state.params, updates))
-        # parameters and memory are checked too: a checkpoint of this step must be good, and only
+        # parameters and memory are checked too: a checkpoint of this step must be valid, and only
         # the next loss would show that they are not finite
         finite = jnp.isfinite(sums.loss + sums.grad_norm) & all_finite((params, memory))
         return TrainState(
