@@ -405,7 +405,7 @@ class FamSpec(SmearedSpec):
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
         return Fam(config, rngs=rngs)
 
-    def has_writes(self, model: ModelConfig) -> bool:
+    def has_write_gates(self, model: ModelConfig) -> bool:
         return model.fam_update == "gated"
 
     def unexported(self, model: ModelConfig) -> str:

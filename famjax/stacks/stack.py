@@ -93,7 +93,7 @@ class Stack(nnx.Module):
         """Return an auxiliary loss that depends only on the parameters."""
         return jnp.zeros(())
 
-    def report(self, x: Array, state: State, ctx: Context) -> dict[str, Array]:
+    def memory_metrics(self, x: Array, state: State, ctx: Context) -> dict[str, Array]:
         """Return metrics, by name, of the memory in a call."""
         return {}
 

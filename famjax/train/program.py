@@ -176,7 +176,7 @@ def make_inspect(
         if config.train.match:
             errors = model.stack.match(x, ctx)[1][:, 0]
             return dict(zip(names, errors, strict=True))
-        metrics = model.stack.report(x, state, ctx)
+        metrics = model.stack.memory_metrics(x, state, ctx)
         if has_memory_losses(config):
             assert isinstance(model.stack, ResidualStack)
             metrics |= minimized(config.train, model.stack.read_with_losses(x, state, ctx)[2])

@@ -433,7 +433,8 @@ def test_spans_are_clipped_to_shares_of_the_maximum():
 def test_a_mean_span_is_reported():
     runner = StackRunner(span_config())
     runner.params = with_spans(runner, np.full((2, 2), 0.25))
-    assert runner.run(jit(runner.stack().report), X, runner.fresh, Context()) == {"mean_span": 4}
+    metrics = runner.run(jit(runner.stack().memory_metrics), X, runner.fresh, Context())
+    assert metrics == {"mean_span": 4}
     assert runner.stack().mixing_weights().shape == (1, 3)
 
 
@@ -487,8 +488,8 @@ def test_the_change_of_the_last_sweep_is_reported_in_training_only(exact):
     changes = []
     for n in (1, 2, T + 1):
         runner = StackRunner(config(sweeps=n))
-        report = runner.run(jit(runner.stack().report), X, state, Context())
-        changes.append(float(report["sweep_change"]))
+        metrics = runner.run(jit(runner.stack().memory_metrics), X, state, Context())
+        changes.append(float(metrics["sweep_change"]))
     assert changes[0] > changes[1] > changes[2]
     assert changes[2] < 1e-12
     assert inference_config(config(sweeps=3)).feedback.sweeps == 0

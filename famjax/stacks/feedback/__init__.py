@@ -123,7 +123,7 @@ class Feedback(Stack):
         summarize = jax.vmap(cross.summarize, (0, None))
         return source._replace(keys=summarize(source.keys, source.mask))
 
-    def report(self, x: Array, state: FeedbackState, ctx: Context) -> dict[str, Array]:
+    def memory_metrics(self, x: Array, state: FeedbackState, ctx: Context) -> dict[str, Array]:
         """Return the metrics of the memory that apply to the model.
 
         mean_span: the mean learned span, in tokens.
