@@ -107,9 +107,9 @@ def backward(
 ) -> tuple[Array, ...]:
     """Return the gradients of q, k and v; `out` and `log_sum` are the results of `forward`."""
     product = out.astype(jnp.float32) * d_out.astype(jnp.float32)
-    mean = product.sum(-1).swapaxes(1, 2)  # D, [b h t]
+    delta = product.sum(-1).swapaxes(1, 2)  # D in FlashAttention-2, Algorithm 2: [b h t]
     f = functools.partial(_backward, interpret=interpret)
-    d_q, d_k, d_v = _run(f, (q, k, v, d_out), mask, (log_sum, mean), 3)
+    d_q, d_k, d_v = _run(f, (q, k, v, d_out), mask, (log_sum, delta), 3)
     s = k.shape[1]
     return d_q, d_k[:, :s], d_v[:, :s]
 
@@ -197,7 +197,7 @@ def _forward(q: Array, k: Array, v: Array, mask: Array, interpret: bool) -> tupl
 
 
 class _BackwardArguments(NamedTuple):
-    """The arguments of the backward kernels: l is `log_sum` and D is `mean`, [b h t]."""
+    """The arguments of the backward kernels: l is `log_sum` and D is `delta`, [b h t]."""
 
     q: Array
     k: Array
@@ -205,7 +205,7 @@ class _BackwardArguments(NamedTuple):
     d_out: Array
     mask: Array
     log_sum: Array
-    mean: Array
+    delta: Array
 
 
 def _backward(*arrays: Array, interpret: bool) -> tuple[Array, ...]:
@@ -221,14 +221,14 @@ def _backward_q(args: _BackwardArguments, interpret: bool) -> Array:
     s, r = k.shape[1], h // k.shape[2]
 
     def kernel(*refs: Any) -> None:
-        q_ref, k_ref, v_ref, d_out_ref, mask_ref, l_ref, mean_ref, d_q_ref = refs
-        q, d_out, log_sum, mean = (ref[...] for ref in (q_ref, d_out_ref, l_ref, mean_ref))
+        q_ref, k_ref, v_ref, d_out_ref, mask_ref, l_ref, delta_ref, d_q_ref = refs
+        q, d_out, log_sum, delta = (ref[...] for ref in (q_ref, d_out_ref, l_ref, delta_ref))
 
         def step(j: Array, d_q: Array) -> Array:
             keys = pl.ds(j * tiles.s, tiles.s)
             k = k_ref[keys, :]
             p = jnp.exp(_scores(q, k, mask_ref[:, keys]) - log_sum[:, None])
-            d_x = p * (_dot(d_out, v_ref[keys, :], 1, 1) - mean[:, None])
+            d_x = p * (_dot(d_out, v_ref[keys, :], 1, 1) - delta[:, None])
             return d_q + _dot(d_x.astype(k.dtype), k, 1, 0)
 
         d_q = jax.lax.fori_loop(0, s // tiles.s, step, _zeros(tiles.t, e))
@@ -257,7 +257,7 @@ def _backward_k_v(args: _BackwardArguments, interpret: bool) -> tuple[Array, ...
     r, parts = h // g, t // tiles.t
 
     def kernel(*refs: Any) -> None:
-        q_ref, k_ref, v_ref, d_out_ref, mask_ref, l_ref, mean_ref, d_k_ref, d_v_ref = refs
+        q_ref, k_ref, v_ref, d_out_ref, mask_ref, l_ref, delta_ref, d_k_ref, d_v_ref = refs
         k, v = k_ref[...], v_ref[...]
 
         def step(n: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -265,9 +265,9 @@ def _backward_k_v(args: _BackwardArguments, interpret: bool) -> tuple[Array, ...
             head = jax.lax.div(n, parts)
             queries = pl.ds(jax.lax.rem(n, parts) * tiles.t, tiles.t)
             q, d_out = (ref[queries, head, :] for ref in (q_ref, d_out_ref))
-            log_sum, mean = (ref[head, queries] for ref in (l_ref, mean_ref))
+            log_sum, delta = (ref[head, queries] for ref in (l_ref, delta_ref))
             p = jnp.exp(_scores(q, k, mask_ref[queries, :]) - log_sum[:, None])
-            d_x = p * (_dot(d_out, v, 1, 1) - mean[:, None])
+            d_x = p * (_dot(d_out, v, 1, 1) - delta[:, None])
             return (
                 d_k + _dot(d_x.astype(q.dtype), q, 0, 0),
                 d_v + _dot(p.astype(d_out.dtype), d_out, 0, 0),
