@@ -74,11 +74,13 @@ def dropout_key(keys: StepKeys, microbatch: Array | int, segment: Array | int) -
 # (params, microbatch, weight, keys, state) -> loss, (memory, sums): the microbatch's share of the
 # mean loss, the memory after the microbatch, and its metric sums. weight: sum of the token weights
 # of the whole batch.
-Loss = Callable[
+LossFn = Callable[
     [Params, Microbatch, Array, StepKeys, TrainState], tuple[Array, tuple[State, MetricSums]]
 ]
 # (state, batch, keys) -> gradients, (memory, sums)
-Gradients = Callable[[TrainState, Batch[Array], StepKeys], tuple[Params, tuple[State, MetricSums]]]
+GradientsFn = Callable[
+    [TrainState, Batch[Array], StepKeys], tuple[Params, tuple[State, MetricSums]]
+]
 
 
 def init_memory(config: Config, model: LanguageModel) -> State:
@@ -105,7 +107,7 @@ def init_train_state(
     )
 
 
-def make_loss(config: Config, graph: Any, objective: Objective) -> Loss:
+def make_loss(config: Config, graph: Any, objective: Objective) -> LossFn:
     """Return the loss function of rows that are processed segment by segment.
 
     The gradient flows through all segments of a row.
@@ -167,7 +169,7 @@ def row_context(layout: str, batch: Batch[Array]) -> Context:
     return Context(batch["reset"], batch["valid"], pass_state=batch.get("pass_state"))
 
 
-def make_gradients(config: Config, loss: Loss, weights: LossWeights) -> Gradients:
+def make_gradients(config: Config, loss: LossFn, weights: LossWeights) -> GradientsFn:
     """Return a function to the gradient of the mean loss, accumulated over the microbatches.
 
     There are `train.accumulate` microbatches in a batch.
@@ -236,7 +238,7 @@ def make_step(
             steps=jnp.ones((), jnp.float32), grad_norm=optax.tree.norm(grads).astype(jnp.float32)
         )
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = within_bounds(optax.apply_updates(state.params, updates))
+        params = clip_spans(optax.apply_updates(state.params, updates))
         # parameters and memory are checked too: a checkpoint of this step must be valid, and only
         # the next loss would show that they are not finite
         finite = jnp.isfinite(sums.loss + sums.grad_norm) & all_finite((params, memory))
@@ -254,13 +256,13 @@ def make_step(
     return step
 
 
-def within_bounds(params: Params) -> Params:
+def clip_spans(params: Params) -> Params:
     """Return the parameters with learned spans clipped to [0, 1], fractions of the longest span."""
 
-    def bring(path: tuple[Any, ...], leaf: Array) -> Array:
+    def clip(path: tuple[Any, ...], leaf: Array) -> Array:
         return jnp.clip(leaf, 0, 1) if path_name(path).endswith("/span") else leaf
 
-    return jax.tree_util.tree_map_with_path(bring, params)
+    return jax.tree_util.tree_map_with_path(clip, params)
 
 
 def all_finite(tree: PyTree) -> Array:

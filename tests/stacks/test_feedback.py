@@ -27,7 +27,7 @@ from famjax.ops.einsum_tape import einsum, use_tape
 from famjax.ops.token_scan import Visible
 from famjax.stacks.feedback import Feedback, Transformer, solve
 from famjax.train.partition import inference_config
-from famjax.train.step import within_bounds
+from famjax.train.step import clip_spans
 
 B, T, D, SPAN = 2, 5, 8, 4
 
@@ -427,7 +427,7 @@ def test_attention_span_covers_the_learned_spans(stack_type, changes, attention_
 def test_spans_are_clipped_to_shares_of_the_maximum():
     runner = StackRunner(span_config())
     params = with_spans(runner, [[-0.2, 1.4], [0.3, 1.0]])
-    close(runner.run(within_bounds, params), with_spans(runner, [[0.0, 1.0], [0.3, 1.0]]))
+    close(runner.run(clip_spans, params), with_spans(runner, [[0.0, 1.0], [0.3, 1.0]]))
 
 
 def test_a_mean_span_is_reported():
