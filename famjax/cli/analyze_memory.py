@@ -37,7 +37,7 @@ def measure_memory(
       `famjax.eval.memory_trace`, each a list over blocks, of lists over layers; part, the name of a
       part of F; opened, the blocks whose gates opened most, with the tokens that they read most, or
       the tokens with the highest rates; helped, the tokens whose loss the memory lowers most;
-      reach, a list over the blocks before the last one, see `gradient_reach`.
+      reach, a list over the blocks before the last one, see `gradient_by_distance`.
       With an n-gram memory: ngrams, which has contexts, the rows of
       `famjax.eval.ngram_trace.by_longest`; loss and without, lists over blocks; and helped.
     """
@@ -69,14 +69,14 @@ def measure_memory(
 
 
 def _measure_layers(run: Run, document: TracedDocument) -> dict[str, Any]:
-    from famjax.eval.memory_trace import gradient_reach, layers_with_memory, trace_memory
+    from famjax.eval.memory_trace import gradient_by_distance, layers_with_memory, trace_memory
 
     trace = trace_memory(run, document)
     report: dict[str, Any] = {
         "layers": layers_with_memory(run),
         **{name: np.asarray(value, float).tolist() for name, value in trace._asdict().items()},
         "part": "head" if trace.rates.size else "memory token",
-        "reach": gradient_reach(run, document).tolist(),
+        "reach": gradient_by_distance(run, document).tolist(),
         "helped": _helped(run, document.tokens, trace.gains),
     }
     if trace.gates.size:

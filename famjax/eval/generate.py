@@ -18,7 +18,7 @@ from famjax.eval.beam import BeamSettings
 from famjax.eval.lane_stream import LaneStream
 from famjax.eval.progress import TokenProgress
 from famjax.eval.sampling import Sampling
-from famjax.eval.stream_functions import PIECE
+from famjax.eval.stream_functions import TOKENS_PER_CALL
 from famjax.eval.streaming import Streamer, StreamState, rechunk
 from famjax.tokenizers.tokenizer import StreamDecoder
 from famjax.train.run import Run
@@ -340,7 +340,7 @@ class Generator:
             began = time.perf_counter()
             tokens = stream.write(tokens[-1], min(size, count), sampling, stops, longest)
             quick = time.perf_counter() - began < PIECE_SECONDS
-            size = min(2 * size, PIECE) if quick else max(size // 2, 1)
+            size = min(2 * size, TOKENS_PER_CALL) if quick else max(size // 2, 1)
 
     def _decode_tokens(self, tokens: Iterator[int]) -> Iterator[str]:
         decoder = StreamDecoder(self._tokenizer)

@@ -46,7 +46,7 @@ from famjax.train.run import Run
 # number of blocks in one compiled call
 _BLOCKS = 32
 # number of blocks before the last one to which gradients are followed
-REACH = 32
+GRADIENT_BLOCKS = 32
 
 
 class TracedDocument(NamedTuple):
@@ -286,8 +286,8 @@ def _mean_gates(gates: list[Array], f: int) -> tuple[Array, Array]:
     return by_layer.mean(1), by_layer.mean((0, 2))
 
 
-def gradient_reach(run: Run, document: TracedDocument) -> np.ndarray:
-    """Return how much the last block's loss depends on earlier memories: [REACH l].
+def gradient_by_distance(run: Run, document: TracedDocument) -> np.ndarray:
+    """Return how much the last block's loss depends on earlier memories: [GRADIENT_BLOCKS l].
 
     Entry k is |dL/dF| |F| of the memory F that is read by the block k blocks before the last one,
     and was thus written by the block before that. To first order it is the change of the loss for a
@@ -298,10 +298,10 @@ def gradient_reach(run: Run, document: TracedDocument) -> np.ndarray:
     """
     check_has_memory(run)
     blocks = _whole_blocks(run, document)
-    first = max(len(blocks[0]) - REACH, 1)
+    first = max(len(blocks[0]) - GRADIENT_BLOCKS, 1)
     graph, params = nnx.split(run.model)
     state = _read_blocks(graph, params, run.model.init_state(1), blocks[0][:first])
-    return np.asarray(_reach(graph, params, state, *(a[first:] for a in blocks)))[::-1]
+    return np.asarray(_scaled_gradients(graph, params, state, *(a[first:] for a in blocks)))[::-1]
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -315,7 +315,7 @@ def _read_blocks(graph: Any, params: Params, state: State, tokens: Array) -> Sta
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _reach(
+def _scaled_gradients(
     graph: Any, params: Params, state: State, tokens: Array, targets: Array, answer: Array
 ) -> Array:
     """Return |dL/dF| |F| [n l] for the memories before each block; L is the last block's loss."""

@@ -228,8 +228,8 @@ class Streamer:
 
         Args:
           token: the last sampled token, which was not read yet.
-          count: maximum number of tokens to sample, at most PIECE. If full attention's KV cache has
-            room for fewer, only those are sampled.
+          count: maximum number of tokens to sample, at most TOKENS_PER_CALL. If full attention's
+            KV cache has room for fewer, only those are sampled.
           sampling: the sampling parameters.
           stops: [...] int32, stop tokens; sampling ends after one.
           longest: maximum number of tokens of the document, at the end of the text. Full attention

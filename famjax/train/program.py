@@ -21,7 +21,7 @@ from famjax.mixers import MIXERS
 from famjax.models.seq2seq import make_model, source_of
 from famjax.optimizers import make_optimizer
 from famjax.parallel import sharding
-from famjax.parallel.mesh import DEVICE_BYTES, SHARE, MeshDemand
+from famjax.parallel.mesh import DEVICE_BYTES, WEIGHTS_SHARE, MeshDemand
 from famjax.stacks.residual import ResidualStack
 from famjax.train.objective import has_memory_losses, minimized
 from famjax.train.partition import inference_config
@@ -120,7 +120,7 @@ def mesh_demand(config: ResolvedConfig, device_bytes: int | None = None) -> Mesh
         rows=config.data.batch // config.train.accumulate,
         tensor=(*tensor_sizes(config).values(), config.model.kv_heads),
         blocks=call_blocks(config),
-        limit=int(SHARE * (device_bytes or local_device_bytes())),
+        limit=int(WEIGHTS_SHARE * (device_bytes or local_device_bytes())),
     )
 
 

@@ -48,7 +48,7 @@ def start_or_resume(session: Session, parts: Iterable[Loadable]) -> None:
     if step < steps:
         session.progress.note(f"continues from step {step:,} of {steps:,}")
     with wrap_extra_errors(session.checkpoints.path(step)):
-        _compare(session, from_json(json.dumps(extra["config"])), step)
+        _check_config(session, from_json(json.dumps(extra["config"])), step)
         check_constants(extra, session.config.model, session.checkpoints.path(step))
         state = _with_rows(session, from_tree(tree), extra["data"])
         for part in parts:
@@ -144,7 +144,7 @@ def _with_rows(session: Session, state: TrainState, data: dict[str, Any]) -> Tra
     return state._replace(memory=resize(state.memory))
 
 
-def _compare(session: Session, before: Config, step: int) -> None:
+def _check_config(session: Session, before: Config, step: int) -> None:
     """Refuse a checkpoint of an incompatible config; report what other changes to it mean."""
     config = session.given_config
     check_resumable(before, config, session.checkpoints.path(step))

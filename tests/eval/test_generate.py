@@ -128,7 +128,7 @@ def test_pieces_of_any_size_equal_single_tokens(generator: Generator) -> None:
         token = stream.draw(how)
         stream.step(token[None])
         expected.append(int(token[0]))
-    # 1, 1, 2, ... PIECE, and the rest
+    # 1, 1, 2, ... TOKENS_PER_CALL, and the rest
     assert sample_tokens(generator, 4, count=70) == expected
     for slow in (-1.0, 1e9):
         with pytest.MonkeyPatch.context() as patch:
