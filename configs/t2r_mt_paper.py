@@ -16,10 +16,10 @@ Expected: tokenized BLEU 28.7 on WMT14 English-German, 27.5 without a teacher; t
 The model of this config is the one without a teacher; with `init` it is the teacher's, apart from
 what the command replaces. The hyperparameters are the teacher's, except for the learning rate of
 2e-4 and 20,000 steps (3.2.2, Table 6). The paper averages the checkpoints of the last five epochs;
-here the last five checkpoints are averaged. No position is rotated, so the feature maps merge into
-the projections for inference. The teachers for other languages, with the commands that make them
-recurrent, are `wmt14_enfr_paper` (60,000 steps without a teacher) and `wmt17_zhen_paper`. For
-departures of the model, the tokens and the optimizer see `_seq2seq_paper`.
+here the last five checkpoints are averaged. No position is rotated, so the feature maps are
+folded into the projections for inference. The teachers for other languages, with the commands that
+make them recurrent, are `wmt14_enfr_paper` (60,000 steps without a teacher) and `wmt17_zhen_paper`.
+For departures of the model, the tokens and the optimizer see `_seq2seq_paper`.
 """
 
 from famjax import Config, load_config, replace_values

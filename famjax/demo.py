@@ -32,7 +32,7 @@ from famjax.cli.tables import Output, Table
 from famjax.config.schema import Config
 from famjax.core.json_files import RUN_AGAIN, read_json, write_json
 from famjax.data.train_tokenizer import train_sentencepiece
-from famjax.eval.memory import memory_report
+from famjax.eval.memory_usage import memory_report
 from famjax.eval.passkey import evaluate_passkey
 from famjax.eval.streaming import Streamer
 from famjax.experiment.load import load_config

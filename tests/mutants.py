@@ -96,7 +96,7 @@ MUTANTS = (
     Mutant(
         "autocompressor: a segment forgets the summaries before the last",
         "stacks/autocompressor.py",
-        "jnp.minimum(read, self.most_read - self.memory_len)",
+        "jnp.minimum(read, self.max_read - self.memory_len)",
         "jnp.zeros_like(read)",
         f"{STREAM} -k autocompressor",
     ),
@@ -199,9 +199,9 @@ MUTANTS = (
         "tests/ops/test_attention_kernel.py",
     ),
     Mutant(
-        "attention kernel: no mean in the gradient of the keys",
+        "attention kernel: no delta in the gradient of the keys",
         "ops/attention_kernel.py",
-        "d_x = p * (_dot(d_out, v, 1, 1) - mean[:, None])",
+        "d_x = p * (_dot(d_out, v, 1, 1) - delta[:, None])",
         "d_x = p * _dot(d_out, v, 1, 1)",
         "tests/ops/test_attention_kernel.py",
     ),

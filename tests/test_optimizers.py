@@ -38,9 +38,9 @@ def updates(config: OptimizerConfig) -> list[dict[str, np.ndarray]]:
     return found
 
 
-def clip(grads: dict[str, np.ndarray], most: float) -> dict[str, np.ndarray]:
+def clip(grads: dict[str, np.ndarray], max_norm: float) -> dict[str, np.ndarray]:
     norm = math.sqrt(sum(np.square(g).sum() for g in grads.values()))
-    return {name: g * min(1, most / norm) for name, g in grads.items()}
+    return {name: g * min(1, max_norm / norm) for name, g in grads.items()}
 
 
 def compare(found: list[Any], expected: list[Any]) -> None:

@@ -21,7 +21,7 @@ from flax import nnx
 
 from famjax.bench.greedy import make_writer
 from famjax.bench.lora import llama_config, transformers_llama
-from famjax.bench.timing import Pair, compare_times, time_interleaved, time_pair
+from famjax.bench.timing import PairedTimes, compare_times, time_interleaved, time_pair
 from famjax.config.schema import ModelConfig
 from famjax.convert.load import load_pretrained
 from famjax.core.optional import missing_modules
@@ -55,8 +55,8 @@ class BeamCost(NamedTuple):
 
     mixer: str
     hypotheses: int
-    equal: Pair
-    single: Pair
+    equal: PairedTimes
+    single: PairedTimes
 
 
 class BeamPeer(NamedTuple):
@@ -67,7 +67,7 @@ class BeamPeer(NamedTuple):
       same: share of the hypotheses that are the same in both.
     """
 
-    time: Pair
+    time: PairedTimes
     same: float
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from famjax.bench.fam import streaming_call
 from famjax.bench.steps import training_call
-from famjax.bench.timing import Pair, time_pair
+from famjax.bench.timing import PairedTimes, time_pair
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
 from famjax.train.flops import forward_flops
@@ -33,8 +33,8 @@ class DeltaCost(NamedTuple):
 
     mixer: str
     block_len: int
-    training: Pair
-    streaming: Pair
+    training: PairedTimes
+    streaming: PairedTimes
     floor: float
 
 
@@ -46,9 +46,11 @@ def measure_costs(
         bswa = replace(model, mixer="bswa", block_len=block_len)
         for mixer in MIXERS:
             delta = replace(bswa, mixer=mixer)
-            flops, least = (forward_flops(resolve_model(m), computed=True) for m in (delta, bswa))
+            flops, bswa_flops = (
+                forward_flops(resolve_model(m), computed=True) for m in (delta, bswa)
+            )
             training, streaming = (
                 time_pair(call(delta, batch, length), call(bswa, batch, length), repetitions)
                 for call in (training_call, streaming_call)
             )
-            yield DeltaCost(mixer, block_len, training, streaming, flops / least)
+            yield DeltaCost(mixer, block_len, training, streaming, flops / bswa_flops)

@@ -15,12 +15,12 @@ from typing import NamedTuple
 import numpy as np
 from flax import nnx
 
-from famjax.bench.timing import Pair, time_pair
+from famjax.bench.timing import PairedTimes, time_pair
 from famjax.config.schema import Config, ModelConfig
 from famjax.data.lanes import empty_row, stack_rows
 from famjax.eval.ablated_reading import AblatedReading
 from famjax.eval.long import find_task
-from famjax.eval.memory import update_tokens
+from famjax.eval.memory_usage import update_tokens
 from famjax.eval.streaming import CHUNK, Streamer
 from famjax.eval.text import evaluate_text
 from famjax.models.language_model import LanguageModel
@@ -31,7 +31,7 @@ from famjax.train.run import Run
 _TASK = "niah_single_1"
 
 
-class Comparison(NamedTuple):
+class EvaluationTimes(NamedTuple):
     """An evaluation compared with the bare forward pass.
 
     Attributes:
@@ -43,10 +43,10 @@ class Comparison(NamedTuple):
 
     name: str
     tokens: int
-    time: Pair
+    time: PairedTimes
 
 
-def compare(model: ModelConfig, batch: int, length: int, repetitions: int) -> list[Comparison]:
+def compare(model: ModelConfig, batch: int, length: int, repetitions: int) -> list[EvaluationTimes]:
     """Measure the reading of documents for questions, and text loss with and without memory."""
     run = _make_run(model)
     return [
@@ -63,7 +63,7 @@ def _make_run(model: ModelConfig) -> Run:
     return Run(config, tokenizer, made, 0)
 
 
-def _compare_reading(run: Run, batch: int, length: int, repetitions: int) -> Comparison:
+def _compare_reading(run: Run, batch: int, length: int, repetitions: int) -> EvaluationTimes:
     task, reading = find_task(_TASK), AblatedReading(run, batch, batch)
     documents = [
         task.evaluated_document(run.tokenizer, length, number, batch) for number in range(batch)
@@ -84,10 +84,10 @@ def _compare_reading(run: Run, batch: int, length: int, repetitions: int) -> Com
         return [each[""].state.memory for each in found]
 
     pair = time_pair(read_bare, read_documents, repetitions)
-    return Comparison(f"{_TASK}, read", calls * reading.chunk * batch, pair)
+    return EvaluationTimes(f"{_TASK}, read", calls * reading.chunk * batch, pair)
 
 
-def _compare_text(run: Run, batch: int, length: int, repetitions: int) -> Comparison:
+def _compare_text(run: Run, batch: int, length: int, repetitions: int) -> EvaluationTimes:
     block = update_tokens(run.config)
     chunk = max(CHUNK // block, 1) * block
     streamer = Streamer(run.model, batch, chunk)
@@ -101,7 +101,7 @@ def _compare_text(run: Run, batch: int, length: int, repetitions: int) -> Compar
         # with the memory, and without
         for stream in (streamer.new_stream(), streamer.new_stream()):
             for _ in range(calls):
-                results = stream.lane_losses(rows)
+                results = stream.batch_losses(rows)
             stream.wait()
         return results
 
@@ -113,4 +113,4 @@ def _compare_text(run: Run, batch: int, length: int, repetitions: int) -> Compar
             run, folder, batch=batch, quiet=True
         )["loss"]
         pair = time_pair(read_bare, evaluate, repetitions)
-    return Comparison("text, with the memory and without", 2 * calls * chunk * batch, pair)
+    return EvaluationTimes("text, with the memory and without", 2 * calls * chunk * batch, pair)

@@ -17,11 +17,11 @@ import numpy as np
 from flax import nnx
 
 from famjax.bench.steps import training_call
-from famjax.bench.timing import Pair, reset_peak_memory, time_pair
+from famjax.bench.timing import PairedTimes, reset_peak_memory, time_pair
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
 from famjax.core.types import Context
-from famjax.eval.memory import memory_report
+from famjax.eval.memory_usage import memory_report
 from famjax.models.language_model import LanguageModel
 from famjax.train.flops import forward_flops
 
@@ -38,8 +38,8 @@ class FamCost(NamedTuple):
 
     block_len: int
     fam_len: int
-    training: Pair
-    streaming: Pair
+    training: PairedTimes
+    streaming: PairedTimes
     floor: float
 
 
@@ -66,7 +66,7 @@ def measure_costs(
             replace(model, mixer=mixer, block_len=block_len, fam_len=fam_len)
             for mixer in ("fam", "bswa")
         )
-        flops, least = (forward_flops(resolve_model(m), computed=True) for m in (fam, bswa))
+        flops, bswa_flops = (forward_flops(resolve_model(m), computed=True) for m in (fam, bswa))
         yield FamCost(
             block_len,
             fam_len,
@@ -76,7 +76,7 @@ def measure_costs(
             time_pair(
                 streaming_call(fam, batch, length), streaming_call(bswa, batch, length), repetitions
             ),
-            flops / least,
+            flops / bswa_flops,
         )
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from flax import nnx
 
 from famjax.bench.greedy import make_writer
-from famjax.bench.timing import Pair, compare_times, time_interleaved
+from famjax.bench.timing import PairedTimes, compare_times, time_interleaved
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.types import Context, Params
@@ -58,8 +58,8 @@ class TrainingStep(NamedTuple):
     """
 
     name: str
-    transformer: Pair
-    swa: Pair
+    transformer: PairedTimes
+    swa: PairedTimes
     temporary_bytes: int
     floor: float
     sweep_change: float | None
@@ -92,7 +92,7 @@ class LengthStep(NamedTuple):
     name: str
     length: int
     batch: int
-    time: Pair
+    time: PairedTimes
 
 
 class Generation(NamedTuple):
@@ -118,7 +118,7 @@ class Generation(NamedTuple):
     other_state_bytes: int
     tokens_per_second: float
     other_tokens_per_second: float
-    time: Pair
+    time: PairedTimes
     ratio: float
 
 
@@ -155,14 +155,14 @@ def measure_training(
         with plain_autodiff("plain" in name):
             trainers[name] = make_trainer(model_config, batch, length)
     times = time_interleaved({name: each.run for name, each in trainers.items()}, repetitions)
-    least = training_flops(resolve_model(models["transformer"]))
+    transformer_flops = training_flops(resolve_model(models["transformer"]))
     for name, model_config in models.items():
         yield TrainingStep(
             name,
             compare_times(times[name], times["transformer"]),
             compare_times(times[name], times["swa"]),
             trainers[name].temporary_bytes,
-            training_flops(resolve_model(model_config)) / least,
+            training_flops(resolve_model(model_config)) / transformer_flops,
             trainers[name].sweep_change,
         )
 
@@ -280,7 +280,9 @@ def compare_gradients(model: ModelConfig, batch: int, length: int) -> float:
     return float(jnp.stack(jax.tree.leaves(differences)).max())
 
 
-def measure_rows_floor(model: ModelConfig, batch: int, length: int, repetitions: int) -> Pair:
+def measure_rows_floor(
+    model: ModelConfig, batch: int, length: int, repetitions: int
+) -> PairedTimes:
     """Time the matrix products of a layer, as in the token scan, and for all tokens in parallel.
 
     In the scan, forward and input gradient have `batch` rows per token, and the weight gradient has

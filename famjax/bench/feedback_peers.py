@@ -22,7 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from famjax.bench.timing import Pair, compare_times, time_interleaved
+from famjax.bench.timing import PairedTimes, compare_times, time_interleaved
 from famjax.config.schema import ArchConfig, MeshConfig, ModelConfig
 from famjax.core.optional import missing_modules
 from famjax.core.types import Context, Params
@@ -47,7 +47,7 @@ class FeedbackPeer(NamedTuple):
     """
 
     width: int
-    time: Pair
+    time: PairedTimes
     max_difference: float
 
 

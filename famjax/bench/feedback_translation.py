@@ -17,7 +17,7 @@ import numpy as np
 from flax import nnx
 
 from famjax.bench.feedback import make_trainer
-from famjax.bench.timing import Pair, compare_times, time_interleaved
+from famjax.bench.timing import PairedTimes, compare_times, time_interleaved
 from famjax.config.schema import ModelConfig
 from famjax.core.types import Array, Context, Params
 from famjax.models.seq2seq import Seq2Seq
@@ -38,8 +38,8 @@ class TranslationSpeed(NamedTuple):
     """
 
     name: str
-    training: Pair
-    decoding: Pair
+    training: PairedTimes
+    decoding: PairedTimes
     training_speed: float
     decoding_speed: float
 

@@ -5,8 +5,8 @@ with a scan over tokens, with masked attention over all pairs, and with softmax 
 is the time that its FLOPs take at the speed of one large matrix product in the same repetition.
 
 Decoding: a Transformer with a KV cache of a given length is compared with linear attention with
-each feature map, on models of equal shape. T2R's map is merged into the projections (Equation 8)
-where possible, as `famjax generate` does, and is also measured unmerged.
+each feature map, on models of equal shape. T2R's map is folded into the projections (Equation 8)
+where possible, as `famjax generate` does, and is also measured unfolded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from flax import nnx
 
 from famjax.bench.greedy import make_writer
-from famjax.bench.timing import Pair, compare_times, time_interleaved
+from famjax.bench.timing import PairedTimes, compare_times, time_interleaved
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
 from famjax.core.types import Params, State
@@ -46,8 +46,8 @@ WITHOUT_KERNEL = "without kernel"
 # aims: speedup over softmax at a length; ratio to the floor
 SOFTMAX_AIM, AIM_LENGTH, FLOOR_AIM = 10.0, 4096, 2.0
 
-# the model with the map merged, as `famjax generate` runs it
-MERGED = "T2R"
+# the model with the map folded, as `famjax generate` runs it
+FOLDED = "T2R"
 CONTEXTS = (8, 32, 128, 512, 2048, 8192)
 # number of lanes as in the paper's Figures 2 and 3; number of tokens per call
 LANES, TOKENS = 16, 16
@@ -77,8 +77,8 @@ class Attention(NamedTuple):
 
     name: str
     length: int
-    time: Pair | None
-    floor: Pair | None
+    time: PairedTimes | None
+    floor: PairedTimes | None
     max_difference: float | None
 
 
@@ -285,14 +285,14 @@ def bench_models(model: ModelConfig, length: int) -> dict[str, ModelConfig]:
     def linear(kind: Any) -> ModelConfig:
         return replace(model, mixer="linear", linear=replace(model.linear, map=kind, rope=False))
 
-    maps = {MERGED: linear("relu"), "T2R, map not merged": linear("relu")}
+    maps = {FOLDED: linear("relu"), "T2R, map not folded": linear("relu")}
     maps |= {"elu": linear("elu"), "rfa": linear("rfa")}
     return {"transformer": replace(model, mixer="full", capacity=length)} | maps
 
 
-def merge_obstacle(model: ModelConfig) -> str:
-    """Return the reason if T2R's map cannot be merged at this shape, else ""."""
-    return why_not_foldable(bench_models(model, 1)[MERGED])["causal"]
+def fold_obstacle(model: ModelConfig) -> str:
+    """Return the reason if T2R's map cannot be folded at this shape, else ""."""
+    return why_not_foldable(bench_models(model, 1)[FOLDED])["causal"]
 
 
 def measure_decoding(
@@ -309,7 +309,7 @@ def measure_decoding(
             if name == "transformer" and spent * length / before > MAX_SECONDS:
                 continue
             if name == "transformer" or (name, count) not in decoders:
-                decoders[name, count] = _decoder(config, count, name == MERGED)
+                decoders[name, count] = _decoder(config, count, name == FOLDED)
             runs[name] = functools.partial(decoders[name, count].run, length)
             sizes[name] = decoders[name, count].state_bytes
         times = time_interleaved(runs, repetitions)
@@ -325,10 +325,10 @@ class _Decoder(NamedTuple):
     state_bytes: int
 
 
-def _decoder(model: ModelConfig, count: int, merge: bool) -> _Decoder:
-    """Compile the decoding of `count` tokens, with T2R's map merged if possible."""
+def _decoder(model: ModelConfig, count: int, fold: bool) -> _Decoder:
+    """Compile the decoding of `count` tokens, with T2R's map folded if possible."""
     module = LanguageModel(model, rngs=nnx.Rngs(0))
-    if merge and not why_not_foldable(model)["causal"]:
+    if fold and not why_not_foldable(model)["causal"]:
         module = fold_feature_maps(module, model)
     graph, params = nnx.split(module)
     # unstacked layer states are donated and updated in place between calls

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from famjax.bench.linear import Inputs, chunkwise, forward_backward, random_inputs
-from famjax.bench.timing import Pair, compare_times, time_interleaved
+from famjax.bench.timing import PairedTimes, compare_times, time_interleaved
 from famjax.config.schema import ModelConfig
 from famjax.core.optional import missing_modules
 
@@ -36,7 +36,7 @@ class LinearPeer(NamedTuple):
     """
 
     length: int
-    time: Pair
+    time: PairedTimes
     max_difference: float
 
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from famjax.bench.timing import Pair, time_pair
+from famjax.bench.timing import PairedTimes, time_pair
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ArchConfig, Config, LoraConfig, ModelConfig
 from famjax.core.optional import missing_modules
@@ -42,20 +42,20 @@ class TrainingFootprint(NamedTuple):
     step_bytes: int
 
 
-class Comparison(NamedTuple):
+class LoraTimes(NamedTuple):
     """Training adapters compared with training all weights, in one framework."""
 
     name: str
     adapters: TrainingFootprint
     everything: TrainingFootprint
-    time: Pair
+    time: PairedTimes
 
 
-def compare(model: ModelConfig, rank: int, batch: int, length: int, repetitions: int) -> Comparison:
+def compare(model: ModelConfig, rank: int, batch: int, length: int, repetitions: int) -> LoraTimes:
     """Measure the training steps of famjax, with AdamW."""
     adapter_config = replace(model, lora=LoraConfig(rank=rank))
     (some, one), (all_, other) = (_famjax_step(m, batch, length) for m in (adapter_config, model))
-    return Comparison("famjax", some, all_, time_pair(one, other, repetitions))
+    return LoraTimes("famjax", some, all_, time_pair(one, other, repetitions))
 
 
 def flops_floor(model: ModelConfig, rank: int, length: int) -> float:
@@ -136,10 +136,10 @@ def _famjax_step(
 
 def compare_peft(
     model: ModelConfig, rank: int, batch: int, length: int, repetitions: int
-) -> Comparison:
+) -> LoraTimes:
     """Measure the same in PyTorch with transformers and peft, run eagerly, as users run it."""
     (some, one), (all_, other) = (_peft_step(model, r, batch, length) for r in (rank, 0))
-    return Comparison("PyTorch, peft", some, all_, time_pair(one, other, repetitions))
+    return LoraTimes("PyTorch, peft", some, all_, time_pair(one, other, repetitions))
 
 
 def has_peers() -> bool:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 
 from famjax.bench.steps import prepare_step
-from famjax.bench.timing import Pair, compare_times, time_interleaved
+from famjax.bench.timing import PairedTimes, compare_times, time_interleaved
 from famjax.config.schema import AXES, MeshConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.parallel import sharding
@@ -35,7 +35,7 @@ class MeshTiming(NamedTuple):
 
     axis: str
     devices: int
-    time: Pair
+    time: PairedTimes
     tokens_per_second: float
     sent: dict[str, float]
     largest: dict[str, float]

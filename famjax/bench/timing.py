@@ -15,7 +15,7 @@ import jax
 K = TypeVar("K")
 
 
-class Pair(NamedTuple):
+class PairedTimes(NamedTuple):
     """Seconds of two programs, measured interleaved.
 
     Attributes:
@@ -33,7 +33,7 @@ class Pair(NamedTuple):
     spread: float
 
 
-def time_pair(first: Callable[[], Any], second: Callable[[], Any], repetitions: int) -> Pair:
+def time_pair(first: Callable[[], Any], second: Callable[[], Any], repetitions: int) -> PairedTimes:
     """Time two functions interleaved, after one call of each to compile."""
     for run in (first, second):
         jax.block_until_ready(run())
@@ -52,12 +52,12 @@ def time_interleaved(runs: Mapping[K, Callable[[], Any]], repetitions: int) -> d
     return times
 
 
-def compare_times(first: Sequence[float], second: Sequence[float]) -> Pair:
+def compare_times(first: Sequence[float], second: Sequence[float]) -> PairedTimes:
     """Compare the seconds of two programs by repetition, of which there must be at least two."""
     ratios = [a / b for a, b in zip(first, second, strict=True)]
     low, typical, high = statistics.quantiles(ratios, n=4)
-    least, other = min(first), min(second)
-    return Pair(least, other, least / other, typical, (high - low) / 2)
+    first_time, second_time = min(first), min(second)
+    return PairedTimes(first_time, second_time, first_time / second_time, typical, (high - low) / 2)
 
 
 def time_call(run: Callable[[], Any]) -> float:

@@ -95,9 +95,9 @@ def _measure_memory(arguments: Arguments) -> dict[str, Any]:
 
 def _measure_maps(arguments: Arguments) -> dict[str, Any]:
     layers = _parse_layers(arguments.layers) if arguments.layers else []
-    most = None if arguments.json else DRAWN if arguments.plot else 0
+    max_layers = None if arguments.json else DRAWN if arguments.plot else 0
     document = _one_document(arguments, "--attention")
-    return measure_attention_maps(arguments.run, *document, layers, most)
+    return measure_attention_maps(arguments.run, *document, layers, max_layers)
 
 
 def _parse_layers(text: str) -> list[int]:

@@ -24,15 +24,15 @@ def measure_attention_maps(
     length: int,
     passkey: bool = False,
     layers: Sequence[int] = (),
-    most: int | None = None,
+    max_layers: int | None = None,
 ) -> dict[str, Any]:
     """Measure where blocks and their memory attend to along a document.
 
     Args:
       name: folder of the run.
       files, length, passkey: see `famjax.eval.memory_trace.open_document`.
-      layers: numbers of the layers whose maps are returned; if there are none, see `most`.
-      most: number of layers, the first ones, whose maps are returned; None is all.
+      layers: numbers of the layers whose maps are returned; if there are none, see `max_layers`.
+      max_layers: number of layers, the first ones, whose maps are returned; None is all.
 
     Returns:
       run, step, block_len, tokens (their number), receptive_field (in tokens, None is unbounded),
@@ -49,7 +49,7 @@ def measure_attention_maps(
     run = open_language_model(name)
     tokens = open_document(run, files, length, passkey).tokens
     found = measure_attention(run, tokens, layers)
-    mapped = layers or [layer.number for layer in found][:most]
+    mapped = layers or [layer.number for layer in found][:max_layers]
     return {
         "run": name,
         "step": run.step,

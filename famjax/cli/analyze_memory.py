@@ -9,7 +9,7 @@ import numpy as np
 from famjax.cli.tables import Output, Table
 
 if TYPE_CHECKING:
-    from famjax.eval.memory_trace import Document, MemoryTrace
+    from famjax.eval.memory_trace import MemoryTrace, TracedDocument
     from famjax.tokenizers.tokenizer import Tokenizer
     from famjax.train.run import Run
 
@@ -37,7 +37,7 @@ def measure_memory(
       `famjax.eval.memory_trace`, each a list over blocks, of lists over layers; part, the name of a
       part of F; opened, the blocks whose gates opened most, with the tokens that they read most, or
       the tokens with the highest rates; helped, the tokens whose loss the memory lowers most;
-      reach, a list over the blocks before the last one, see `gradient_reach`.
+      reach, a list over the blocks before the last one, see `gradient_by_distance`.
       With an n-gram memory: ngrams, which has contexts, the rows of
       `famjax.eval.ngram_trace.by_longest`; loss and without, lists over blocks; and helped.
     """
@@ -68,15 +68,15 @@ def measure_memory(
     return report
 
 
-def _measure_layers(run: Run, document: Document) -> dict[str, Any]:
-    from famjax.eval.memory_trace import gradient_reach, layers_with_memory, trace_memory
+def _measure_layers(run: Run, document: TracedDocument) -> dict[str, Any]:
+    from famjax.eval.memory_trace import gradient_by_distance, layers_with_memory, trace_memory
 
     trace = trace_memory(run, document)
     report: dict[str, Any] = {
         "layers": layers_with_memory(run),
         **{name: np.asarray(value, float).tolist() for name, value in trace._asdict().items()},
         "part": "head" if trace.rates.size else "memory token",
-        "reach": gradient_reach(run, document).tolist(),
+        "reach": gradient_by_distance(run, document).tolist(),
         "helped": _helped(run, document.tokens, trace.gains),
     }
     if trace.gates.size:
@@ -84,7 +84,7 @@ def _measure_layers(run: Run, document: Document) -> dict[str, Any]:
     return report
 
 
-def _measure_ngrams(run: Run, document: Document) -> dict[str, Any]:
+def _measure_ngrams(run: Run, document: TracedDocument) -> dict[str, Any]:
     from famjax.eval.ngram_trace import by_longest, trace_ngrams
 
     trace = trace_ngrams(run, document)

@@ -371,8 +371,8 @@ def _bench_evaluation(model: ModelConfig, arguments: Any, console: Output) -> No
         speeds = (f"{row.tokens / seconds:,.0f}" for seconds in (row.time.first, row.time.second))
         table.add_row(row.name, *speeds, f"{row.time.ratio:.3f}", format_median(row.time))
     console.print(table)
-    least = min(row.time.ratio for row in results)
-    console.print(format_aim("share of the bare throughput", least, 0.9, least=True))
+    lowest = min(row.time.ratio for row in results)
+    console.print(format_aim("share of the bare throughput", lowest, 0.9, is_minimum=True))
 
 
 def _bench_lora(model: ModelConfig, arguments: Any, console: Output) -> None:
@@ -383,19 +383,19 @@ def _bench_lora(model: ModelConfig, arguments: Any, console: Output) -> None:
     results = [lora.compare(*sizes)]
     if lora.has_peers():
         results.append(lora.compare_peft(*sizes))
-    least = lora.flops_floor(model, arguments.rank, arguments.length)
+    floor = lora.flops_floor(model, arguments.rank, arguments.length)
     if arguments.json:
         rows = [row._asdict() | {"time": row.time._asdict()} for row in results]
         print(
             json.dumps(
-                {"floor": least, "rows": rows}, default=lambda footprint: footprint._asdict()
+                {"floor": floor, "rows": rows}, default=lambda footprint: footprint._asdict()
             )
         )
         return
     table = Table(
         f"Adapters of rank {arguments.rank} against training all weights, Llama, {model.layers} "
         f"layers, width {model.width}, {arguments.batch} x {arguments.length} tokens, AdamW; "
-        f"lower bound of the ratio by FLOPs {least:.3f}",
+        f"lower bound of the ratio by FLOPs {floor:.3f}",
         ("", "trained", "optimizer", "temporary", "step s", "ratio", "median"),
         words=(0,),
     )

@@ -20,15 +20,15 @@ def run(
         note.print(f"measured {cost.mixer}")
         costs.append(cost)
     console.print(_costs_table(costs, model, sizes))
-    least = min(cost.equal.ratio for cost in costs)
-    console.print(format_aim("share of greedy decoding", least, bench.GREEDY_AIM, least=True))
+    lowest = min(cost.equal.ratio for cost in costs)
+    console.print(format_aim("share of greedy decoding", lowest, bench.GREEDY_AIM, is_minimum=True))
     peers: dict[str, bench.BeamPeer] = {}
     if bench.has_peers():
         peers["Llama"] = bench.measure_peer(*setting)
         peers["Marian"] = bench.measure_translation_peer(*setting)
         console.print(_peer_table(peers, model, sizes))
-        least = min(peer.time.ratio for peer in peers.values())
-        console.print(format_aim("speedup", least, bench.PEER_AIM, least=True))
+        lowest = min(peer.time.ratio for peer in peers.values())
+        console.print(format_aim("speedup", lowest, bench.PEER_AIM, is_minimum=True))
     else:
         console.print(missing_peers("transformers", bench.PEERS))
     if as_json:

@@ -8,7 +8,7 @@ from pathlib import Path
 from famjax.bench import feedback as bench
 from famjax.bench import feedback_peers as peers
 from famjax.bench import feedback_translation as translation
-from famjax.bench.timing import Pair
+from famjax.bench.timing import PairedTimes
 from famjax.cli.bench_output import BenchSizes, format_aim, format_median, missing_peers, to_dict
 from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.plot import plot_file
@@ -117,7 +117,7 @@ def _translation_table(
 
 def _training_table(
     steps: list[bench.TrainingStep],
-    rows: Pair,
+    rows: PairedTimes,
     max_difference: float,
     model: ModelConfig,
     sizes: BenchSizes,
@@ -160,7 +160,7 @@ def _generation_aim(rows: list[bench.Generation]) -> str:
     held = [row for row in rows if row.span == longest and row.name == "feedback"]
     best = max(held, key=lambda row: row.ratio)
     quantity = f"tokens/s / transformer's after {longest:,}, best (equal {best.equal})"
-    return format_aim(quantity, best.ratio, bench.GENERATION_AIM, least=True)
+    return format_aim(quantity, best.ratio, bench.GENERATION_AIM, is_minimum=True)
 
 
 def _generation_table(rows: list[bench.Generation], model: ModelConfig) -> Table:

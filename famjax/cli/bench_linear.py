@@ -101,11 +101,11 @@ def _attention_aims(rows: list[Attention]) -> list[str]:
     nearest = min(others, key=lambda row: row.time.ratio if row.time else 0)
     assert nearest.time
     quantity = f"nearest other form's time ({nearest.name}, {nearest.length:,} tokens) / ours"
-    lines = [format_aim(quantity, nearest.time.ratio, 1.0, least=True)]
+    lines = [format_aim(quantity, nearest.time.ratio, 1.0, is_minimum=True)]
     for row in others:
         if row.time and (row.name, row.length) == ("softmax", bench.AIM_LENGTH):
             quantity = f"softmax's time / ours at {row.length:,} tokens"
-            lines.append(format_aim(quantity, row.time.ratio, bench.SOFTMAX_AIM, least=True))
+            lines.append(format_aim(quantity, row.time.ratio, bench.SOFTMAX_AIM, is_minimum=True))
     return [*lines, format_aim("time / floor, at worst", slowest.ratio, bench.FLOOR_AIM)]
 
 
@@ -127,11 +127,11 @@ def _peers_table(rows: list[peers.LinearPeer]) -> Table:
 
 
 def _decoding_table(rows: list[Decoding], model: ModelConfig) -> Table:
-    why = bench.merge_obstacle(model)
+    why = bench.fold_obstacle(model)
     table = Table(
         f"Decoding, greedy, {bench.LANES} lanes, {model.layers} layers, width {model.width}, "
         f"{model.linear.features} features, after this many tokens; "
-        f"T2R's map {f'not merged: {why}' if why else 'merged'}",
+        f"T2R's map {f'not folded: {why}' if why else 'folded'}",
         ("tokens", "", "tokens/s", "attention"),
         words=(1,),
     )
@@ -151,14 +151,14 @@ def _decoding_aims(rows: list[Decoding]) -> list[str]:
     if theirs.seconds:
         ratio = compare_times(theirs.seconds, ours.seconds).ratio
         quantity = f"tokens/s / transformer's at {context:,} tokens"
-        lines.append(format_aim(quantity, ratio, bench.TRANSFORMER_AIM, least=True))
+        lines.append(format_aim(quantity, ratio, bench.TRANSFORMER_AIM, is_minimum=True))
     flat = longest.tokens_per_second / ours.tokens_per_second
     quantity = f"tokens/s at {longest.length:,} tokens / at {context:,}"
-    lines.append(format_aim(quantity, flat, bench.FLAT_AIM, least=True))
+    lines.append(format_aim(quantity, flat, bench.FLAT_AIM, is_minimum=True))
     for name in ("elu", "rfa"):
         # their work does not depend on the length, so all repetitions count
         ratio = compare_times(_all_seconds(rows, name), _all_seconds(rows, "T2R")).ratio
-        lines.append(format_aim(f"tokens/s / {name}'s", ratio, bench.MAPS_AIM, least=True))
+        lines.append(format_aim(f"tokens/s / {name}'s", ratio, bench.MAPS_AIM, is_minimum=True))
     share = ours.state_bytes / by_key["elu", context].state_bytes
     return [*lines, format_aim("attention's bytes / elu's", share, bench.BYTES_AIM)]
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from famjax.bench.timing import Pair
+from famjax.bench.timing import PairedTimes
 from famjax.core.optional import install_command
 
 
@@ -26,16 +26,16 @@ class BenchSizes:
 
 def to_dict(row: Any) -> dict[str, Any]:
     """Return a named tuple as a dict, nested pairs included."""
-    return {k: v._asdict() if isinstance(v, Pair) else v for k, v in row._asdict().items()}
+    return {k: v._asdict() if isinstance(v, PairedTimes) else v for k, v in row._asdict().items()}
 
 
-def format_median(pair: Pair) -> str:
+def format_median(pair: PairedTimes) -> str:
     return f"{pair.typical:.2f} ± {pair.spread:.2f}"
 
 
-def format_aim(what: str, value: float, target: float, least: bool = False) -> str:
-    met = value >= target if least else value <= target
-    bound = "least" if least else "most"
+def format_aim(what: str, value: float, target: float, is_minimum: bool = False) -> str:
+    met = value >= target if is_minimum else value <= target
+    bound = "least" if is_minimum else "most"
     return f"aim {'met' if met else 'missed'}: {what} {value:.2f}, at {bound} {target}"
 
 

@@ -140,7 +140,7 @@ def evaluate(
     runtime.setup()
     from famjax.convert.open import open_model
     from famjax.eval.examples import weights_digest
-    from famjax.eval.memory import memory_report
+    from famjax.eval.memory_usage import memory_report
     from famjax.tasks import TASKS
     from famjax.tasks.parse import HOLDOUT
 

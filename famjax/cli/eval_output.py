@@ -513,12 +513,12 @@ def position_table(text: dict[str, Any]) -> Table:
 
 def _has_negative_gain(text: dict[str, Any]) -> bool:
     """Return whether a printed gain is below 0 by more than rounding."""
-    return any(gain <= -5e-5 for gain in (*map(_gain, text["by_position"]), _least_gain(text)))
+    return any(gain <= -5e-5 for gain in (*map(_gain, text["by_position"]), _min_gain(text)))
 
 
 def _gain(row: dict[str, Any]) -> float:
     return row["loss_without_memory"] - row["loss"]
 
 
-def _least_gain(text: dict[str, Any]) -> float:
+def _min_gain(text: dict[str, Any]) -> float:
     return min(text["memory_gain"][name] for name in ("bits_per_byte", "loss", "accuracy"))

@@ -154,6 +154,6 @@ def _search_label(result: Any) -> list[str]:
     else:
         penalty = f" --length-penalty {result['length_penalty']:g}" if result["beam"] > 1 else ""
     ngram = f" --no-repeat-ngram {size}" if (size := result["no_repeat_ngram"]) else ""
-    most = f" --max-tokens {most}" if (most := result.get("max_tokens")) else ""
+    max_tokens = f" --max-tokens {count}" if (count := result.get("max_tokens")) else ""
     tokenized = " --tokenized" if result.get("tokenized") else ""
-    return [f" --beam {result['beam']}", penalty, ngram, most, tokenized]
+    return [f" --beam {result['beam']}", penalty, ngram, max_tokens, tokenized]

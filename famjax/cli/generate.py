@@ -94,12 +94,12 @@ def run(argv: list[str]) -> int:
 
     a = arguments
     # check before --read, which may take an hour
-    most = _MAX_TOKENS if a.max_tokens is None else a.max_tokens
-    check_sampling(most, a.temperature, a.top_k, a.top_p, a.stop, a.seed)
+    max_tokens = _MAX_TOKENS if a.max_tokens is None else a.max_tokens
+    check_sampling(max_tokens, a.temperature, a.top_k, a.top_p, a.stop, a.seed)
     opened = open_model(arguments.run)
     if a.beam is not None:
         size = opened.tokenizer.output_size
-        check_search(a.beam, most, a.length_penalty, a.no_repeat_ngram, a.stop, size)
+        check_search(a.beam, max_tokens, a.length_penalty, a.no_repeat_ngram, a.stop, size)
     if arguments.chat and opened.tokenizer.chat_template is None:
         raise UserError(
             f"--chat: the tokenizer of {arguments.run} has no chat template; remove it, or "
@@ -130,7 +130,7 @@ def run(argv: list[str]) -> int:
     if a.prompts is not None:
         _write_lines(arguments, lines, generator, opened, state)
     elif prompt is not None:
-        _write(arguments, prompt, generator, state, most)
+        _write(arguments, prompt, generator, state, max_tokens)
     return 0
 
 
@@ -307,7 +307,7 @@ def _report_sources(texts: list[str], run: Run) -> None:
 
 def _report_limits(written: list[Translation], translator: Translator) -> None:
     """Report sources longer than in training, and targets that were cut."""
-    longest, most = translator.longest, translator.capacity
+    longest, capacity = translator.longest, translator.capacity
     longer = sum(longest is not None and each.source_tokens > longest for each in written)
     cut = sum(each.cut for each in written)
     one = len(written) == 1
@@ -327,26 +327,30 @@ def _report_limits(written: list[Translation], translator: Translator) -> None:
         if not one:
             targets = f"{cut:,} {inflect(cut, 'target was', 'targets were')} cut"
         more = f"--max-tokens gives {inflect(cut, 'it', 'them')} more"
-        if most is not None and min(each.tokens for each in written if each.cut) >= most:
-            more = f"the model's cache holds {most:,} (model.capacity)"
+        if capacity is not None and min(each.tokens for each in written if each.cut) >= capacity:
+            more = f"the model's cache holds {capacity:,} (model.capacity)"
         print(f"{targets}; {more}", file=sys.stderr)
 
 
 def _write(
-    arguments: Arguments, prompt: str, generator: Generator, state: StreamState | None, most: int
+    arguments: Arguments,
+    prompt: str,
+    generator: Generator,
+    state: StreamState | None,
+    max_tokens: int,
 ) -> None:
     from famjax.eval.progress import TokenProgress
 
     a = arguments
     if a.beam is not None:
-        limits = (most, a.length_penalty, a.no_repeat_ngram)
+        limits = (max_tokens, a.length_penalty, a.no_repeat_ngram)
         with TokenProgress("generate") as progress, progress.compiling():
             found = generator.search(prompt, a.beam, *limits, a.stop, state, a.chat, 1)
         print(found[0].text if found else "")
         return
     with TokenProgress("generate") as progress, progress.compiling():
         texts = generator.generate(
-            prompt, most, a.temperature, a.top_k, a.top_p, a.stop, a.seed, state, a.chat
+            prompt, max_tokens, a.temperature, a.top_k, a.top_p, a.stop, a.seed, state, a.chat
         )
         # the second token compiles the last program; take both before any text is printed, so that
         # no spinner interrupts it
@@ -367,13 +371,13 @@ def _write_lines(
     from famjax.eval.generate import Hypothesis
 
     a = arguments
-    most = _fitting_tokens(a.max_tokens, generator.most_tokens(lines, state, a.chat))
-    limits = (most, a.length_penalty, a.no_repeat_ngram, a.stop)
+    max_tokens = _fitting_tokens(a.max_tokens, generator.max_tokens(lines, state, a.chat))
+    limits = (max_tokens, a.length_penalty, a.no_repeat_ngram, a.stop)
 
     def write(first: int, group: list[str]) -> list[Hypothesis]:
         if a.temperature:
             draws = (a.temperature, a.top_k, a.top_p, a.stop, (a.seed + first) % 2**32)
-            text = "".join(generator.generate(group[0], most, *draws, state, a.chat))
+            text = "".join(generator.generate(group[0], max_tokens, *draws, state, a.chat))
             return [Hypothesis(text, 0.0, len(opened.tokenizer.encode(text)))]
         if state is not None:
             found = generator.search(group[0], a.beam or 1, *limits, state, a.chat, 1)
@@ -385,14 +389,14 @@ def _write_lines(
     _print_groups(lines, group, write, as_lines=True)
 
 
-def _fitting_tokens(given: int | None, most: int | None) -> int:
+def _fitting_tokens(given: int | None, max_tokens: int | None) -> int:
     """Return --max-tokens, or its default as far as the model's cache has room for it."""
     if given is None:
-        return _MAX_TOKENS if most is None else min(_MAX_TOKENS, most)
-    if most is not None and given > most:
+        return _MAX_TOKENS if max_tokens is None else min(_MAX_TOKENS, max_tokens)
+    if max_tokens is not None and given > max_tokens:
         raise UserError(
             f"--max-tokens {given}: does not fit the model's cache after the longest line; give at "
-            f"most {most:,}"
+            f"most {max_tokens:,}"
         )
     return given
 

@@ -25,7 +25,7 @@ from famjax.core.errors import (
     NotConnectedError,
     StopRequested,
     UserError,
-    nearest,
+    did_you_mean,
 )
 from famjax.core.paths import url_message
 from famjax.experiment.hints import find_hint
@@ -183,7 +183,7 @@ def _dispatch(argv: list[str]) -> int:
         return 0
     verb, rest = argv[0], argv[1:]
     if verb not in VERBS:
-        hint = find_hint(verb, verb="") or nearest(verb, VERBS)
+        hint = find_hint(verb, verb="") or did_you_mean(verb, VERBS)
         raise UserError(f"unknown command {verb!r}{hint} (known: {', '.join(VERBS)})")
     if (
         any(name in os.environ for name in _MULTIPROCESS_VARIABLES)
@@ -287,7 +287,7 @@ def _check_options(arguments: Any, argv: Sequence[str], prog: str) -> None:
         hint = find_hint(flag[0], value, prog.split()[1])
         is_known = flag[0].replace("_", "-") in known or not flag[0].startswith("--")
         if hint or not is_known:
-            hint = hint or nearest(flag[0], known)
+            hint = hint or did_you_mean(flag[0], known)
             raise UserError(f"unknown option {flag[0]}{hint}; see {prog} --help")
 
 

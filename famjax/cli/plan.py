@@ -10,7 +10,7 @@ from typing import Any
 
 from famjax.cli.layout import command, format_entries, help_width, usage, wrap
 from famjax.config.schema import Config
-from famjax.core.errors import EXIT_FAILED, UserError, nearest
+from famjax.core.errors import EXIT_FAILED, UserError, did_you_mean
 from famjax.experiment.load import available_configs, load_config
 from famjax.experiment.memory import DeviceMemory, check_training_fits
 from famjax.plan.chips import CHIPS, Topology, example_shape, parse_topology
@@ -116,7 +116,9 @@ def parse_arguments(argv: list[str]) -> Arguments:
         elif flag in _FLAGS:
             raise UserError(f"{flag} takes no value; write {flag} alone, or leave it out")
         elif flag.startswith("--") and "." not in flag:
-            raise UserError(f"unknown option {flag}{nearest(flag, _FLAGS)}; see famjax plan --help")
+            raise UserError(
+                f"unknown option {flag}{did_you_mean(flag, _FLAGS)}; see famjax plan --help"
+            )
         else:
             rest.append(token)
     if not rest or "=" in rest[0]:

@@ -6,7 +6,7 @@ from typing import Any
 
 from famjax.cli.tables import Output, Table
 from famjax.config.schema import Config
-from famjax.plan.chips import GPU_SHARE, MOST_GPU_SHARE, Topology
+from famjax.plan.chips import GPU_SHARE, MAX_GPU_SHARE, Topology
 from famjax.plan.plan import Plan
 from famjax.plan.search import SearchResult, format_overrides
 
@@ -159,11 +159,11 @@ def _verdict(plan: Plan) -> str:
     available = format_bytes(plan.report.get("limit", plan.topology.chip.memory))
     if not plan.fits or plan.roofline is None or plan.utilization is None:
         needed = f"does not fit: {format_bytes(plan.needed)} of {available} a chip"
-        most = plan.topology.chip.memory * MOST_GPU_SHARE / GPU_SHARE
-        if plan.topology.is_gpu and plan.needed <= most:
+        max_bytes = plan.topology.chip.memory * MAX_GPU_SHARE / GPU_SHARE
+        if plan.topology.is_gpu and plan.needed <= max_bytes:
             return (
                 f"{needed}, the {GPU_SHARE:.0%} of a GPU that JAX takes by default; it would have "
-                f"{format_bytes(most)} with XLA_PYTHON_CLIENT_MEM_FRACTION={MOST_GPU_SHARE}"
+                f"{format_bytes(max_bytes)} with XLA_PYTHON_CLIENT_MEM_FRACTION={MAX_GPU_SHARE}"
             )
         return f"{needed}; try --search, model.remat=block, train.accumulate, or more chips"
     seconds = format_seconds(plan.roofline.step)

@@ -18,7 +18,7 @@ from famjax.cli.eval import figures
 from famjax.cli.eval_output import ABLATED, result_tables
 from famjax.cli.eval_report import REPORT, read_report
 from famjax.cli.main import parse
-from famjax.core.errors import UserError, nearest_path
+from famjax.core.errors import UserError, did_you_mean_path
 from famjax.core.paths import expanded
 from famjax.eval.examples import check_lines, digest, read_lines
 
@@ -72,7 +72,7 @@ def read_results(run: Path) -> dict[str, Any]:
       UserError: the run has no results.
     """
     if not run.is_dir():
-        raise UserError(f"{run}: there is no such folder{nearest_path(str(run))}")
+        raise UserError(f"{run}: there is no such folder{did_you_mean_path(str(run))}")
     if not (run / "eval" / REPORT).exists():
         raise UserError(f"{run}: has no results; run famjax eval {run} first")
     results: dict[str, Any] = read_report(run / "eval")["results"]
@@ -94,11 +94,11 @@ def read_examples(run: Path, result: dict[str, Any]) -> list[dict[str, Any]]:
     # examples of questions in files have length 0: no length was asked for
     lengths = {row.get("length", 0) for row in result["rows"]}
     # the file may have more documents, from another call
-    most = result.get("documents", math.inf)
+    documents = result.get("documents", math.inf)
     return [
         line
         for line in lines
-        if "output" in line and line["length"] in lengths and line["document"] < most
+        if "output" in line and line["length"] in lengths and line["document"] < documents
     ]
 
 
@@ -151,8 +151,8 @@ def _image(name: str, figure: Figure) -> str:
     return f'<img alt="{html.escape(name)}" src="data:image/png;base64,{data}">'
 
 
-def sample_examples(examples: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """Return at most `most` examples by document: the first ones of each length and data set.
+def sample_examples(examples: list[dict[str, Any]], max_examples: int) -> list[dict[str, Any]]:
+    """Return up to `max_examples` examples by document: the first of each length and data set.
 
     Each length and data set has the same number of them, unless it has fewer examples.
     """
@@ -160,7 +160,7 @@ def sample_examples(examples: list[dict[str, Any]], most: int) -> list[dict[str,
     for i, example in enumerate(examples):
         groups.setdefault((example["length"], example.get("subset", "")), []).append(i)
     by_turns = (i for together in zip_longest(*groups.values()) for i in together if i is not None)
-    chosen = [examples[i] for i in sorted(islice(by_turns, most))]
+    chosen = [examples[i] for i in sorted(islice(by_turns, max_examples))]
     # all questions of a document together
     places = {
         (example["length"], example["document"]): i

@@ -13,7 +13,7 @@ import tyro
 
 from famjax.cli.main import parse
 from famjax.cli.tables import Output
-from famjax.core.errors import EXIT_USER_ERROR, UserError, nearest
+from famjax.core.errors import EXIT_USER_ERROR, UserError, did_you_mean
 from famjax.core.paths import expanded
 from famjax.processes import runtime
 
@@ -145,12 +145,12 @@ def _tell_costs(
     from famjax.reproduce.cost import CHIP, chip_seconds, paper_flops
     from famjax.reproduce.runner import format_time
 
-    least = format_time(chip_seconds(paper_flops(experiments, seeds, only, given)))
+    min_time = format_time(chip_seconds(paper_flops(experiments, seeds, only, given)))
     sizes = [e.at_paper for e in experiments if e.at_paper]
     configs = sorted(filter(None, {name for s in sizes for name in (s.config, s.base_config)}))
     if configs:
         progress.print(
-            f"at the paper's size the matrix products of training take {least} of an "
+            f"at the paper's size the matrix products of training take {min_time} of an "
             f"{CHIP.name.upper()} at its peak, and training takes longer; famjax plan "
             f"{configs[0]} --topology v5e:4x8 prints the memory and the minimum time of a step"
             + (f", likewise for {', '.join(configs[1:])}" if configs[1:] else "")
@@ -248,7 +248,7 @@ def _known(names: Sequence[str], known: Sequence[str]) -> list[str]:
         return list(known)
     for name in names:
         if name not in known:
-            near = _about(name, known) or nearest(name, known) or ";"
+            near = _about(name, known) or did_you_mean(name, known) or ";"
             raise UserError(f"{name}: no such experiment{near} famjax reproduce list shows all")
     return list(dict.fromkeys(names))
 

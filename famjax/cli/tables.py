@@ -73,8 +73,8 @@ class Table:
             return widths
         widest = max(self._words, key=lambda i: widths[i])
         cells = [self._columns[widest], *(row[widest] for row in self._cells())]
-        least = max(_MIN_WIDTH, *map(_longest_word, cells))
-        narrower = max(least, widths[widest] - (_total(widths) - width))
+        min_width = max(_MIN_WIDTH, *map(_longest_word, cells))
+        narrower = max(min_width, widths[widest] - (_total(widths) - width))
         return [min(w, narrower) if i == widest else w for i, w in enumerate(widths)]
 
     def _grid(self, columns: Sequence[str], widths: list[int]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import tyro
 
 from famjax.cli.main import parse
-from famjax.core.errors import UserError, nearest
+from famjax.core.errors import UserError, did_you_mean
 from famjax.core.paths import expanded
 from famjax.core.ticker import format_seconds, ticker
 
@@ -43,7 +43,7 @@ def run(argv: list[str]) -> int:
         action, argv = "train", ["train", "--help"]
     if action != "train":
         raise UserError(
-            f"unknown action {action!r}{nearest(action, ['train'])}; "
+            f"unknown action {action!r}{did_you_mean(action, ['train'])}; "
             "write: famjax tokenizer train FILES --vocab-size N --out M"
         )
     arguments = parse(Arguments, argv[1:], "famjax tokenizer train")

@@ -14,7 +14,7 @@ from famjax.cli.config_help import config_lines, docstring, is_config
 from famjax.cli.layout import command, format_entries, help_width, usage, wrap
 from famjax.config.keys import keys, values
 from famjax.config.schema import Config
-from famjax.core.errors import UserError, nearest
+from famjax.core.errors import UserError, did_you_mean
 from famjax.experiment.load import available_configs
 
 FLAGS = ("--help", "-h")
@@ -69,7 +69,7 @@ def _help_lines(group: str, width: int) -> list[str]:
     if (key := group.partition("=")[0]) in keys():
         return _key_lines(key, width)
     known = ("configs", *sections, "all")
-    near = nearest(group, (*known, *keys(), *available_configs()))
+    near = did_you_mean(group, (*known, *keys(), *available_configs()))
     raise UserError(
         f"--help {group}: no such group{near} (known: {', '.join(known)}; or a key, or a config)"
     )

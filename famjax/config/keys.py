@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from famjax.config.schema import Config
-from famjax.core.errors import UserError, nearest
+from famjax.core.errors import UserError, did_you_mean
 from famjax.core.json_files import shorten
 
 
@@ -81,7 +81,7 @@ def type_error_message(key: str, value: Any, kind: Any) -> str:
     value = shorten(value)
     if get_origin(kind) is Literal:
         choices = get_args(kind)
-        return f"{key}={value}: must be one of {', '.join(choices)}{nearest(value, choices)}"
+        return f"{key}={value}: must be one of {', '.join(choices)}{did_you_mean(value, choices)}"
     kinds = {int: "a whole number", float: "a number", bool: "true or false", str: "a string"}
     return f"{key}={value}: must be {kinds[kind]}"
 
@@ -92,7 +92,7 @@ def unknown_key_message(key: str, known: Collection[str]) -> str:
     if inside:
         return f"{key!r} is a section, not a key; name one of its keys, such as {inside[0]!r}"
     ends = [k for k in known if k.endswith(f".{key}")]
-    hint = f"; did you mean {ends[0]!r}?" if ends else nearest(key, known)
+    hint = f"; did you mean {ends[0]!r}?" if ends else did_you_mean(key, known)
     return f"unknown key {key!r}{hint}"
 
 

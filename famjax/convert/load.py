@@ -21,7 +21,7 @@ from famjax.convert.checkpoint import SafetensorsFolder
 from famjax.convert.families import find_family
 from famjax.convert.families.keys import HF, find_unknown_keys
 from famjax.convert.tensors import Tensor, Tensors
-from famjax.core.errors import UserError, nearest
+from famjax.core.errors import UserError, did_you_mean
 from famjax.core.json_files import read_json, shorten
 from famjax.core.types import Array
 from famjax.experiment.checks import validate_model
@@ -63,7 +63,7 @@ def load_pretrained(
     if line := describe_ignored_keys(hf):
         warnings.warn(line, stacklevel=2)
     for name in set(changes) - set(vars(config)):
-        raise UserError(f"a model's config has no {name!r}{nearest(name, vars(config))}")
+        raise UserError(f"a model's config has no {name!r}{did_you_mean(name, vars(config))}")
     new = replace(config, **changes)
     validate_model(new)
     new = replace(new, **{**convert_settings(config, new), **changes})
@@ -109,10 +109,12 @@ def read_config(folder: Path) -> HF:
 def parse_model(hf: HF, folder: Path) -> ModelConfig:
     """Return the validated `ModelConfig` of a config.json."""
     path = folder / "config.json"
-    most = HIGHEST["model.layers"]
+    max_layers = HIGHEST["model.layers"]
     for key in ("num_hidden_layers", "n_layer", "layers", "encoder_layers", "decoder_layers"):
-        if isinstance(hf.get(key), int) and hf[key] > most:
-            raise UserError(f"{path}: {key}={shorten(hf[key])}: at most {most:,} layers are read")
+        if isinstance(hf.get(key), int) and hf[key] > max_layers:
+            raise UserError(
+                f"{path}: {key}={shorten(hf[key])}: at most {max_layers:,} layers are read"
+            )
     try:
         model = find_family(hf).model(hf)
     except KeyError as missing:
@@ -391,5 +393,5 @@ def _list_names(names: list[str], known: set[str]) -> str:
 
 
 def _suggest(name: str, known: set[str]) -> str:
-    near = nearest(name, known)
+    near = did_you_mean(name, known)
     return f" ({near.removeprefix('; ')})" if near else ""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from famjax.config.derived import layer_mixers
 from famjax.config.schema import ModelConfig
 from famjax.convert.families.common import shortest_pattern
-from famjax.core.errors import UserError, nearest
+from famjax.core.errors import UserError, did_you_mean
 from famjax.mixers import MIXERS, convert_settings
 
 # mixers that carry nothing beyond the tokens that they attend to
@@ -40,7 +40,7 @@ def replace_attention(
     """
     known = convert_names()
     if to not in ("keep", *known):
-        raise UserError(f"--to {to}: unknown{nearest(to, known)} (known: {', '.join(known)})")
+        raise UserError(f"--to {to}: unknown{did_you_mean(to, known)} (known: {', '.join(known)})")
     if layers and keep_every is not None:
         raise UserError(
             f"--layers {layers} and --keep-every {keep_every}: both select layers; give one of them"

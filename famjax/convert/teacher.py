@@ -59,7 +59,7 @@ def open_run_teacher(source: Path, tokenizer: str) -> Teacher:
     """Open a run with its adapters merged.
 
     Args:
-      source: the run's folder; the newest good checkpoint is used.
+      source: the run's folder; the newest valid checkpoint is used.
       tokenizer: tokenizer that replaces the run's own; "" keeps that one.
     """
     opened = open_run(source)

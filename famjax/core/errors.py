@@ -46,13 +46,13 @@ class StopRequested(Exception):
         self.signal = number
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return "; did you mean X?" for the known name closest to `name`, or "" if none is close."""
     matches = difflib.get_close_matches(name, list(known), n=1, cutoff=_CUTOFF)
     return f"; did you mean {matches[0]!r}?" if matches else ""
 
 
-def nearest_path(path: str) -> str:
+def did_you_mean_path(path: str) -> str:
     """Return a suggestion for a path that does not exist.
 
     "; did you mean 'FOLDER/NAME'?" for the closest name in its folder, a note if the folder does
@@ -73,13 +73,13 @@ def nearest_path(path: str) -> str:
     return f"; did you mean {os.path.join(folder, matches[0])!r}?" if matches else ""
 
 
-def divisors(value: int) -> str:
+def format_divisors(value: int) -> str:
     """Return the divisors of a number, formatted for an error."""
     small = [n for n in range(1, math.isqrt(value) + 1) if value % n == 0]
     return ", ".join(str(n) for n in sorted({*small, *(value // n for n in small)}))
 
 
-def multiples(value: int, of: int) -> str:
+def format_multiples(value: int, of: int) -> str:
     """Return the multiples of a number around a value, formatted for an error."""
     below = value // of * of
     return f"{below} or {below + of}" if below else f"{of}"

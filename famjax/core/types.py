@@ -93,9 +93,8 @@ class Context(NamedTuple):
       tokens: [b t] int32, the call's tokens, for an n-gram memory (`LanguageModel.with_tokens`);
         None if the model has none.
       embed: a function from tokens [b t] to their embeddings [b t d], set with `tokens`.
-      source: the source that cross attention attends to (`famjax.layers.cross_attention.Source`),
-        with the keys of all layers, or, within a layer, with that layer's keys; None without an
-        encoder.
+      source: what cross attention attends to (`famjax.layers.cross_attention.EncodedSource`), with
+        the keys of all layers, or, within a layer, with that layer's keys; None without an encoder.
     """
 
     reset: Array | None = None

@@ -10,7 +10,7 @@ import sysconfig
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 
-from famjax.core.errors import UserError, nearest_path
+from famjax.core.errors import UserError, did_you_mean_path
 from famjax.data.files import TextFile, is_system_path, probe_text, read_error_message
 from famjax.data.other_json import check_not_all_json, check_not_json
 from famjax.data.scan import CheckedFiles, Scanner
@@ -117,7 +117,7 @@ def _expand_entry(
             raise UserError(
                 f"data.files: {entry} is a link to {os.readlink(entry)}, which is missing"
             )
-        raise UserError(f"data.files: no such file or folder: {entry}{nearest_path(entry)}")
+        raise UserError(f"data.files: no such file or folder: {entry}{did_you_mean_path(entry)}")
 
 
 def _literal_folder(entry: str) -> str:

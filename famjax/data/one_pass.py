@@ -57,17 +57,17 @@ class DocumentPass(Source):
         return self._source.open(key, piece)
 
 
-def fewest_rows(sizes: Sequence[int], most: int) -> int:
-    """Return how few rows read all documents as soon as `most` rows do.
+def min_rows(sizes: Sequence[int], max_rows: int) -> int:
+    """Return how few rows read all documents as soon as `max_rows` rows do.
 
     More rows would be empty at the end, while the longest documents are read.
 
     Args:
       sizes: sizes of the documents, in the order in which rows take them.
     """
-    end = last_end(sizes, most)
-    least = max(math.ceil(sum(sizes) / max(end, 1)), 1)
-    return next(rows for rows in range(least, most + 1) if last_end(sizes, rows) <= end)
+    end = last_end(sizes, max_rows)
+    lowest = max(math.ceil(sum(sizes) / max(end, 1)), 1)
+    return next(rows for rows in range(lowest, max_rows + 1) if last_end(sizes, rows) <= end)
 
 
 def last_end(sizes: Iterable[int], rows: int) -> int:

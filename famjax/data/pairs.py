@@ -141,9 +141,9 @@ class Pairs:
 
     def cut_sources(self, count: int | None = None) -> int:
         """Return how many of the first `count` sources had more words; None counts all."""
-        most = len(self) if count is None else count
+        end = len(self) if count is None else count
         starts = zip(self._columns, self._starts[:-1].tolist(), strict=True)
-        return sum(start + i < most for (source, _), start in starts for i in source.cut)
+        return sum(start + i < end for (source, _), start in starts for i in source.cut)
 
     def digest(self) -> str:
         """Return a hash of all texts."""

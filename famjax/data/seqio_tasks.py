@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from famjax.config.schema import DataConfig
-from famjax.core.errors import UserError, nearest
+from famjax.core.errors import UserError, did_you_mean
 from famjax.core.optional import install_command
 from famjax.data.sources import Key, Piece, Source, Split
 from famjax.tokenizers.tokenizer import Tokenizer
@@ -136,7 +136,7 @@ class _Seqio:
         if data.seqio not in known:
             raise UserError(
                 f"{self.name}: no such task or mixture is registered; import the module that "
-                f"registers it in the configuration{nearest(data.seqio, known)}"
+                f"registers it in the configuration{did_you_mean(data.seqio, known)}"
             )
         self._task = seqio.get_mixture_or_task(data.seqio)
         features = self._task.output_features
@@ -270,7 +270,7 @@ def read_texts(name: str) -> Iterator[str]:
     rest, _, feature = name.removeprefix("seqio:").rpartition(":")
     wanted, _, split = rest.rpartition(":")
     if wanted not in seqio.TaskRegistry.names():
-        near = nearest(wanted, seqio.TaskRegistry.names())
+        near = did_you_mean(wanted, seqio.TaskRegistry.names())
         raise UserError(
             f"{name}: no such task is registered (mixtures have no order of pairs); import the "
             f"module that registers it in the configuration{near}"
@@ -327,7 +327,7 @@ def _prepare(label: str, name: str) -> Any:
         builder.download_and_prepare()
     except tfds.core.DatasetNotFoundError:
         # without community data sets: their list is in the cloud, and without a network took 20 s
-        near = nearest(name, tfds.list_builders(with_community_datasets=False))
+        near = did_you_mean(name, tfds.list_builders(with_community_datasets=False))
         raise UserError(f"{label}: TFDS knows no such set{near}") from None
     except Exception as error:
         reason = str(error).strip().split("\n")[0]

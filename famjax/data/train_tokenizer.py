@@ -94,11 +94,11 @@ def _take_piece(texts: Iterator[str]) -> list[str]:
 
 def describe_read(read: Counter[str], limit: int) -> str:
     """Return a line on how much of each file was read."""
-    most = " (the limit; about as much of each file)" if read.total() >= limit else ""
+    limited = " (the limit; about as much of each file)" if read.total() >= limit else ""
     named = [f"{byte_size(size)} of {path}" for path, size in read.most_common(_NAMED_FILES)]
     if others := len(read) - len(named):
         named.append(f"at most that much of each of {others:,} more files")
-    return f"read {byte_size(read.total())} of text{most}: {', '.join(named)}"
+    return f"read {byte_size(read.total())} of text{limited}: {', '.join(named)}"
 
 
 def _iter_sentences(texts: Iterable[str]) -> Iterator[str]:
@@ -123,13 +123,13 @@ def build_word_list(
         raise UserError(f"{out}: a word list is a .txt file; give --out words.txt")
     source = TextSource(files, ByteTokenizer(), seed=0, holdout=0)
     source.check_output_path(out)
-    most = None if max_size is None else max(max_size - len(SPECIALS), 0)
-    if most == 0:
+    max_words = None if max_size is None else max(max_size - len(SPECIALS), 0)
+    if max_words == 0:
         raise UserError(
             f"--vocab-size {max_size}: holds no word beside the {len(SPECIALS)} special tokens; "
             f"take {len(SPECIALS) + 1} or more"
         )
-    common = list(islice(_most_common_words(source.texts(), min_count), most))
+    common = list(islice(_most_common_words(source.texts(), min_count), max_words))
     if not common:
         raise UserError(
             f"--min-count {min_count}: no word of the texts is found as often; take a smaller one"

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from famjax.eval.lane_stream import LaneState, LaneStream, ReadDocument, read_documents
-from famjax.eval.memory import update_tokens
+from famjax.eval.memory_usage import update_tokens
 from famjax.train.run import Run
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from famjax.core.errors import UserError, nearest
+from famjax.core.errors import UserError, did_you_mean
 from famjax.core.lanes import select_rows
 from famjax.mixers.fm import FmState
 from famjax.mixers.window import WindowState
@@ -32,7 +32,7 @@ def parse_ablations(text: str) -> tuple[str, ...]:
     names = {part.strip() for part in text.split(",")} - {""}
     for name in sorted(names - set(ABLATIONS)):
         known = ", ".join(ABLATIONS)
-        raise UserError(f"--ablate {name}: unknown{nearest(name, ABLATIONS)} (known: {known})")
+        raise UserError(f"--ablate {name}: unknown{did_you_mean(name, ABLATIONS)} (known: {known})")
     return tuple(name for name in ABLATIONS if name in names)
 
 

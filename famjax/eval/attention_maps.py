@@ -22,7 +22,7 @@ from famjax.stacks.residual import ResidualStack
 from famjax.train.run import Run
 
 # maximum number of blocks in a call whose gradient is taken
-REACH = 32
+GRADIENT_BLOCKS = 32
 
 
 class LayerAttention(NamedTuple):
@@ -149,9 +149,9 @@ def gradient_by_block(run: Run, tokens: np.ndarray, stop_gradient: bool = False)
     """Return how much the last block's loss depends on the tokens of each block: [n].
 
     Entry k is |dL/dx|, where x are the embeddings of the block that is k blocks before the last
-    one. The last `REACH` blocks of the document [t] are read with an empty memory. This measures
-    the effective receptive field; the theoretical one is depth times window (TransformerFAM 2.1,
-    Figure 1d).
+    one. The last `GRADIENT_BLOCKS` blocks of the document [t] are read with an empty memory. This
+    measures the effective receptive field; the theoretical one is depth times window
+    (TransformerFAM 2.1, Figure 1d).
 
     Args:
       stop_gradient: whether to stop the gradient into memory segments, as training with `bswa_sg`
@@ -162,7 +162,7 @@ def gradient_by_block(run: Run, tokens: np.ndarray, stop_gradient: bool = False)
     """
     w = run.model.block_len
     whole = (len(tokens) - 1) // w
-    n = min(whole, REACH)
+    n = min(whole, GRADIENT_BLOCKS)
     if n < 1:
         raise UserError(f"--length {len(tokens)}: less than a block of {w} and a token; give more")
     check_capacity(run.model.stack.capacity, n * w)

@@ -322,8 +322,8 @@ def _may_improve(settings: BeamSettings, search: _Search) -> Array:
 
     def may_improve(alpha: Array, finished: Hypotheses) -> Array:
         length = jnp.where(alpha > 0, settings.max_tokens, search.length + 1)
-        most = search.log_probs.max(1) / _penalty(alpha, length)
-        return (most > finished.scores[:, -1]).any()
+        highest = search.log_probs.max(1) / _penalty(alpha, length)
+        return (highest > finished.scores[:, -1]).any()
 
     return _by_penalty(settings, may_improve, search.finished).any()
 

@@ -262,9 +262,9 @@ class Examples:
         Args:
           documents: number of documents, the first ones, whose examples are returned; None is all.
         """
-        most = math.inf if documents is None else documents
-        times = [t for (n, first), t in self._times.items() if n == length and first < most]
-        examples = [e for e in self._examples if e.length == length and e.document < most]
+        end = math.inf if documents is None else documents
+        times = [t for (n, first), t in self._times.items() if n == length and first < end]
+        examples = [e for e in self._examples if e.length == length and e.document < end]
         return examples, times
 
 

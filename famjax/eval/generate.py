@@ -18,7 +18,7 @@ from famjax.eval.beam import BeamSettings
 from famjax.eval.lane_stream import LaneStream
 from famjax.eval.progress import TokenProgress
 from famjax.eval.sampling import Sampling
-from famjax.eval.stream_functions import PIECE
+from famjax.eval.stream_functions import TOKENS_PER_CALL
 from famjax.eval.streaming import Streamer, StreamState, rechunk
 from famjax.tokenizers.tokenizer import StreamDecoder
 from famjax.train.run import Run
@@ -26,7 +26,7 @@ from famjax.train.run import Run
 # target latency of a generated piece, since text is streamed
 PIECE_SECONDS = 0.1
 # largest |alpha|: beyond it the length penalty of long texts overflows float32
-_MOST_PENALTY = 5
+_MAX_PENALTY = 5
 
 
 class Hypothesis(NamedTuple):
@@ -196,11 +196,11 @@ class Generator:
         settings = self._settings(beams, max_tokens, length_penalty, no_repeat_ngram, stop, 1)
         if not prompts:
             return []
-        most = self.most_tokens(prompts, chat=chat)
-        if most is not None and max_tokens > most:
+        left = self.max_tokens(prompts, chat=chat)
+        if left is not None and max_tokens > left:
             raise UserError(
                 f"max_tokens={max_tokens}: does not fit the model's cache after the longest "
-                f"prompt; give at most {most:,}"
+                f"prompt; give at most {left:,}"
             )
         texts = [self._encode_prompt(prompt, None, chat) for prompt in prompts]
         lanes = LaneStream(self._run.model, min(batch, len(texts)))
@@ -239,7 +239,7 @@ class Generator:
             size,
         )
 
-    def most_tokens(
+    def max_tokens(
         self, prompts: Sequence[str], state: StreamState | None = None, chat: bool = False
     ) -> int | None:
         """Return how many tokens can be written after each prompt; None is any number.
@@ -340,7 +340,7 @@ class Generator:
             began = time.perf_counter()
             tokens = stream.write(tokens[-1], min(size, count), sampling, stops, longest)
             quick = time.perf_counter() - began < PIECE_SECONDS
-            size = min(2 * size, PIECE) if quick else max(size // 2, 1)
+            size = min(2 * size, TOKENS_PER_CALL) if quick else max(size // 2, 1)
 
     def _decode_tokens(self, tokens: Iterator[int]) -> Iterator[str]:
         decoder = StreamDecoder(self._tokenizer)
@@ -397,9 +397,9 @@ def check_beams(beams: int, length_penalty: float, no_repeat_ngram: int, vocab_s
     """Raise a `UserError` if a setting of beam search is out of its range."""
     if not 1 <= beams <= vocab_size:
         raise UserError(f"beam={beams}: must be from 1 to {vocab_size}, the size of the vocabulary")
-    if not -_MOST_PENALTY <= length_penalty <= _MOST_PENALTY:
+    if not -_MAX_PENALTY <= length_penalty <= _MAX_PENALTY:
         raise UserError(
-            f"length_penalty={length_penalty}: must be from -{_MOST_PENALTY} to {_MOST_PENALTY}"
+            f"length_penalty={length_penalty}: must be from -{_MAX_PENALTY} to {_MAX_PENALTY}"
         )
     if no_repeat_ngram < 0:
         raise UserError(f"no_repeat_ngram={no_repeat_ngram}: must be 0 (no limit) or more")

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from famjax.core.errors import UserError, nearest
+from famjax.core.errors import UserError, did_you_mean
 from famjax.core.optional import missing_message, missing_modules
 
 if missing := missing_modules(["lm_eval"]):
@@ -39,7 +39,7 @@ from famjax.eval.generate import Generator, cut_at_stop
 from famjax.eval.lane_answers import answer_prompts
 from famjax.eval.lane_stream import LaneStream
 from famjax.eval.log_likelihoods import Continuation, log_likelihoods
-from famjax.eval.memory import memory_report
+from famjax.eval.memory_usage import memory_report
 from famjax.eval.progress import TokenProgress
 from famjax.tasks.task import Request
 from famjax.train.run import Run
@@ -133,7 +133,7 @@ class FamjaxLM(TemplateLM):
     def _is_batched(self, asked: _Asked) -> bool:
         """Return whether a text is decoded greedily and fits the model's cache for certain."""
         capacity = self._run.model.stack.capacity
-        fits = capacity is None or len(asked.context) + asked.most - 1 <= capacity
+        fits = capacity is None or len(asked.context) + asked.max_tokens - 1 <= capacity
         return fits and not asked.sampling.get("temperature")
 
     def _answer_alone(
@@ -143,8 +143,10 @@ class FamjaxLM(TemplateLM):
         generator = Generator(self._run)
         texts: dict[int, str] = {}
         for i in numbers:
-            context, most, stops, sampling = asked[i]
-            texts[i] = "".join(generator.continue_tokens(context, most, stop=stops, **sampling))
+            context, max_tokens, stops, sampling = asked[i]
+            texts[i] = "".join(
+                generator.continue_tokens(context, max_tokens, stop=stops, **sampling)
+            )
             progress.advance(len(context))
             progress.answer(1)
         return texts
@@ -155,7 +157,7 @@ class FamjaxLM(TemplateLM):
         """Return the texts after the contexts of these numbers, `batch` at a time."""
         stream = LaneStream(self._run.model, min(self._batch, len(greedy)))
         texts: dict[int, str] = {}
-        by_length = sorted(greedy, key=lambda i: (asked[i].most, len(asked[i].context)))
+        by_length = sorted(greedy, key=lambda i: (asked[i].max_tokens, len(asked[i].context)))
         for first in range(0, len(by_length), stream.batch):
             numbers = by_length[first : first + stream.batch]
             answers = self._answer_batch(stream, [asked[i] for i in numbers], progress)
@@ -172,7 +174,7 @@ class FamjaxLM(TemplateLM):
             self._run.tokenizer,
             [fresh.lane(0)] * len(asked),
             [each.context for each in asked],
-            [each.most for each in asked],
+            [each.max_tokens for each in asked],
             lambda lane, text: any(stop in text for stop in asked[lane].stops),
             lambda: progress.answer(0),
         )
@@ -189,13 +191,13 @@ class _Asked(NamedTuple):
 
     Attributes:
       context: its tokens [n].
-      most: maximum number of tokens of the text.
+      max_tokens: maximum number of tokens of the text.
       stops: strings at which the text ends.
       sampling: temperature, top_k and top_p, where they are given.
     """
 
     context: np.ndarray
-    most: int
+    max_tokens: int
     stops: Sequence[str]
     sampling: dict[str, Any]
 
@@ -349,7 +351,7 @@ def find_tasks(files: str | None) -> list[tuple[str, str]]:
             continue
         if name not in (known := _own_tasks().all_tasks):
             raise UserError(
-                f"lm_eval:{name}: lm-evaluation-harness has no such task{nearest(name, known)}"
+                f"lm_eval:{name}: lm-evaluation-harness has no such task{did_you_mean(name, known)}"
             )
         tasks.append((name, name))
     return tasks

@@ -14,7 +14,7 @@ from famjax.eval.lane_stream import LaneState, LaneStream
 from famjax.tokenizers.tokenizer import Tokenizer
 
 
-class Score(NamedTuple):
+class ContinuationScore(NamedTuple):
     """The score of a continuation.
 
     Attributes:
@@ -31,7 +31,7 @@ def answer_prompts(
     tokenizer: Tokenizer,
     states: Sequence[LaneState],
     prompts: Sequence[np.ndarray],
-    most: Sequence[int],
+    max_tokens: Sequence[int],
     is_done: Callable[[int, str], bool],
     on_token: Callable[[], None] = lambda: None,
 ) -> list[tuple[str, bool]]:
@@ -41,7 +41,7 @@ def answer_prompts(
       stream: a stream with at least as many lanes as there are prompts.
       states: the state of each prompt's document, at the beginning of a block.
       prompts: tokens of the prompts, [n] each.
-      most: maximum number of tokens of each answer.
+      max_tokens: maximum number of tokens of each answer.
       is_done: called with a lane and its text so far; returns whether the answer is complete.
       on_token: called after each token that is added to the answers.
 
@@ -64,7 +64,7 @@ def answer_prompts(
                 written[lane].append(token)
             text = tokenizer.decode(written[lane])
             done = token in stops or is_done(lane, text)
-            if done or len(written[lane]) == most[lane]:
+            if done or len(written[lane]) == max_tokens[lane]:
                 ended[lane] = text, not done
         if len(ended) == lanes:
             return [ended[lane] for lane in range(lanes)]
@@ -78,7 +78,7 @@ def score_continuations(
     states: Sequence[LaneState],
     prompts: Sequence[np.ndarray],
     continuations: Sequence[np.ndarray],
-) -> list[Score]:
+) -> list[ContinuationScore]:
     """Return the score of a continuation after a prompt, one pair in each lane.
 
     Args:
@@ -97,10 +97,10 @@ def score_continuations(
             size = sizes[lane]
             targets[lane, :size] = text[at + 1 : at + 1 + size]
             counted[lane, :size] = np.arange(at + 1, at + 1 + size) >= len(prompts[lane])
-        nll, correct = stream.losses_lanes(rows, targets, sizes)
+        nll, correct = stream.lane_losses(rows, targets, sizes)
         sums -= (nll * counted).sum(1)
         wrong += (~correct.astype(bool) & counted).sum(1)
-    return [Score(float(sums[lane]), wrong[lane] == 0) for lane in range(lanes)]
+    return [ContinuationScore(float(sums[lane]), wrong[lane] == 0) for lane in range(lanes)]
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -23,7 +23,7 @@ from famjax.models.language_model import LanguageModel
 from famjax.parallel.sharding import is_axes
 
 # largest share of padding in the computed tokens, if any plan achieves it
-MOST_PADDING = 0.1
+MAX_PADDING = 0.1
 
 
 class LaneState(NamedTuple):
@@ -67,9 +67,9 @@ class LaneStream(Streamer):
         # for each array of the state, the axis of the lanes
         axes = jax.tree.leaves(model.state_axes(), is_leaf=is_axes)
         self._axes = tuple(names.index("batch") for names in axes)
-        self._taken: tuple[bool, ...] | None = None
+        self._ablated_leaves: tuple[bool, ...] | None = None
         if ablation in ("memory", "segments"):
-            self._taken = ablated_leaves(model, ablation)
+            self._ablated_leaves = ablated_leaves(model, ablation)
         reset = (update or model.block_len) if ablation == "reset" else None
         super().__init__(model, batch, chunk, reset)
 
@@ -85,7 +85,9 @@ class LaneStream(Streamer):
         super()._start(batch)
         self.positions = np.zeros(batch, np.int64)
         # a copy that no call donates
-        self._initial = None if self._taken is None else jax.tree.map(jnp.copy, self._memory)
+        self._initial = (
+            None if self._ablated_leaves is None else jax.tree.map(jnp.copy, self._memory)
+        )
 
     def read_lanes(self, tokens: np.ndarray, sizes: np.ndarray, starts: np.ndarray) -> None:
         """Read tokens in the lanes; asynchronous.
@@ -148,7 +150,7 @@ class LaneStream(Streamer):
             self._in_flight.append(ready)
             self.positions = self.positions + count
 
-    def losses_lanes(
+    def lane_losses(
         self, tokens: np.ndarray, targets: np.ndarray, sizes: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         """Read tokens like `read_lanes`; return nll and correct of targets, [b n*block] each."""
@@ -163,14 +165,14 @@ class LaneStream(Streamer):
         nll, correct = jax.device_get((nll, correct))
         return np.concatenate(nll, 1), np.concatenate(correct, 1)
 
-    def lane_losses(self, batch: Batch[np.ndarray]) -> tuple[Array, ...]:
-        """Like `Streamer.lane_losses`, but block by block if the ablation restores state there."""
-        if self._taken is None:
-            return super().lane_losses(batch)
+    def batch_losses(self, batch: Batch[np.ndarray]) -> tuple[Array, ...]:
+        """Like `Streamer.batch_losses`, but block by block if the ablation restores state there."""
+        if self._ablated_leaves is None:
+            return super().batch_losses(batch)
         parts = []
         for at in range(0, self.chunk, self.block):
             # also in lanes without tokens here: they have finished their document
-            self._take_away(np.ones(self.batch, bool))
+            self._restore_ablated(np.ones(self.batch, bool))
             own = slice(at, at + self.block)
             reset, valid = (jnp.asarray(batch[mask][:, own]) for mask in ("reset", "valid"))
             tokens, targets = batch["tokens"][:, own], batch["targets"][:, own]
@@ -184,7 +186,7 @@ class LaneStream(Streamer):
 
         This is one call, or one for each block if the ablation restores state between blocks.
         """
-        width = tokens.shape[1] if self._taken is None else self.block
+        width = tokens.shape[1] if self._ablated_leaves is None else self.block
         for at in range(0, tokens.shape[1], width):
             count = np.clip(sizes - at, 0, width)
             yield tokens[:, at : at + width], count, starts if at == 0 else np.zeros_like(starts)
@@ -194,7 +196,7 @@ class LaneStream(Streamer):
         if (self.positions[(sizes > 0) & ~starts] % self.block).any():
             raise ValueError("a lane is not at the beginning of a block")
         self.positions = np.where(starts, 0, self.positions)
-        self._take_away(sizes > 0)
+        self._restore_ablated(sizes > 0)
         index = np.arange(tokens.shape[1])
         valid = index < sizes[:, None]
         reset = self._lane_resets(index) & valid
@@ -203,18 +205,18 @@ class LaneStream(Streamer):
 
     def step_lanes(self, tokens: np.ndarray) -> None:
         """Read one token per lane [b 1]; asynchronous."""
-        self._take_away(self.positions % self.block == 0)
+        self._restore_ablated(self.positions % self.block == 0)
         reset = jnp.asarray(self._lane_resets(np.zeros(1, int)))
         self._step(tokens, Context(reset))
         self.positions = self.positions + 1
 
-    def _take_away(self, lanes: np.ndarray) -> None:
+    def _restore_ablated(self, lanes: np.ndarray) -> None:
         """Restore the ablated part of the state of `lanes` [b], which are at a block's start."""
-        if self._taken is None or not lanes.any():
+        if self._ablated_leaves is None or not lanes.any():
             return
         leaves, tree = jax.tree.flatten(self._memory)
         initial = jax.tree.leaves(self._initial)
-        restored = _restore(leaves, initial, jnp.asarray(lanes), self._axes, self._taken)
+        restored = _restore(leaves, initial, jnp.asarray(lanes), self._axes, self._ablated_leaves)
         self._memory = jax.tree.unflatten(tree, restored)
 
     def _lane_resets(self, index: np.ndarray) -> np.ndarray:
@@ -277,7 +279,7 @@ class LanePlan(NamedTuple):
 def plan_lanes(sizes: Sequence[int], batch: int, block: int, longest: int = CHUNK) -> LanePlan:
     """Return the plan with the most tokens per call among those with little padding.
 
-    Little is `MOST_PADDING`, or the least padding of any plan if that is more.
+    Little is `MAX_PADDING`, or the least padding of any plan if that is more.
 
     Args:
       sizes: number of tokens of each document; only whole blocks of them are read.
@@ -294,9 +296,9 @@ def plan_lanes(sizes: Sequence[int], batch: int, block: int, longest: int = CHUN
             computed = last_end(calls, lanes) * lanes * chunk
             plans.append(LanePlan(lanes, chunk, 1 - read / computed if computed else 0.0))
         chunk = chunk // block // 2 * block
-    least = max(min(plan.padding for plan in plans), MOST_PADDING)
+    max_padding = max(min(plan.padding for plan in plans), MAX_PADDING)
     return max(
-        (plan for plan in plans if plan.padding <= least),
+        (plan for plan in plans if plan.padding <= max_padding),
         key=lambda plan: (plan.lanes * plan.chunk, plan.lanes),
     )
 

@@ -80,10 +80,12 @@ def printed(output: str, reference: str) -> float:
     Of the output, only the words after "the final output" count, or else the last words; in both
     cases three more than the reference has.
     """
-    most = len(reference.split()) + 3
+    max_words = len(reference.split()) + 3
     _, found, after = _TOLD.sub("", _joined(output)).rpartition("the final output")
     words = re.split(r"\s+", after)
-    return contains(" ".join(words[:most] if found else words[-most:]), _joined(reference))
+    return contains(
+        " ".join(words[:max_words] if found else words[-max_words:]), _joined(reference)
+    )
 
 
 def _joined(text: str) -> str:

@@ -11,12 +11,12 @@ import jax
 import numpy as np
 
 from famjax.core.types import Batch
-from famjax.data.one_pass import EndOfDocuments, fewest_rows, one_pass
+from famjax.data.one_pass import EndOfDocuments, min_rows, one_pass
 from famjax.data.sources import Key, Piece, Source
 from famjax.eval.document_sums import DocumentSums
-from famjax.eval.lane_answers import Score, score_continuations
+from famjax.eval.lane_answers import ContinuationScore, score_continuations
 from famjax.eval.lane_stream import LaneStream, plan_lanes, read_documents
-from famjax.eval.memory import update_tokens
+from famjax.eval.memory_usage import update_tokens
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK, Streamer, check_capacity
 from famjax.train.run import Run
@@ -36,7 +36,7 @@ class Continuation(NamedTuple):
 
 def log_likelihoods(
     run: Run, continuations: Sequence[Continuation], batch: int = 8, quiet: bool = False
-) -> list[Score]:
+) -> list[ContinuationScore]:
     """Return the scores of continuations.
 
     Each is read from the beginning of its context. A long context that several continuations have
@@ -46,7 +46,7 @@ def log_likelihoods(
       UserError: a context and its continuation exceed full attention's KV cache.
     """
     # what has no tokens has a likelihood of 1
-    scores = [Score(0.0, True) for _ in continuations]
+    scores = [ContinuationScore(0.0, True) for _ in continuations]
     numbers = [i for i, each in enumerate(continuations) if len(each.tokens)]
     if not numbers:
         return scores
@@ -76,14 +76,14 @@ def _size(continuation: Continuation) -> int:
 
 def _score_alone(
     run: Run, continuations: Sequence[Continuation], batch: int, progress: TokenProgress
-) -> list[Score]:
+) -> list[ContinuationScore]:
     """Return the scores of continuations, each read with its context."""
     sizes = [_size(each) for each in continuations]
     # lanes end at about the same time if the long ones begin first
     order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
     block = update_tokens(run.config)
     longest = -(-min(max(sizes), CHUNK) // block) * block
-    lanes = fewest_rows([sizes[i] for i in order], min(batch, len(order)))
+    lanes = min_rows([sizes[i] for i in order], min(batch, len(order)))
     streamer = Streamer(run.model, lanes, longest)
     source = _Continuations([continuations[i] for i in order])
     sums = DocumentSums(streamer.batch)
@@ -92,7 +92,7 @@ def _score_alone(
         sums.add(rows["reset"], np.stack([-nll * predicted, ~correct & predicted]))
         progress.advance(int(rows["valid"].sum()))
     found = zip(order, sums.sums, strict=True)
-    scores = {i: Score(float(total), wrong == 0) for i, (total, wrong) in found}
+    scores = {i: ContinuationScore(float(total), wrong == 0) for i, (total, wrong) in found}
     return [scores[i] for i in range(len(order))]
 
 
@@ -105,7 +105,7 @@ def _losses(
     """
     waiting: deque[Any] = deque()
     for rows in one_pass(source, streamer.batch, streamer.chunk, block):
-        waiting.append((rows, streamer.lane_losses(rows)))
+        waiting.append((rows, streamer.batch_losses(rows)))
         if len(waiting) > 1:
             yield jax.device_get(waiting.popleft())
     yield from (jax.device_get(pair) for pair in waiting)
@@ -173,7 +173,7 @@ def _score_shared(
     groups: Sequence[Sequence[int]],
     batch: int,
     progress: TokenProgress,
-) -> dict[int, Score]:
+) -> dict[int, ContinuationScore]:
     """Return the scores of continuations by number; each group's context is read once."""
     contexts = [np.asarray(continuations[group[0]].context, np.int32) for group in groups]
     longest = run.model.stack.call_len or CHUNK
@@ -190,7 +190,7 @@ def _score_shared(
         for document in documents
         for i in groups[document.number]
     )
-    scores: dict[int, Score] = {}
+    scores: dict[int, ContinuationScore] = {}
     while together := list(islice(waiting, batch)):
         states, prompts, numbers = zip(*together, strict=True)
         tokens = [continuations[i].tokens for i in numbers]

@@ -30,7 +30,7 @@ from famjax.eval.examples import (
 )
 from famjax.eval.lane_answers import answer_prompts
 from famjax.eval.lane_stream import ReadDocument
-from famjax.eval.memory import memory_report, update_tokens
+from famjax.eval.memory_usage import memory_report, update_tokens
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import check_capacity
 from famjax.tasks import TASKS
@@ -272,7 +272,7 @@ def _ask(
         # compile now, so that timings exclude it: two tokens are the question's call and a step
         with progress.compiling():
             for name in reading.names:
-                _answer(run, reading, name, found, documents, 0, most=2)
+                _answer(run, reading, name, found, documents, 0, max_tokens=2)
         reading.has_answered = True
     begin = time.perf_counter()
     rows = []
@@ -324,7 +324,7 @@ def _answer(
     found: Sequence[dict[str, ReadDocument]],
     documents: dict[int, Document],
     question: int,
-    most: int | None = None,
+    max_tokens: int | None = None,
     on_token: Callable[[], None] = lambda: None,
 ) -> list[tuple[str, bool]]:
     """Return the answer about each document with an ablation, and whether the answer was cut.
@@ -333,7 +333,7 @@ def _answer(
     It counts as cut if it reached the maximum without the full score.
 
     Args:
-      most: maximum number of tokens of an answer; None is that of its document.
+      max_tokens: maximum number of tokens of an answer; None is that of its document.
       on_token: called after each token that is added to the answers.
     """
     asked = [documents[each[name].number].content.questions[question] for each in found]
@@ -345,7 +345,7 @@ def _answer(
             np.concatenate([each[name].left, documents[each[name].number].questions[question]])
             for each in found
         ],
-        [most or documents[each[name].number].most_written for each in found],
+        [max_tokens or documents[each[name].number].max_written for each in found],
         lambda lane, text: _is_settled(text, asked[lane]),
         on_token,
     )

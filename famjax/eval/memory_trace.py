@@ -46,10 +46,10 @@ from famjax.train.run import Run
 # number of blocks in one compiled call
 _BLOCKS = 32
 # number of blocks before the last one to which gradients are followed
-REACH = 32
+GRADIENT_BLOCKS = 32
 
 
-class Document(NamedTuple):
+class TracedDocument(NamedTuple):
     """A document to measure a memory along.
 
     Attributes:
@@ -92,7 +92,9 @@ class MemoryTrace(NamedTuple):
     gains: np.ndarray
 
 
-def open_document(run: Run, files: str | None, length: int, passkey: bool = False) -> Document:
+def open_document(
+    run: Run, files: str | None, length: int, passkey: bool = False
+) -> TracedDocument:
     """Return the first document that has `length` tokens.
 
     Args:
@@ -113,16 +115,16 @@ def open_document(run: Run, files: str | None, length: int, passkey: bool = Fals
         length = -(-(length - 1) // w) * w + 1
         pieces = list(task.document(np.random.default_rng([0, length, 0, 2]), length))
         weights = np.concatenate([piece.weights for piece in pieces])
-        return Document(np.concatenate([piece.tokens for piece in pieces]), weights == 1)
+        return TracedDocument(np.concatenate([piece.tokens for piece in pieces]), weights == 1)
     return as_document(text_spans(run, files, length, 1)[0])
 
 
-def as_document(tokens: np.ndarray) -> Document:
+def as_document(tokens: np.ndarray) -> TracedDocument:
     """Return tokens [t] as a document without a question."""
-    return Document(tokens, np.zeros(len(tokens), bool))
+    return TracedDocument(tokens, np.zeros(len(tokens), bool))
 
 
-def trace_memory(run: Run, document: Document, quiet: bool = False) -> MemoryTrace:
+def trace_memory(run: Run, document: TracedDocument, quiet: bool = False) -> MemoryTrace:
     """Read a document and return the measures of the memory after each of its whole blocks.
 
     Raises:
@@ -134,7 +136,7 @@ def trace_memory(run: Run, document: Document, quiet: bool = False) -> MemoryTra
 
 
 def scan_document(
-    run: Run, document: Document, scan: Callable[..., Any], label: str, quiet: bool
+    run: Run, document: TracedDocument, scan: Callable[..., Any], label: str, quiet: bool
 ) -> list[np.ndarray]:
     """Read a document's whole blocks, many in one call; return the outputs of all [n ...].
 
@@ -171,7 +173,7 @@ def layers_with_memory(run: Run) -> list[int]:
     return [r * len(stack.layers) + i for r in range(repeats) for i in pattern]
 
 
-def _whole_blocks(run: Run, document: Document) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _whole_blocks(run: Run, document: TracedDocument) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return the tokens of all blocks in which every token has a next token, the next tokens, and
     whether those belong to the answer: [n w] each.
 
@@ -284,8 +286,8 @@ def _mean_gates(gates: list[Array], f: int) -> tuple[Array, Array]:
     return by_layer.mean(1), by_layer.mean((0, 2))
 
 
-def gradient_reach(run: Run, document: Document) -> np.ndarray:
-    """Return how much the last block's loss depends on earlier memories: [REACH l].
+def gradient_by_distance(run: Run, document: TracedDocument) -> np.ndarray:
+    """Return how much the last block's loss depends on earlier memories: [GRADIENT_BLOCKS l].
 
     Entry k is |dL/dF| |F| of the memory F that is read by the block k blocks before the last one,
     and was thus written by the block before that. To first order it is the change of the loss for a
@@ -296,10 +298,10 @@ def gradient_reach(run: Run, document: Document) -> np.ndarray:
     """
     check_has_memory(run)
     blocks = _whole_blocks(run, document)
-    first = max(len(blocks[0]) - REACH, 1)
+    first = max(len(blocks[0]) - GRADIENT_BLOCKS, 1)
     graph, params = nnx.split(run.model)
     state = _read_blocks(graph, params, run.model.init_state(1), blocks[0][:first])
-    return np.asarray(_reach(graph, params, state, *(a[first:] for a in blocks)))[::-1]
+    return np.asarray(_scaled_gradients(graph, params, state, *(a[first:] for a in blocks)))[::-1]
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -313,7 +315,7 @@ def _read_blocks(graph: Any, params: Params, state: State, tokens: Array) -> Sta
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _reach(
+def _scaled_gradients(
     graph: Any, params: Params, state: State, tokens: Array, targets: Array, answer: Array
 ) -> Array:
     """Return |dL/dF| |F| [n l] for the memories before each block; L is the last block's loss."""

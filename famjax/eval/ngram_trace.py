@@ -16,7 +16,7 @@ from flax import nnx
 
 from famjax.core.errors import UserError
 from famjax.core.types import Array, Params, State
-from famjax.eval.memory_trace import Document, block_losses, mean_loss, scan_document
+from famjax.eval.memory_trace import TracedDocument, block_losses, mean_loss, scan_document
 from famjax.ops.ngrams import ABSENT, NgramState, context_lengths, recall
 from famjax.stacks.residual import ResidualStack
 from famjax.train.run import Run
@@ -49,7 +49,7 @@ def has_ngrams(run: Run) -> bool:
     return isinstance(stack, ResidualStack) and stack.ngram_memory is not None
 
 
-def trace_ngrams(run: Run, document: Document, quiet: bool = False) -> NgramTrace:
+def trace_ngrams(run: Run, document: TracedDocument, quiet: bool = False) -> NgramTrace:
     """Read a document and measure the n-gram memory in its whole blocks.
 
     Raises:

@@ -22,7 +22,7 @@ from famjax.core.json_files import RUN_AGAIN, read_json, write_json
 from famjax.eval.examples import digest, weights_version
 from famjax.eval.intervals import mean_interval
 from famjax.eval.lane_stream import LaneStream
-from famjax.eval.memory import memory_report, update_tokens
+from famjax.eval.memory_usage import memory_report, update_tokens
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import Streamer, check_capacity, rechunk
 from famjax.tasks.passkey import LENGTHS, Passkey, evaluated_task
@@ -182,7 +182,7 @@ def _with_ablated(rows: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]
     ]
 
 
-def _version(documents: Documents, batches: Sequence[Batch]) -> str:
+def _version(documents: Documents, batches: Sequence[DocumentBatch]) -> str:
     """Return a hash that identifies the documents.
 
     It is over the settings that determine them and the tokens of one document, which depend on the
@@ -196,7 +196,7 @@ def _version(documents: Documents, batches: Sequence[Batch]) -> str:
     return hashlib.sha256(repr(decided).encode() + next(first, b"")).hexdigest()[:16]
 
 
-class Batch(NamedTuple):
+class DocumentBatch(NamedTuple):
     """Documents that are read together.
 
     Attributes:
@@ -212,14 +212,14 @@ class Batch(NamedTuple):
 
 def _plan(
     documents: Documents, lengths: Sequence[int], counts: Sequence[int], batch: int
-) -> list[Batch]:
+) -> list[DocumentBatch]:
     batches = []
     for group in _group_lengths(documents, sorted(set(zip(lengths, counts, strict=True)))):
         seed = (0, group[0][0] if documents.task.needle_within else 0)
         for first in range(0, max(count for _, count in group), batch):
             # documents that do not count fill up the last batch, to keep the compiled shape
             questions = [(n, min(count - first, batch)) for n, count in group if count > first]
-            batches.append(Batch(range(first, first + batch), questions, seed))
+            batches.append(DocumentBatch(range(first, first + batch), questions, seed))
     return batches
 
 
@@ -251,7 +251,7 @@ class Documents:
     chunk: int
     receptive_field: int | None
 
-    def length(self, batch: Batch, number: int, length: int) -> int:
+    def length(self, batch: DocumentBatch, number: int, length: int) -> int:
         """Return the number of tokens of a document at a nominal length."""
         # the shift does not depend on the length, so that a longer document's question never begins
         # before a shorter one's
@@ -263,7 +263,9 @@ class Documents:
         """The length from which on the place of the needle does not depend on the length."""
         return self.task.needle_within + self.task.shortest + self.shifts - 1
 
-    def tokens(self, batch: Batch, number: int, length: int, start: int) -> Iterator[np.ndarray]:
+    def tokens(
+        self, batch: DocumentBatch, number: int, length: int, start: int
+    ) -> Iterator[np.ndarray]:
         """Yield a document from token `start` in pieces [2 chunk].
 
         The first row has the tokens, the second is 1 for tokens of the answer and else 0.
@@ -275,7 +277,7 @@ class Documents:
         )
         return islice(rechunk(pieces, self.chunk), start // self.chunk, None)
 
-    def start_of_question(self, batch: Batch, length: int) -> int:
+    def start_of_question(self, batch: DocumentBatch, length: int) -> int:
         """Return where the state is copied: the start of a chunk before all questions begin."""
         shortest = min(self.length(batch, number, length) for number in batch.numbers)
         return (shortest - self.task.question_len) // self.chunk * self.chunk
@@ -286,7 +288,7 @@ class Documents:
             return 0
         return max(start - self.receptive_field, 0) // self.chunk * self.chunk
 
-    def cost(self, batch: Batch) -> int:
+    def cost(self, batch: DocumentBatch) -> int:
         """Return how many tokens are read, including questions and documents that do not count."""
         total = position = 0
         for length, _ in batch.questions:
@@ -297,7 +299,7 @@ class Documents:
 
 
 def _ask(
-    stream: Streamer, documents: Documents, batch: Batch, progress: TokenProgress
+    stream: Streamer, documents: Documents, batch: DocumentBatch, progress: TokenProgress
 ) -> list[dict[str, Any]]:
     """Read a batch of documents, and ask at every length; return a row for each length."""
     rows = []
@@ -324,7 +326,7 @@ def _ask(
     return rows
 
 
-def _lockstep(documents: Documents, batch: Batch, start: int) -> Iterator[np.ndarray]:
+def _lockstep(documents: Documents, batch: DocumentBatch, start: int) -> Iterator[np.ndarray]:
     """Yield the batch's documents of the longest length from token `start`, [b 2 chunk]."""
     longest = batch.questions[-1][0]
     every = [
@@ -336,7 +338,7 @@ def _lockstep(documents: Documents, batch: Batch, start: int) -> Iterator[np.nda
 
 
 def _answers(
-    stream: Streamer, documents: Documents, batch: Batch, length: int, start: int
+    stream: Streamer, documents: Documents, batch: DocumentBatch, length: int, start: int
 ) -> list[list[bool]]:
     """Return for each document which tokens of the answer the model predicts correctly."""
     texts = []
@@ -367,7 +369,7 @@ def _losses(stream: Streamer, tokens: np.ndarray, targets: np.ndarray) -> np.nda
     size = tokens.shape[1]
     pad = ((0, 0), (0, -size % stream.chunk))
     sizes = np.full(stream.batch, size)
-    return stream.losses_lanes(np.pad(tokens, pad), np.pad(targets, pad), sizes)[1][:, :size]
+    return stream.lane_losses(np.pad(tokens, pad), np.pad(targets, pad), sizes)[1][:, :size]
 
 
 def _read_results(file: Path | None, settings: list[Any]) -> list[list[dict[str, Any]]]:

@@ -27,7 +27,7 @@ from famjax.eval.examples import (
 )
 from famjax.eval.lane_answers import answer_prompts, score_continuations
 from famjax.eval.lane_stream import LanePlan, ReadDocument, plan_lanes
-from famjax.eval.memory import memory_report, update_tokens
+from famjax.eval.memory_usage import memory_report, update_tokens
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK
 from famjax.eval.subsets import mean_score, subset_rows
@@ -172,7 +172,7 @@ def _prepare(
             _check_options(run.tokenizer, document)
         prompts = [encode(asked.prompt) for asked in document.questions]
         asks = zip(prompts, document.questions, strict=True)
-        after = max(len(prompt) + _most(run, task, asked) for prompt, asked in asks)
+        after = max(len(prompt) + _max_tokens(run, task, asked) for prompt, asked in asks)
         tokens = size = len(encode(document.text)) + 1
         if window is not None and size + after > window:
             if after >= window:
@@ -207,7 +207,7 @@ def _check_options(tokenizer: Tokenizer, document: AskedDocument) -> None:
                 )
 
 
-def _most(run: Run, task: QuestionSet, asked: Asked) -> int:
+def _max_tokens(run: Run, task: QuestionSet, asked: Asked) -> int:
     """Return the maximum number of tokens after a question."""
     if not asked.options or not _is_ranked(task):
         return task.answer_tokens if asked.answer_tokens is None else asked.answer_tokens
@@ -348,7 +348,9 @@ def _answer(
         return _rank(run, task, reading, name, prompts, progress)
     stream = reading.answering[name]
     found: dict[int, _Output] = {}
-    for numbers in _batches(prompts, stream.batch, lambda prompt: _most(run, task, prompt.asked)):
+    for numbers in _batches(
+        prompts, stream.batch, lambda prompt: _max_tokens(run, task, prompt.asked)
+    ):
         together = [prompts[i] for i in numbers]
 
         def is_done(lane: int, text: str, together: list[_Prompt] = together) -> bool:
@@ -360,7 +362,7 @@ def _answer(
             run.tokenizer,
             [prompt.documents[name].state for prompt in together],
             [prompt.tokens for prompt in together],
-            [_most(run, task, prompt.asked) for prompt in together],
+            [_max_tokens(run, task, prompt.asked) for prompt in together],
             is_done,
             lambda: progress.answer(0),
         )
@@ -423,15 +425,17 @@ def _rank(
 
 
 def _batches(
-    prompts: Sequence[_Prompt], batch: int, most: Callable[[_Prompt], int] = lambda _: 0
+    prompts: Sequence[_Prompt], batch: int, max_tokens: Callable[[_Prompt], int] = lambda _: 0
 ) -> Iterator[list[int]]:
     """Yield batches of indices of prompts with similar lengths.
 
     Args:
-      most: maximum number of tokens of a prompt's answer. All answers of a batch wait for the
+      max_tokens: maximum number of tokens of a prompt's answer. All answers of a batch wait for the
         longest one, so prompts are sorted by it first.
     """
-    order = sorted(range(len(prompts)), key=lambda i: (most(prompts[i]), len(prompts[i].tokens)))
+    order = sorted(
+        range(len(prompts)), key=lambda i: (max_tokens(prompts[i]), len(prompts[i].tokens))
+    )
     for first in range(0, len(order), batch):
         yield order[first : first + batch]
 

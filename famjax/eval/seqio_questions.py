@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from famjax.core.errors import UserError, nearest
+from famjax.core.errors import UserError, did_you_mean
 from famjax.core.optional import missing_message, missing_modules
 from famjax.eval.answer_scores import score_answer
 from famjax.tasks import TASKS
@@ -41,7 +41,7 @@ def register(name: str, files: Mapping[str, str], vocabulary: Any) -> str:
     task = TASKS.get(name)
     if not isinstance(task, QuestionSet):
         known = [each for each, found in TASKS.items() if isinstance(found, QuestionSet)]
-        raise UserError(f"{name}: is no set of questions{nearest(name, known)}")
+        raise UserError(f"{name}: is no set of questions{did_you_mean(name, known)}")
     examples = {split: list(_examples(task, where)) for split, where in files.items()}
     one, several = tf.TensorSpec((), tf.string), tf.TensorSpec((None,), tf.string)
     signature = {"inputs": one, "targets": one, "references": several, "options": several}

@@ -97,8 +97,8 @@ def load_state(path: str | Path, run: Run) -> StreamState:
     """
     try:
         leaves = jax.tree.leaves(_state_shapes(run))
-        most = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) + _HEADER_BYTES
-        if regular_file_size(path) > most:
+        max_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) + _HEADER_BYTES
+        if regular_file_size(path) > max_bytes:
             raise UserError(f"{path}: not a famjax state of this model; {_READ_AGAIN}")
         content = Path(path).read_bytes()
     except OSError as error:

@@ -15,7 +15,7 @@ from famjax.eval.beam import BeamSettings, Hypotheses, beam_search
 from famjax.models.language_model import LanguageModel
 
 # maximum tokens that one call generates, to amortize dispatch and synchronization
-PIECE = 32
+TOKENS_PER_CALL = 32
 
 
 class StreamFunctions(NamedTuple):
@@ -32,7 +32,7 @@ class StreamFunctions(NamedTuple):
       step: (params, state, tokens [b 1], ctx) -> (logits [b v], state).
       draw: (logits [b v], sampling, position) -> tokens [b 1] at that position of the text.
       write: (params, state, longest, token [1 1], position, count, sampling, stops) ->
-        (tokens [PIECE], number of tokens written, logits [1 v], state).
+        (tokens [TOKENS_PER_CALL], number of tokens written, logits [1 v], state).
       search: (params, state, longest, logits [b v], settings, stops, prompt) -> hypotheses, as
         `famjax.eval.beam.beam_search`.
 
@@ -111,7 +111,10 @@ def jit_functions(graph: Any) -> StreamFunctions:
             return token, written + 1, tokens, logits[:, 0], state
 
         shape = jax.eval_shape(model.step, token, state)[0]
-        tokens, logits = jnp.zeros(PIECE, jnp.int32), jnp.zeros(shape.shape[::2], shape.dtype)
+        tokens, logits = (
+            jnp.zeros(TOKENS_PER_CALL, jnp.int32),
+            jnp.zeros(shape.shape[::2], shape.dtype),
+        )
         whole, state = state, model.unstack(model.stack.shorten(state, longest))
         model.stack.unstack_layers(state)
         carry = (token, jnp.int32(0), tokens, logits, state)

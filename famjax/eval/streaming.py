@@ -190,7 +190,7 @@ class Streamer:
             correct.append(results[1][:, :size])
         return np.concatenate(nats, 1), np.concatenate(correct, 1)
 
-    def lane_losses(self, batch: Batch[np.ndarray]) -> tuple[Array, ...]:
+    def batch_losses(self, batch: Batch[np.ndarray]) -> tuple[Array, ...]:
         """Read one batch of `famjax.data.lanes` [b chunk], with a different document in each row.
 
         This must not be mixed with the other methods, which need all lanes at the same position. It
@@ -228,8 +228,8 @@ class Streamer:
 
         Args:
           token: the last sampled token, which was not read yet.
-          count: maximum number of tokens to sample, at most PIECE. If full attention's KV cache has
-            room for fewer, only those are sampled.
+          count: maximum number of tokens to sample, at most TOKENS_PER_CALL. If full attention's
+            KV cache has room for fewer, only those are sampled.
           sampling: the sampling parameters.
           stops: [...] int32, stop tokens; sampling ends after one.
           longest: maximum number of tokens of the document, at the end of the text. Full attention
@@ -338,8 +338,8 @@ class Streamer:
         at = 0
         while at < count:
             in_block = self.tokens % self.block
-            most = self.block - in_block if in_block else self.chunk
-            window = slice(at, min(at + most, count))
+            size = self.block - in_block if in_block else self.chunk
+            window = slice(at, min(at + size, count))
             wanted = None if targets is None else targets[:, window]
             yield window.stop - at, self._read_piece(tokens[:, window], wanted)
             at = window.stop

@@ -19,7 +19,7 @@ from famjax.data.lanes import Reader, empty_row, stack_rows, write_span
 from famjax.data.one_pass import (
     DocumentPass,
     EndOfDocuments,
-    fewest_rows,
+    min_rows,
     one_pass,
     reset_blocks,
 )
@@ -28,7 +28,7 @@ from famjax.eval.document_sums import DocumentSums
 from famjax.eval.guessing import TokenCounts
 from famjax.eval.intervals import paired_interval
 from famjax.eval.lane_stream import LaneStream
-from famjax.eval.memory import update_tokens
+from famjax.eval.memory_usage import update_tokens
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK, Streamer, check_capacity
 from famjax.tasks import TASKS
@@ -151,7 +151,7 @@ def evaluate_text(
         with progress.compiling():  # now, so that timings exclude compilation
             empty = stack_rows([empty_row(streamer.chunk)] * streamer.batch)
             for stream in streams:
-                stream.new_stream().lane_losses(empty)
+                stream.new_stream().batch_losses(empty)
         begin = time.perf_counter()
         for batch_read, positions, results in _predictions(run, rows, streams, block):
             counted = batch_read["weights"] > 0
@@ -205,7 +205,7 @@ def _longest_first(source: TextSource, batch: int) -> tuple[DocumentPass, int]:
     if sizes is None:
         return DocumentPass(source), batch
     order = np.argsort(-sizes, kind="stable").tolist()
-    rows = fewest_rows(sizes[order].astype(int).tolist(), batch)
+    rows = min_rows(sizes[order].astype(int).tolist(), batch)
     return DocumentPass(source, order=order), rows
 
 
@@ -317,8 +317,8 @@ def _predictions(
         check_capacity(run.model.stack.capacity, int(positions[batch["valid"]].max()) + 1)
         forgetting: Batch[np.ndarray] = {**batch, "reset": reset_blocks(batch, block)}
         with_memory, reset, *ablated = streams
-        results = [with_memory.lane_losses(batch), reset.lane_losses(forgetting)]
-        results += [stream.lane_losses(batch) for stream in ablated]
+        results = [with_memory.batch_losses(batch), reset.batch_losses(forgetting)]
+        results += [stream.batch_losses(batch) for stream in ablated]
         waiting.append((batch, positions, results))
         if len(waiting) > 1:
             batch, positions, results = waiting.popleft()

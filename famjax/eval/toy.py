@@ -16,7 +16,7 @@ from famjax.core.types import Batch
 from famjax.data.lanes import empty_row, stack_rows
 from famjax.data.one_pass import EndOfDocuments, one_pass
 from famjax.data.sources import Key, Piece, Source
-from famjax.eval.memory import memory_report
+from famjax.eval.memory_usage import memory_report
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK, Streamer, check_capacity
 from famjax.eval.text import token_positions
@@ -131,7 +131,7 @@ def _evaluate(
     tokens = 0
     with TokenProgress(source.name, None, quiet) as progress:
         with progress.compiling():  # now, so that timings exclude compilation
-            stream.new_stream().lane_losses(stack_rows([empty_row(stream.chunk)] * lanes))
+            stream.new_stream().batch_losses(stack_rows([empty_row(stream.chunk)] * lanes))
         begin = time.perf_counter()
         for read, correct in _results(run, _EpisodePass(source, concatenate), stream, block):
             started = _count_answers(counts, started, read, correct)
@@ -151,7 +151,7 @@ def _results(
     for batch in one_pass(source, stream.batch, stream.chunk, block):
         positions, at = token_positions(batch, at)
         check_capacity(run.model.stack.capacity, int(positions[batch["valid"]].max()) + 1)
-        waiting.append((batch, stream.lane_losses(batch)[1]))
+        waiting.append((batch, stream.batch_losses(batch)[1]))
         if len(waiting) > 1:
             first, correct = waiting.popleft()
             yield first, jax.device_get(correct)

@@ -106,22 +106,23 @@ def evaluate_search(
         batch=request.batch,
         max_tokens=request.max_tokens,
     )
-    searches = [
-        _Search(run, request, pairs, i, length_penalties) for i in range(len(length_penalties))
+    results = [
+        _PenaltyResults(run, request, pairs, i, length_penalties)
+        for i in range(len(length_penalties))
     ]
     count = min(request.examples or len(pairs), len(pairs))
     # before a training begins, all sources that its evaluations will read
     used = run.config.eval.examples or len(pairs) if request.is_trial else count
     translator.check(pairs[number][0] for number in range(min(used, len(pairs))))
     groups = [range(begin, min(begin + _GROUP, count)) for begin in range(0, count, _GROUP)]
-    left = [group for group in groups if not all(search.has(group) for search in searches)]
+    left = [group for group in groups if not all(each.has(group) for each in results)]
     with TokenProgress(request.task, sum(map(len, left)), request.quiet) as progress:
         for i, numbers in enumerate(left):
             with nullcontext() if i else progress.compiling():
-                tokens = _translate(translator, pairs, numbers, searches)
+                tokens = _translate(translator, pairs, numbers, results)
             progress.advance(tokens, len(numbers))
     lost = _count_lost(run.tokenizer, (pairs[number] for number in range(count)))
-    return [search.result(count, translator.longest) | lost for search in searches]
+    return [each.result(count, translator.longest) | lost for each in results]
 
 
 def _count_lost(tokenizer: Tokenizer, pairs: Iterable[tuple[str, str]]) -> dict[str, int]:
@@ -133,8 +134,8 @@ def _count_lost(tokenizer: Tokenizer, pairs: Iterable[tuple[str, str]]) -> dict[
     return {"unread_sources": unread, "unwritten_targets": unwritten}
 
 
-class _Search:
-    """The settings of a search for one of its length penalties, and the outputs so far.
+class _PenaltyResults:
+    """The outputs of a search with one of its length penalties, and their settings.
 
     Args:
       run: the run.
@@ -174,7 +175,7 @@ class _Search:
             self._settings["first_id"] = run.tokenizer.first_id
         self._name = examples_name(self._settings)
         file = request.folder and request.folder / self._name
-        # only one of the searches says which settings changed
+        # only the first penalty's results say which settings changed
         self._store = Examples(file, self._settings, quiet=number > 0)
 
     def has(self, numbers: range) -> bool:
@@ -227,20 +228,20 @@ def _translate(
     translator: Translator,
     pairs: Pairs,
     numbers: range,
-    searches: Sequence[_Search],
+    results: Sequence[_PenaltyResults],
 ) -> int:
-    """Generate targets for the sources with these numbers, and add them to the searches.
+    """Generate targets for the sources with these numbers, and add them to the results.
 
     Returns:
-      the number of tokens of the first search's targets.
+      the number of tokens of the first penalty's targets.
     """
     before = translator.seconds
     found = translator.translate_each(
         [pairs[number][0] for number in numbers],
-        [search.length_penalty for search in searches],
+        [each.length_penalty for each in results],
     )
-    for search, translations in zip(searches, found, strict=True):
-        search.add(numbers, translations, translator.seconds - before)
+    for each, translations in zip(results, found, strict=True):
+        each.add(numbers, translations, translator.seconds - before)
     return sum(each.tokens for each in found[0])
 
 

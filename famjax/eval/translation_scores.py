@@ -21,7 +21,7 @@ _HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003134f
 _COMPOUND = re.compile(rb"(\S)-(\S)")
 
 
-class Score(NamedTuple):
+class CorpusScore(NamedTuple):
     """A score and its sacrebleu signature."""
 
     value: float
@@ -44,7 +44,7 @@ def choose_tokenizer(references: Sequence[str]) -> Tokenizer:
 
 def bleu(
     hypotheses: Sequence[str], references: Sequence[str], tokenizer: Tokenizer = "13a"
-) -> Score:
+) -> CorpusScore:
     """Return sacrebleu's BLEU, cased.
 
     Raises:
@@ -54,7 +54,7 @@ def bleu(
     return _score(_metrics().BLEU(tokenize=tokenizer), hypotheses, references)
 
 
-def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> CorpusScore:
     """Return sacrebleu's chrF, with character n-grams up to 6 and beta 2.
 
     Raises:
@@ -65,7 +65,7 @@ def chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
 
 def tokenized_bleu(
     hypotheses: Sequence[str], references: Sequence[str], tokenizer: Tokenizer = "13a"
-) -> Score:
+) -> CorpusScore:
     """Return the tokenized BLEU of papers on WMT En-Fr, WMT Zh-En and IWSLT De-En.
 
     It is not smoothed, like multi-bleu.perl and fairseq's score: 0 if no 4-gram is right. The
@@ -80,7 +80,7 @@ def tokenized_bleu(
 
 def compound_split_bleu(
     hypotheses: Sequence[str], references: Sequence[str], tokenizer: Tokenizer = "13a"
-) -> Score:
+) -> CorpusScore:
     """Return the tokenized BLEU of papers on WMT En-De (Vaswani et al., 2017): compounds are split.
 
     It is not comparable with `tokenized_bleu`, since a compound counts as three tokens. Raw text is
@@ -98,7 +98,7 @@ def compound_split_bleu(
     )
     score = _score(metrics.BLEU(tokenize="none", smooth_method="none", force=True), ours, theirs)
     signature = score.signature.replace("tok:none", f"tok:{tokenizer}+compounds")
-    return Score(score.value, signature)
+    return CorpusScore(score.value, signature)
 
 
 def split_compounds(text: str) -> str:
@@ -120,7 +120,7 @@ def _metrics() -> Any:
     return metrics
 
 
-def _score(metric: Any, hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+def _score(metric: Any, hypotheses: Sequence[str], references: Sequence[str]) -> CorpusScore:
     if len(hypotheses) != len(references):
         raise UserError(
             f"bleu: {len(hypotheses)} hypotheses and {len(references)} references; give one "
@@ -129,7 +129,7 @@ def _score(metric: Any, hypotheses: Sequence[str], references: Sequence[str]) ->
     if not hypotheses:
         raise UserError("bleu: there are no hypotheses; give at least one")
     value = metric.corpus_score(hypotheses, [references]).score
-    return Score(float(value), str(metric.get_signature()))
+    return CorpusScore(float(value), str(metric.get_signature()))
 
 
 def check_library() -> None:

@@ -174,7 +174,7 @@ class Translator:
         tokenizer = self._run.tokenizer
         settings = BeamSettings(
             self._beams,
-            max_tokens=self._most_tokens(tokens.shape[1]),
+            max_tokens=self._max_target_tokens(tokens.shape[1]),
             size=tokenizer.vocab_size,
             length_penalty=np.array(length_penalties, np.float32),
             no_repeat_ngram=self._no_repeat_ngram,
@@ -212,7 +212,7 @@ class Translator:
         self.seconds += time.perf_counter() - began
         return found
 
-    def _most_tokens(self, source: int) -> int:
+    def _max_target_tokens(self, source: int) -> int:
         """Return the maximum number of tokens of targets for sources of `source` tokens."""
         if self._max_tokens is not None:
             return self._max_tokens
@@ -222,14 +222,14 @@ class Translator:
         return min(limit for limit in limits if limit is not None)
 
     def _check_max_tokens(self) -> None:
-        most = self._max_tokens
-        if most is None:
+        max_tokens = self._max_tokens
+        if max_tokens is None:
             return
-        if most < 1:
-            raise UserError(f"max_tokens={most}: must be at least 1")
-        if self.capacity is not None and most > self.capacity:
+        if max_tokens < 1:
+            raise UserError(f"max_tokens={max_tokens}: must be at least 1")
+        if self.capacity is not None and max_tokens > self.capacity:
             raise UserError(
-                f"max_tokens={most}: does not fit the model's cache, model.capacity="
+                f"max_tokens={max_tokens}: does not fit the model's cache, model.capacity="
                 f"{self._run.model.stack.capacity}; give at most {self.capacity}"
             )
 
@@ -258,8 +258,8 @@ def search_sources(
       start: the id that a target begins after, and the id of its first token; None leaves it open.
     """
     model: Seq2Seq = nnx.merge(graph, params)
-    most = settings.max_tokens
-    step, logits, state = _begin(model, tokens, segment, start, settings.beams, most)
+    max_tokens = settings.max_tokens
+    step, logits, state = _begin(model, tokens, segment, start, settings.beams, max_tokens)
     return beam_search(step, logits, state, model.stack.row_axes(state), settings, stops)
 
 
@@ -280,12 +280,12 @@ def _sample(
     The randomness of a source depends on its number [b], not on its row or batch.
     """
     keys = jax.vmap(jax.random.fold_in, (None, 0))(sampling.key, numbers)
-    b, most = len(tokens), settings.max_tokens
-    step, logits, state = _begin(nnx.merge(graph, params), tokens, segment, start, 1, most)
+    b, max_tokens = len(tokens), settings.max_tokens
+    step, logits, state = _begin(nnx.merge(graph, params), tokens, segment, start, 1, max_tokens)
 
     def keep_writing(carry: Any) -> Array:
         length, _, lengths, *_ = carry
-        return (length < most) & (lengths == 0).any()
+        return (length < max_tokens) & (lengths == 0).any()
 
     def write_token(carry: Any) -> Any:
         length, written, lengths, logits, state = carry
@@ -294,22 +294,22 @@ def _sample(
         )(logits, keys)
         written = written.at[:, length].set(token[:, 0])
         length = length + 1
-        ends = jnp.isin(token[:, 0], stops) | (length == most)
+        ends = jnp.isin(token[:, 0], stops) | (length == max_tokens)
         # finished targets continue until all are finished; their lengths cut off the rest
         lengths = jnp.where((lengths == 0) & ends, length, lengths)
         logits, state = step(token, state)
         return length, written, lengths, logits[:, 0], state
 
-    empty = jnp.zeros((b, most), jnp.int32)
+    empty = jnp.zeros((b, max_tokens), jnp.int32)
     carry = (jnp.int32(0), empty, jnp.zeros(b, jnp.int32), logits, state)
     _, written, lengths, *_ = jax.lax.while_loop(keep_writing, write_token, carry)
     return written, lengths
 
 
 def _begin(
-    model: Seq2Seq, tokens: Array, segment: Array, start: Start, beams: int, most: int
+    model: Seq2Seq, tokens: Array, segment: Array, start: Start, beams: int, max_tokens: int
 ) -> tuple[Step, Array, State]:
-    """Encode sources [b s], and read what stands before a target of at most `most` tokens.
+    """Encode sources [b s], and read what stands before a target of at most `max_tokens` tokens.
 
     Returns:
       the model's step, bound to the encoded sources; the logits [b v] of the target's first token;
@@ -318,7 +318,7 @@ def _begin(
     before, first = start
     ctx = Context(source=model.read_source(tokens, segment))
     # `start`, and in a search all but the last token of a target
-    state = model.stack.shorten(model.init_state(len(tokens)), most + 1)
+    state = model.stack.shorten(model.init_state(len(tokens)), max_tokens + 1)
     state = model.unstack(state, beams)
     model.stack.unstack_layers(state)
     logits, state = model.step(jnp.full((len(tokens), 1), before), state, ctx)

@@ -21,7 +21,7 @@ from famjax.config.derived import (
 from famjax.config.keys import check_types
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import AXES, Config, DataConfig, ModelConfig
-from famjax.core.errors import UserError, divisors, multiples, nearest
+from famjax.core.errors import UserError, did_you_mean, format_divisors, format_multiples
 from famjax.core.json_files import shorten
 from famjax.core.paths import url_message
 from famjax.experiment.encoder_checks import check_encoder, check_encoder_task
@@ -85,7 +85,7 @@ def _check_model(config: Config) -> Iterator[str]:
     if not m.head_dim and m.width % m.heads:
         yield (
             f"model.width={m.width} is not a multiple of model.heads={m.heads}; "
-            f"take {multiples(m.width, m.heads)}, or set model.head_dim"
+            f"take {format_multiples(m.width, m.heads)}, or set model.head_dim"
         )
     head_dim, key = resolve_model(m).head_dim, "model.head_dim"
     if head_dim % 2:
@@ -112,7 +112,7 @@ def _check_model(config: Config) -> Iterator[str]:
     if m.kv_heads and m.heads % m.kv_heads:
         yield (
             f"model.kv_heads={m.kv_heads} does not divide model.heads={m.heads}; "
-            f"take one of {divisors(m.heads)}"
+            f"take one of {format_divisors(m.heads)}"
         )
 
 
@@ -122,7 +122,7 @@ def _check_adapters(model: ModelConfig) -> Iterator[str]:
     for pattern in model.lora.on.split(","):
         if not fnmatch.filter(maps, pattern):
             ours = translate_projections(model.lora.on)
-            hint = f"; write model.lora.on={ours}" if ours else nearest(pattern, maps)
+            hint = f"; write model.lora.on={ours}" if ours else did_you_mean(pattern, maps)
             yield (
                 f"model.lora.on={model.lora.on}: {pattern!r} names no projection{hint} "
                 f"(known: {', '.join(maps)})"
@@ -152,7 +152,8 @@ def _check_adaptive(config: Config) -> Iterator[str]:
     if m.width % narrow:
         yield (
             f"model.width={m.width} is not a multiple of model.adaptive.factor^{len(cuts)}="
-            f"{narrow}, by which the last cluster is narrower; take {multiples(m.width, narrow)}"
+            f"{narrow}, by which the last cluster is narrower; take "
+            f"{format_multiples(m.width, narrow)}"
         )
     if m.arch.logit_cap:
         yield (
@@ -176,13 +177,13 @@ def _check_mixers(config: Config) -> Iterator[str]:
     for name in pattern:
         if name not in MIXERS:
             yield (
-                f"model.mixer={m.mixer!r}: unknown mixer {name!r}{nearest(name, MIXERS)} "
+                f"model.mixer={m.mixer!r}: unknown mixer {name!r}{did_you_mean(name, MIXERS)} "
                 f"(known: {', '.join(MIXERS)})"
             )
     if pattern and m.layers % len(pattern):
         yield (
             f"model.layers={m.layers} is not a multiple of the {len(pattern)} mixers of "
-            f"model.mixer={m.mixer!r}; take {multiples(m.layers, len(pattern))}"
+            f"model.mixer={m.mixer!r}; take {format_multiples(m.layers, len(pattern))}"
         )
     if "fam" in pattern and m.fam_position == "last" and m.fam_len > m.block_len:
         yield (
@@ -331,7 +332,7 @@ def _check_segmented(config: Config) -> Iterator[str]:
     if m.capacity % m.block_len:
         yield (
             f"model.capacity={m.capacity} is not a multiple of model.block_len={m.block_len}, a "
-            f"segment; take {multiples(m.capacity, m.block_len)}"
+            f"segment; take {format_multiples(m.capacity, m.block_len)}"
         )
     if length > m.capacity:
         yield (
@@ -411,7 +412,7 @@ def _check_data(config: Config) -> Iterator[str]:
     name = config.optimizer.name
     for key, value, known in (("data.task", d.task, TASKS), ("optimizer.name", name, OPTIMIZERS)):
         if value not in known:
-            yield f"{key}={value}: must be one of {', '.join(known)}{nearest(value, known)}"
+            yield f"{key}={value}: must be one of {', '.join(known)}{did_you_mean(value, known)}"
     if d.tokenizer == "task" and not TASKS[d.task].has_own_words:
         yield f"data.tokenizer=task: data.task={d.task} has no vocabulary of its own; give 'bytes'"
     if d.text_rows:
@@ -456,7 +457,7 @@ def _check_blocks(config: Config) -> Iterator[str]:
     if length % block:
         yield (
             f"data.length={length} is not a multiple of model.block_len={block}; "
-            f"take {multiples(length, block)}"
+            f"take {format_multiples(length, block)}"
         )
 
 
@@ -465,12 +466,13 @@ def _check_train(config: Config) -> Iterator[str]:
     if d.length % (t.bptt_segments * m.block_len):
         yield (
             f"train.bptt_segments={t.bptt_segments} does not divide the {d.length // m.block_len} "
-            f"blocks of data.length={d.length}; take one of {divisors(d.length // m.block_len)}"
+            f"blocks of data.length={d.length}; take one of "
+            f"{format_divisors(d.length // m.block_len)}"
         )
     if d.batch % t.accumulate:
         yield (
             f"train.accumulate={t.accumulate} does not divide data.batch={d.batch}; "
-            f"take one of {divisors(d.batch)}"
+            f"take one of {format_divisors(d.batch)}"
         )
     if t.rsp and d.layout != "packed":
         always = ", lanes always carry their memory" if d.layout == "lanes" else ""
@@ -506,8 +508,8 @@ def _check_bptt_warmup(config: Config) -> Iterator[str]:
             f"{start} is for lanes, {d.layout} rows carry no memory from step to step; "
             f"set data.layout=lanes {off}"
         )
-    least = m.block_len * t.bptt_segments
-    fitting = [n for n in _doubling_lengths(d.length) if n % least == 0]
+    divisor = m.block_len * t.bptt_segments
+    fitting = [n for n in _doubling_lengths(d.length) if n % divisor == 0]
     if t.bptt_start not in fitting:
         yield (
             f"{start} does not double to data.length={d.length} in multiples of model.block_len="

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from famjax.config.derived import has_linear_cross
 from famjax.config.schema import Config
-from famjax.core.errors import multiples
+from famjax.core.errors import format_multiples
 from famjax.mixers import mixer_specs
 
 _STACKS = ("residual", "feedback", "transformer")
@@ -49,7 +49,7 @@ def check_encoder(config: Config) -> Iterator[str]:
     if has_linear_cross(m) and m.linear.map == "rfa" and m.encoder.features % 2:
         yield (
             f"model.encoder.features={m.encoder.features} is odd; rfa has a sine and a cosine of "
-            f"each random vector, take {multiples(m.encoder.features, 2)}"
+            f"each random vector, take {format_multiples(m.encoder.features, 2)}"
         )
     if config.train.match:
         yield f"train.match=true: attention matching does not support {named}; set false"

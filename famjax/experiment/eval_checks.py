@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from famjax.config.derived import holds_out_text
 from famjax.config.schema import Config
-from famjax.core.errors import UserError, multiples
+from famjax.core.errors import UserError, format_multiples
 from famjax.mixers import is_bounded
 from famjax.tasks import TASKS
 from famjax.tasks.parse import HOLDOUT, parse_lengths, parse_tasks
@@ -20,7 +20,7 @@ def check_eval(config: Config) -> Iterator[str]:
     if every > t.steps:
         yield f"{named} is beyond train.steps={t.steps}; take at most that, or {off}"
     if every % t.log_every:
-        steps = multiples(every, t.log_every)
+        steps = format_multiples(every, t.log_every)
         yield f"{named} is not a multiple of train.log_every={t.log_every}; take {steps}, or {off}"
     if t.match:
         yield f"{named} measures predictions, train.match=true makes none; {off}"
@@ -66,8 +66,8 @@ def _check_eval_tasks(config: Config) -> Iterator[str]:
 def _check_eval_capacity(config: Config) -> Iterator[str]:
     count, length, capacity = config.eval.batches, config.data.length, config.model.capacity
     if count * length > capacity and is_bounded(config.model):
-        most = capacity // length
-        fix = f"take at most {most}" if most else "set eval.every=0"
+        max_batches = capacity // length
+        fix = f"take at most {max_batches}" if max_batches else "set eval.every=0"
         yield (
             f"eval.batches={count}: reading {count * length} tokens of a document exceeds "
             f"model.capacity={capacity}, all that the model holds; {fix}"

@@ -298,7 +298,7 @@ _RUN_VERBS: dict[str, Hint] = {
     **dict.fromkeys(("device", "gpu", "gpus", "cuda", "cpu"), _DEVICES),
     "fp16": "the type is the run's model.dtype",
     "bf16": "the type is the run's model.dtype",
-    "step": "the newest good checkpoint is read; earlier ones through famjax.open_run(RUN, step)",
+    "step": "the newest valid checkpoint is read; earlier ones through famjax.open_run(RUN, step)",
 }
 
 HINTS: dict[str, dict[str, Hint]] = {

@@ -29,7 +29,7 @@ from famjax.config.keys import (
 )
 from famjax.config.older import rename_arch_keys
 from famjax.config.schema import AXES, ArchConfig, Config, ModelConfig
-from famjax.core.errors import UserError, nearest, nearest_path
+from famjax.core.errors import UserError, did_you_mean, did_you_mean_path
 from famjax.core.json_files import parse_json, read_json, read_whole, shorten
 from famjax.core.paths import expanded
 from famjax.experiment.hints import find_hint
@@ -99,7 +99,9 @@ def _apply_init(config: Config, overrides: Sequence[str]) -> Config:
         return config
     folder = expanded(init).absolute()
     if not folder.exists():
-        raise UserError(f"init={init}: there is no such folder{nearest_path(str(expanded(init)))}")
+        raise UserError(
+            f"init={init}: there is no such folder{did_you_mean_path(str(expanded(init)))}"
+        )
     if not (folder / "config.json").is_file():
         raise UserError(
             f"init={init}: has no config.json; give the folder of a run or of a converted model"
@@ -192,7 +194,7 @@ def read_config(name_or_path: str) -> Config:
     if path.suffix not in (".py", ".json") and not path.is_file():
         known = available_configs()
         raise UserError(
-            f"unknown config {name_or_path!r}{nearest(name_or_path, known)} "
+            f"unknown config {name_or_path!r}{did_you_mean(name_or_path, known)} "
             f"(known: {', '.join(known)}; or the path of a .py or config.json file)"
         )
     try:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from famjax.config.resolved import ResolvedConfig
 from famjax.config.schema import Config
-from famjax.core.errors import UserError, divisors
+from famjax.core.errors import UserError, format_divisors
 from famjax.mixers import mixer_specs
 
 
@@ -33,13 +33,13 @@ def check_divides(config: ResolvedConfig) -> None:
         if size % mesh.tensor:
             raise UserError(
                 f"mesh.tensor={mesh.tensor} does not divide {key}={size}; take one of "
-                f"{divisors(size)}"
+                f"{format_divisors(size)}"
             )
     blocks = call_blocks(config)
     if blocks % mesh.sequence:
         raise UserError(
             f"mesh.sequence={mesh.sequence} does not divide the {blocks} blocks of a call; take "
-            f"one of {divisors(blocks)}"
+            f"one of {format_divisors(blocks)}"
         )
 
 

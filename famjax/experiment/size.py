@@ -261,10 +261,10 @@ def _score_bytes(config: Config, size: int) -> int:
     """Return the bytes of one layer's attention weights for the rows of one microbatch."""
     model, data = config.model, config.data
     rows = max(data.batch // config.train.accumulate, 1)
-    most = max((spec.scores(config) for spec in mixer_specs(model)), default=0)
+    max_scores = max((spec.scores(config) for spec in mixer_specs(model)), default=0)
     source = _source_length(config)
-    most = max(most, source * max(source, data.length))
-    return rows * model.heads * most * size
+    max_scores = max(max_scores, source * max(source, data.length))
+    return rows * model.heads * max_scores * size
 
 
 def _source_length(config: Config) -> int:

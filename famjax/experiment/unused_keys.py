@@ -260,8 +260,8 @@ def _full_bptt_start(config: Config) -> str:
     return f"train.bptt_start=data.length={start}" if start == config.data.length else ""
 
 
-def _has_writes(config: Config) -> bool:
-    return any(spec.has_writes(config.model) for spec in mixer_specs(config.model))
+def _has_write_gates(config: Config) -> bool:
+    return any(spec.has_write_gates(config.model) for spec in mixer_specs(config.model))
 
 
 _REQUIRES_ATTENTION = _unused_unless(lambda c: c.model.stack != "lstm", "model.stack")
@@ -294,7 +294,7 @@ _RULES = (
     ),
     Rule(
         ("train.write_loss",),
-        _unused_unless(_has_writes, "model.mixer", "model.fam_update"),
+        _unused_unless(_has_write_gates, "model.mixer", "model.fam_update"),
         "model.fam_update=gated",
         switch=True,
     ),

@@ -10,7 +10,7 @@ from pathlib import Path
 from famjax.convert.families.famjax import FEEDBACK
 from famjax.convert.folder import atomic_folder
 from famjax.convert.open import open_model
-from famjax.core.errors import UserError, nearest
+from famjax.core.errors import UserError, did_you_mean
 from famjax.core.paths import expanded
 from famjax.export.source import ExportSource
 from famjax.mixers import mixer_specs
@@ -29,7 +29,7 @@ def export(
     The folder appears only after it has been written and read back, and its logits compared.
 
     Args:
-      run: folder of the run, whose newest good checkpoint is exported, or of a Hugging Face model.
+      run: folder of the run, whose newest valid checkpoint is exported, or of a Hugging Face model.
       dest: folder to write, which must not exist.
       format: one of `FORMATS`.
       dtype: dtype of the tensors in the format hf, float32 or bfloat16.
@@ -43,7 +43,8 @@ def export(
     """
     if format not in FORMATS:
         raise UserError(
-            f"--format {format}: unknown{nearest(format, FORMATS)} (known: {', '.join(FORMATS)})"
+            f"--format {format}: unknown{did_you_mean(format, FORMATS)} "
+            f"(known: {', '.join(FORMATS)})"
         )
     if dtype != "float32" and format != "hf":
         raise UserError(f"--dtype {dtype} is for --format hf; {format} keeps float32")

@@ -86,10 +86,10 @@ class AdaptiveEmbedding(nnx.Module):
 
     def __call__(self, tokens: Array) -> Array:
         """Embed tokens: [...] -> [... d]."""
-        cluster = cluster_index(tokens, self.starts)
+        index = cluster_index(tokens, self.starts)
         parts = [
-            words.embed(tokens - start, cluster == i)
-            for i, (words, start) in enumerate(zip(self.clusters, self.starts, strict=True))
+            cluster.embed(tokens - start, index == i)
+            for i, (cluster, start) in enumerate(zip(self.clusters, self.starts, strict=True))
         ]
         return sum(parts[1:], parts[0])
 
@@ -129,20 +129,20 @@ class AdaptiveSoftmax(nnx.Module):
         """
         first, *rest = embedding.clusters if self.clusters is None else self.clusters
         head = jnp.concatenate([first.logits(x, projected=False), self.entries(x)], -1)
-        tails = [words.logits(x, projected=True) for words in rest]
+        tails = [cluster.logits(x, projected=True) for cluster in rest]
         wide = jnp.promote_types(head.dtype, jnp.float32)
         return head.astype(wide), [tail.astype(wide) for tail in tails]
 
     def log_probs(self, x: Array, embedding: AdaptiveEmbedding) -> Array:
         """Return log p of every word: [... v]."""
         head, tails = self.logits(x, embedding)
-        words = head.shape[-1] - len(tails)
+        num_words = head.shape[-1] - len(tails)
         head = head - _log_sum(head)[..., None]
         parts = [
-            head[..., words + i, None] + (tail - _log_sum(tail)[..., None])
+            head[..., num_words + i, None] + (tail - _log_sum(tail)[..., None])
             for i, tail in enumerate(tails)
         ]
-        return jnp.concatenate([head[..., :words], *parts], -1)
+        return jnp.concatenate([head[..., :num_words], *parts], -1)
 
     def losses(self, x: Array, targets: Array, embedding: AdaptiveEmbedding) -> tuple[Array, Array]:
         """Return -log p(target) in nats, and whether the target is the argmax.
@@ -156,20 +156,20 @@ class AdaptiveSoftmax(nnx.Module):
           Two [...], float and bool.
         """
         head, tails = self.logits(x, embedding)
-        words = head.shape[-1] - len(tails)
-        cluster = cluster_index(targets, self.starts)
+        num_words = head.shape[-1] - len(tails)
+        index = cluster_index(targets, self.starts)
         total = _log_sum(head)
         target_log_prob = (
-            select_logit(head, jnp.where(cluster == 0, targets, words + cluster - 1)) - total
+            select_logit(head, jnp.where(index == 0, targets, num_words + index - 1)) - total
         )
-        best_log_prob = head[..., :words].max(-1) - total
+        best_log_prob = head[..., :num_words].max(-1) - total
         for i, tail in enumerate(tails):
             within = _log_sum(tail)
             inner = select_logit(tail, targets - self.starts[i + 1]) - within
-            target_log_prob = jnp.where(cluster == i + 1, target_log_prob + inner, target_log_prob)
+            target_log_prob = jnp.where(index == i + 1, target_log_prob + inner, target_log_prob)
             # summed in the same order as for the target, so that ties are exact
             best_log_prob = jnp.maximum(
-                best_log_prob, (head[..., words + i] - total) + (tail.max(-1) - within)
+                best_log_prob, (head[..., num_words + i] - total) + (tail.max(-1) - within)
             )
         return -target_log_prob, target_log_prob >= best_log_prob
 

@@ -36,7 +36,7 @@ class SourceSums(NamedTuple):
     z: Array
 
 
-class Source(NamedTuple):
+class EncodedSource(NamedTuple):
     """What a decoder attends to.
 
     Attributes:
@@ -80,7 +80,7 @@ class CrossAttention(nnx.Module):
         k = jnp.where(mask[:, 0, :, None, None], keys.k, 0).astype(dtype)
         return SourceSums(jnp.einsum("bsgk,bsge->bgke", k, keys.v.astype(dtype)), k.sum(1))
 
-    def __call__(self, x: Array, source: Source | None, key: Array | None = None) -> Array:
+    def __call__(self, x: Array, source: EncodedSource | None, key: Array | None = None) -> Array:
         """Attend to the source: [b t d] -> [b t d], or with one token [b d] -> [b d].
 
         `key` is for dropout, see `Context`.
@@ -100,7 +100,7 @@ class CrossAttention(nnx.Module):
         y = self._attend(q.reshape(rows, -1, h, e), source, key).reshape(b, t, h, -1)
         return self.qkv.output_projection(y, x, key)
 
-    def _attend(self, q: Array, source: Source, key: Array | None) -> Array:
+    def _attend(self, q: Array, source: EncodedSource, key: Array | None) -> Array:
         """[b t h e] -> [b t h e]."""
         keys = source.keys
         if self.map is None:

@@ -18,7 +18,7 @@ from famjax.layers.linear import Linear
 from famjax.layers.lora import adapter_config
 from famjax.layers.norm import Norm
 from famjax.ops import rotary
-from famjax.ops.attention import attend, attend_blocks, attend_dropping, attention_weights
+from famjax.ops.attention import attend, attend_blocks, attend_with_dropout, attention_weights
 
 
 class KVProjection(nnx.Module):
@@ -146,7 +146,7 @@ class QKV(nnx.Module):
         drop = make_dropout(self.rates.attention, key, ATTENTION_WEIGHTS)
         if drop is None:
             return attend(q, k, v, mask, self.cap)
-        return attend_dropping(q, k, v, mask, self.cap, None, drop)
+        return attend_with_dropout(q, k, v, mask, self.cap, None, drop)
 
     def attend_blocks(
         self, q: Array, k: Array, v: Array, mask: Array, dropout_keys: Array | None = None

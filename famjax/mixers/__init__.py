@@ -9,7 +9,7 @@ from flax import nnx
 from famjax.config.derived import mixer_pattern
 from famjax.config.resolved import ResolvedModelConfig
 from famjax.config.schema import ModelConfig
-from famjax.core.errors import UserError, nearest
+from famjax.core.errors import UserError, did_you_mean
 from famjax.mixers.block_recurrent import BlockRecurrentSpec
 from famjax.mixers.delta import DeltaSpec
 from famjax.mixers.fam import FamSpec
@@ -36,7 +36,7 @@ MIXERS: dict[str, MixerSpec] = {
 def make_mixer(name: str, config: ResolvedModelConfig, *, rngs: nnx.Rngs) -> Mixer:
     """Return a new mixer by its registered name."""
     if name not in MIXERS:
-        raise UserError(f"model.mixer: unknown mixer {name!r}{nearest(name, MIXERS)}")
+        raise UserError(f"model.mixer: unknown mixer {name!r}{did_you_mean(name, MIXERS)}")
     return MIXERS[name].make(config, rngs)
 
 

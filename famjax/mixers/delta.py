@@ -244,7 +244,7 @@ class DeltaSpec(SmearedSpec):
         # from `DeltaMemory` alone: `make` would also create the projections of a large model
         return attrgetter(name.removeprefix("delta_memory."))(DeltaMemory(model))[...]
 
-    def has_writes(self, model: ModelConfig) -> bool:
+    def has_write_gates(self, model: ModelConfig) -> bool:
         return True
 
     def parameters(self, model: ModelConfig) -> int:

@@ -120,7 +120,7 @@ class Fam(Mixer):
         self.position = config.fam_position
         at_zero = self.position == "zero"
         # block_len * updates, a position, must fit into int32
-        self.most_updates = (2**31 - 1) // self.block_len if at_zero else self.previous
+        self.max_updates = (2**31 - 1) // self.block_len if at_zero else self.previous
         has_prefix = config.fam_init == "prefix"
         self.prefix = nnx.Param(init_prefix(config, rngs)) if has_prefix else None
         # without remat all products of the scan are saved anyway, and a deferred scan, which
@@ -365,7 +365,7 @@ class Fam(Mixer):
         fam = self.update_memory(
             state.fam, projected, state.updates, k, v, mlp, summary=state.summary
         )
-        updates = jnp.minimum(state.updates + 1, self.most_updates)
+        updates = jnp.minimum(state.updates + 1, self.max_updates)
         _, fam_k, fam_v = self.project(fam, updates)
         return state._replace(
             fam=fam,
@@ -405,7 +405,7 @@ class FamSpec(SmearedSpec):
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
         return Fam(config, rngs=rngs)
 
-    def has_writes(self, model: ModelConfig) -> bool:
+    def has_write_gates(self, model: ModelConfig) -> bool:
         return model.fam_update == "gated"
 
     def unexported(self, model: ModelConfig) -> str:

@@ -123,7 +123,7 @@ def count_updates(mixer: Fam, updates: Array, reset: Array, full: Array) -> tupl
     def body(updates: Array, x: tuple[Array, Array]) -> tuple[Array, Array]:
         reset, full = x
         updates = jnp.where(reset, 0, updates)
-        return jnp.minimum(updates + full, mixer.most_updates), updates
+        return jnp.minimum(updates + full, mixer.max_updates), updates
 
     updates, before = jax.lax.scan(body, updates, (reset.T, full.T))
     return before.T, updates

@@ -20,7 +20,7 @@ from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig, num_features, resolve_model, sizes
 from famjax.config.schema import Config, ModelConfig
-from famjax.core.errors import multiples
+from famjax.core.errors import format_multiples
 from famjax.core.remat import tag_product
 from famjax.core.types import Array, Context, param_dtype
 from famjax.layers import feature_map
@@ -214,7 +214,7 @@ class LinearSpec(MixerSpec):
         if c.map == "rfa" and c.features % 2:
             yield (
                 f"model.linear.features={c.features} is odd; rfa has a sine and a cosine of each "
-                f"random vector, take {multiples(c.features, 2)}"
+                f"random vector, take {format_multiples(c.features, 2)}"
             )
         if config.train.rpo and c.rope:
             yield (

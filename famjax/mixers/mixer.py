@@ -337,7 +337,7 @@ class MixerSpec(abc.ABC):
         """Return the window of a local mixer, in tokens; 0 for other mixers."""
         return 0
 
-    def has_writes(self, model: ModelConfig) -> bool:
+    def has_write_gates(self, model: ModelConfig) -> bool:
         """Return whether its memory has gates or rates: `train.write_loss` is on their mean."""
         return False
 

@@ -18,7 +18,7 @@ from flax import nnx
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
 from famjax.core.types import Array
-from famjax.layers.cross_attention import Source
+from famjax.layers.cross_attention import EncodedSource
 from famjax.models.language_model import LanguageModel
 from famjax.ops.lookup import look_up
 from famjax.parallel.sharding import TOKENS, register_parameter_axes, with_logical_constraint
@@ -57,7 +57,7 @@ class Seq2Seq(LanguageModel):
 
     def read_source(
         self, tokens: Array, source_segment: Array, segment: Array | None = None
-    ) -> Source:
+    ) -> EncodedSource:
         """Encode sources, and project them for the decoder's layers.
 
         Args:
@@ -74,9 +74,9 @@ class Seq2Seq(LanguageModel):
         keys = self.stack.project_source(self.encode(tokens, source_segment))
         if segment is None:
             mask = (source_segment > 0)[:, None]
-            return self.stack.summarize_source(Source(keys, self._fill_empty_rows(mask)))
+            return self.stack.summarize_source(EncodedSource(keys, self._fill_empty_rows(mask)))
         mask = segment[:, :, None] == source_segment[:, None, :]
-        return Source(keys, self._fill_empty_rows(mask))
+        return EncodedSource(keys, self._fill_empty_rows(mask))
 
     def _fill_empty_rows(self, mask: Array) -> Array:
         return mask if self.allow_empty else fill_empty_rows(mask)
@@ -93,7 +93,7 @@ def make_model(config: ModelConfig, *, rngs: nnx.Rngs) -> LanguageModel:
     return kind(config, rngs=rngs)
 
 
-def source_of(model: LanguageModel, batch: Any) -> Source | None:
+def source_of(model: LanguageModel, batch: Any) -> EncodedSource | None:
     """Return the source of a batch's rows; None without an encoder."""
     if not isinstance(model, Seq2Seq):
         return None

@@ -103,7 +103,7 @@ def _attend_forward(
 ) -> tuple[Array, Residuals | KernelResiduals]:
     if not cap and bias is None and (args := _kernel_arguments(q, k, v, mask)) is not None:
         # programs traced for a GPU may run on another device, too
-        run = jax.lax.platform_dependent(*args, cuda=kernel.forward, default=_forward_with_sums)
+        run = jax.lax.platform_dependent(*args, cuda=kernel.forward, default=_xla_forward)
         out, log_sum = map(tag_product, run)
         return out.reshape(q.shape), KernelResiduals(*args, out, log_sum)
     weights = tag_product(attention_weights(q, k, mask, cap, bias).astype(v.dtype))
@@ -134,7 +134,7 @@ def _attend_backward(
 ) -> tuple[Array, Array, Array, None, Array | None]:
     if isinstance(residuals, KernelResiduals):
         args = (*residuals, d_out.reshape(residuals.q.shape))
-        whole = jax.lax.platform_dependent(*args, cuda=kernel.backward, default=_backward_with_sums)
+        whole = jax.lax.platform_dependent(*args, cuda=kernel.backward, default=_xla_backward)
         lead = d_out.shape[:-3]
         d_q, d_k, d_v = (a.reshape(*lead, *a.shape[1:]) for a in whole)
         return d_q, d_k, d_v, None, None
@@ -142,7 +142,7 @@ def _attend_backward(
     return d_q, d_k, d_v, None, d_bias
 
 
-def _forward_with_sums(q: Array, k: Array, v: Array, mask: Array) -> tuple[Array, ...]:
+def _xla_forward(q: Array, k: Array, v: Array, mask: Array) -> tuple[Array, ...]:
     """Return what `kernel.forward` does, by XLA."""
     x = jnp.where(mask[:, None, None], _scores(q, k), -jnp.inf)
     log_sum = jax.nn.logsumexp(x, axis=-1)
@@ -151,7 +151,7 @@ def _forward_with_sums(q: Array, k: Array, v: Array, mask: Array) -> tuple[Array
     return out.reshape(q.shape), log_sum.reshape(len(q), -1, q.shape[1])
 
 
-def _backward_with_sums(
+def _xla_backward(
     q: Array, k: Array, v: Array, mask: Array, out: Array, log_sum: Array, d_out: Array
 ) -> tuple[Array, ...]:
     """Return what `kernel.backward` does, by XLA."""
@@ -177,12 +177,13 @@ def _gradients(
         return x.reshape(*x.shape[:-2], *groups, e)
 
     acc_dtype = jnp.promote_types(q.dtype, jnp.float32)
-    mean = (group_heads(d_out).astype(acc_dtype) * group_heads(out)).sum(-1)  # [... t g r]
-    mean = jnp.moveaxis(mean, -3, -1)[..., None]
+    # D in FlashAttention-2, Algorithm 2: [... t g r]
+    delta = (group_heads(d_out).astype(acc_dtype) * group_heads(out)).sum(-1)
+    delta = jnp.moveaxis(delta, -3, -1)[..., None]
     d_weights = jnp.einsum(
         "...tgre,...sge->...grts", group_heads(d_out), v, preferred_element_type=acc_dtype
     )
-    d_scores = weights * (d_weights - mean)
+    d_scores = weights * (d_weights - delta)
     d_bias = None if bias is None else _sum_to_shape(d_scores, bias)
     d_scores = d_scores * e**-0.5
     if cap:
@@ -254,7 +255,7 @@ def _attend_blocks_backward(
 attend_blocks.defvjp(_attend_blocks_forward, _attend_blocks_backward)
 
 
-def attend_dropping(
+def attend_with_dropout(
     q: Float[Array, "*#lead t h e"],
     k: Float[Array, "*#lead s g e"],
     v: Float[Array, "*#lead s g e"],

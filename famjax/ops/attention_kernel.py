@@ -36,9 +36,9 @@ from famjax.parallel.sharding import local_rows, shard_map_axes, shards_tokens
 # some GPUs is 99), and spill at most 0.3 KB of registers per thread
 _ROW_BYTES, _TILE_BYTES = 128, 2**14
 # offsets in the mask, the largest array, are 32-bit integers
-_MOST_PAIRS = 2**31 - 1
+_MAX_PAIRS = 2**31 - 1
 # Triton's products have sides of at least 16; smaller tiles than 32 are left to XLA
-_LEAST_SIDE, _LEAST_TILE = 16, 32
+_MIN_SIDE, _MIN_TILE = 16, 32
 # score of a masked pair: exp(x) is 0 for it, as long as a query sees a key
 _MASKED = -1e30
 
@@ -61,13 +61,15 @@ def choose_tiles(q: Array, k: Array, v: Array) -> Tiles | None:
     if {a.dtype for a in (q, k, v)} not in ({jnp.dtype("float32")}, {jnp.dtype("bfloat16")}):
         return None
     e, size = q.shape[-1], q.dtype.itemsize
-    most = min(_ROW_BYTES, _TILE_BYTES // e) // size
-    if e & (e - 1) or e < _LEAST_SIDE or most < _LEAST_TILE:
+    max_tile = min(_ROW_BYTES, _TILE_BYTES // e) // size
+    if e & (e - 1) or e < _MIN_SIDE or max_tile < _MIN_TILE:
         return None
     t, s = q.shape[1], k.shape[1]
     # the largest power of 2 that divides t; few keys are padded by less
-    tiles = Tiles(min(t & -t, most), most if s % most == 0 or s >= 4 * most else _LEAST_TILE)
-    return tiles if min(tiles.t, s) >= _LEAST_TILE else None
+    tiles = Tiles(
+        min(t & -t, max_tile), max_tile if s % max_tile == 0 or s >= 4 * max_tile else _MIN_TILE
+    )
+    return tiles if min(tiles.t, s) >= _MIN_TILE else None
 
 
 def supports(q: Array, k: Array, v: Array) -> bool:
@@ -77,7 +79,7 @@ def supports(q: Array, k: Array, v: Array) -> bool:
     # a kernel for all tokens would be computed by each of the devices that share them
     if shards_tokens() or _shard(lambda *a: a, q, k, 1, 1) is None:
         return False
-    return local_rows(len(q)) * q.shape[1] * k.shape[1] <= _MOST_PAIRS
+    return local_rows(len(q)) * q.shape[1] * k.shape[1] <= _MAX_PAIRS
 
 
 def forward(
@@ -105,9 +107,9 @@ def backward(
 ) -> tuple[Array, ...]:
     """Return the gradients of q, k and v; `out` and `log_sum` are the results of `forward`."""
     product = out.astype(jnp.float32) * d_out.astype(jnp.float32)
-    mean = product.sum(-1).swapaxes(1, 2)  # D, [b h t]
+    delta = product.sum(-1).swapaxes(1, 2)  # D in FlashAttention-2, Algorithm 2: [b h t]
     f = functools.partial(_backward, interpret=interpret)
-    d_q, d_k, d_v = _run(f, (q, k, v, d_out), mask, (log_sum, mean), 3)
+    d_q, d_k, d_v = _run(f, (q, k, v, d_out), mask, (log_sum, delta), 3)
     s = k.shape[1]
     return d_q, d_k[:, :s], d_v[:, :s]
 
@@ -195,7 +197,7 @@ def _forward(q: Array, k: Array, v: Array, mask: Array, interpret: bool) -> tupl
 
 
 class _BackwardArguments(NamedTuple):
-    """The arguments of the backward kernels: l is `log_sum` and D is `mean`, [b h t]."""
+    """The arguments of the backward kernels: l is `log_sum` and D is `delta`, [b h t]."""
 
     q: Array
     k: Array
@@ -203,7 +205,7 @@ class _BackwardArguments(NamedTuple):
     d_out: Array
     mask: Array
     log_sum: Array
-    mean: Array
+    delta: Array
 
 
 def _backward(*arrays: Array, interpret: bool) -> tuple[Array, ...]:
@@ -219,14 +221,14 @@ def _backward_q(args: _BackwardArguments, interpret: bool) -> Array:
     s, r = k.shape[1], h // k.shape[2]
 
     def kernel(*refs: Any) -> None:
-        q_ref, k_ref, v_ref, d_out_ref, mask_ref, l_ref, mean_ref, d_q_ref = refs
-        q, d_out, log_sum, mean = (ref[...] for ref in (q_ref, d_out_ref, l_ref, mean_ref))
+        q_ref, k_ref, v_ref, d_out_ref, mask_ref, l_ref, delta_ref, d_q_ref = refs
+        q, d_out, log_sum, delta = (ref[...] for ref in (q_ref, d_out_ref, l_ref, delta_ref))
 
         def step(j: Array, d_q: Array) -> Array:
             keys = pl.ds(j * tiles.s, tiles.s)
             k = k_ref[keys, :]
             p = jnp.exp(_scores(q, k, mask_ref[:, keys]) - log_sum[:, None])
-            d_x = p * (_dot(d_out, v_ref[keys, :], 1, 1) - mean[:, None])
+            d_x = p * (_dot(d_out, v_ref[keys, :], 1, 1) - delta[:, None])
             return d_q + _dot(d_x.astype(k.dtype), k, 1, 0)
 
         d_q = jax.lax.fori_loop(0, s // tiles.s, step, _zeros(tiles.t, e))
@@ -255,7 +257,7 @@ def _backward_k_v(args: _BackwardArguments, interpret: bool) -> tuple[Array, ...
     r, parts = h // g, t // tiles.t
 
     def kernel(*refs: Any) -> None:
-        q_ref, k_ref, v_ref, d_out_ref, mask_ref, l_ref, mean_ref, d_k_ref, d_v_ref = refs
+        q_ref, k_ref, v_ref, d_out_ref, mask_ref, l_ref, delta_ref, d_k_ref, d_v_ref = refs
         k, v = k_ref[...], v_ref[...]
 
         def step(n: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -263,9 +265,9 @@ def _backward_k_v(args: _BackwardArguments, interpret: bool) -> tuple[Array, ...
             head = jax.lax.div(n, parts)
             queries = pl.ds(jax.lax.rem(n, parts) * tiles.t, tiles.t)
             q, d_out = (ref[queries, head, :] for ref in (q_ref, d_out_ref))
-            log_sum, mean = (ref[head, queries] for ref in (l_ref, mean_ref))
+            log_sum, delta = (ref[head, queries] for ref in (l_ref, delta_ref))
             p = jnp.exp(_scores(q, k, mask_ref[queries, :]) - log_sum[:, None])
-            d_x = p * (_dot(d_out, v, 1, 1) - mean[:, None])
+            d_x = p * (_dot(d_out, v, 1, 1) - delta[:, None])
             return (
                 d_k + _dot(d_x.astype(q.dtype), q, 0, 0),
                 d_v + _dot(p.astype(d_out.dtype), d_out, 0, 0),

@@ -44,9 +44,9 @@ from famjax.parallel.sharding import target_device
 # products of c x c matrices cost little at this size, and updates are still matrix products
 CPU_CHUNK, _ACCELERATOR_CHUNK = 32, 64
 # largest matrix that is inverted row by row
-_ROWS = 16
+_MAX_INVERTED_BY_ROWS = 16
 # by default TPUs multiply float32 in bfloat16, GPUs in TF32
-_FULL = jax.lax.Precision.HIGHEST
+_FULL_PRECISION = jax.lax.Precision.HIGHEST
 
 
 class DeltaUpdate(NamedTuple):
@@ -68,15 +68,15 @@ class DeltaUpdate(NamedTuple):
         return s + _product(written.mT, self.k)
 
 
-def chunk_len(tokens: int, most: int | None = None) -> int:
+def chunk_len(tokens: int, max_len: int | None = None) -> int:
     """Return the tokens of a chunk, a divisor of `tokens`.
 
     Args:
-      most: their maximum; None is 32 on CPUs and 64 on accelerators.
+      max_len: their maximum; None is 32 on CPUs and 64 on accelerators.
     """
-    if most is None:
-        most = CPU_CHUNK if target_device().platform == "cpu" else _ACCELERATOR_CHUNK
-    return max(c for c in range(1, min(most, tokens) + 1) if tokens % c == 0)
+    if max_len is None:
+        max_len = CPU_CHUNK if target_device().platform == "cpu" else _ACCELERATOR_CHUNK
+    return max(c for c in range(1, min(max_len, tokens) + 1) if tokens % c == 0)
 
 
 def delta_update(
@@ -96,7 +96,7 @@ def _invert_unit_lower(a: Float[Array, "*lead c c"]) -> Float[Array, "*lead c c"
 
 def _invert_halves(a: Array) -> Array:
     n = a.shape[-1] // 2
-    if a.shape[-1] <= _ROWS:
+    if a.shape[-1] <= _MAX_INVERTED_BY_ROWS:
         return _invert_rows(a)
     first, last = _invert_halves(a[..., :n, :n]), _invert_halves(a[..., n:, n:])
     below = -_product(_product(last, a[..., n:, :n]), first)
@@ -121,4 +121,4 @@ def _differentiate_inverse(primals: tuple[Array], tangents: tuple[Array]) -> tup
 
 def _product(a: Array, b: Array) -> Array:
     """Return a @ b with full precision."""
-    return jnp.matmul(a, b, precision=_FULL)
+    return jnp.matmul(a, b, precision=_FULL_PRECISION)

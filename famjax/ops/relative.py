@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Integer
 
 from famjax.core.types import Array
-from famjax.ops.attention import attend, attend_dropping, soft_cap
+from famjax.ops.attention import attend, attend_with_dropout, soft_cap
 from famjax.ops.einsum_tape import history_einsum
 
 # instead of -inf, whose gradient would be NaN
@@ -155,5 +155,5 @@ def attend_history(
     mask, any_visible = unmask_empty_rows(mask)
     k, v = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
     args = (q, k, v, mask, cap, bias)
-    out = attend(*args) if drop is None else attend_dropping(*args, drop)
+    out = attend(*args) if drop is None else attend_with_dropout(*args, drop)
     return jnp.where(any_visible[..., None, None], out, 0)

@@ -17,7 +17,7 @@ from famjax.config.schema import AXES, MeshConfig
 from famjax.core.errors import UserError
 
 # share of a device's memory for weights and state; the rest is for activations
-SHARE = 0.5
+WEIGHTS_SHARE = 0.5
 # bytes assumed for a device that does not report its memory
 DEVICE_BYTES = 16 * 2**30
 
@@ -40,7 +40,7 @@ class MeshDemand:
     rows: int = 1
     tensor: tuple[int, ...] = ()
     blocks: int = 1
-    limit: int = int(SHARE * DEVICE_BYTES)
+    limit: int = int(WEIGHTS_SHARE * DEVICE_BYTES)
 
     def bytes_on(self, mesh: MeshConfig) -> float:
         """Return the bytes that a device of the mesh holds, without activations."""

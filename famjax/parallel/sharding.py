@@ -27,7 +27,7 @@ from famjax.parallel.mesh import MeshDemand, choose_mesh
 BATCH = ("data", "fsdp")
 
 # parameters with more elements than this should not be replicated
-LARGE = 10**6
+LARGE_PARAMETER_SIZE = 10**6
 
 # logical axes of activations, [b t d]
 TOKENS: Axes = ("batch", "tokens", None)
@@ -136,7 +136,9 @@ def named_sharding(mesh: Mesh, axes: Axes, shape: tuple[int, ...]) -> NamedShard
 def is_replicated(sharding: NamedSharding, size: int) -> bool:
     """Return whether a large parameter is replicated on a mesh that shards parameters."""
     mesh = sharding.mesh.shape
-    return size > LARGE and mesh["fsdp"] * mesh["tensor"] > 1 and not any(sharding.spec)
+    return (
+        size > LARGE_PARAMETER_SIZE and mesh["fsdp"] * mesh["tensor"] > 1 and not any(sharding.spec)
+    )
 
 
 def replicated_parameters(mesh: Mesh, params: Params) -> list[str]:

@@ -22,7 +22,7 @@ GIB = 2**30
 _MAX_CHIPS = 4096
 # share of a GPU's memory that JAX takes, unless XLA_PYTHON_CLIENT_MEM_FRACTION is set; the highest
 # sensible value of that
-GPU_SHARE, MOST_GPU_SHARE = 0.75, 0.95
+GPU_SHARE, MAX_GPU_SHARE = 0.75, 0.95
 # GPUs of a machine, and the bytes/s of each to the others if there are several machines
 _GPUS_PER_HOST, _BETWEEN_HOSTS = 8, 50e9
 

@@ -410,10 +410,10 @@ def _walk_costliest(
         branch = HloCost()
         _walk(module, module.computations[name], times, branch, peak, bandwidth)
         branches.append(branch)
-    most = max(branches, key=lambda c: (c.seconds, c.flops, c.bytes))
+    costliest = max(branches, key=lambda c: (c.seconds, c.flops, c.bytes))
     for f in ("flops", "bytes", "seconds", "kernels", "unknown_loops"):
-        setattr(total_cost, f, getattr(total_cost, f) + getattr(most, f))
-    for c in most.collectives.values():
+        setattr(total_cost, f, getattr(total_cost, f) + getattr(costliest, f))
+    for c in costliest.collectives.values():
         total = total_cost.collectives.setdefault((c.kind, c.group), Collective(c.kind, c.group))
         total.count, total.bytes = total.count + c.count, total.bytes + c.bytes
         total.largest = max(total.largest, c.largest)

@@ -52,16 +52,16 @@ def _candidates(config: Config, topology: Topology) -> Iterator[Config]:
     for mesh in meshes(topology.count):
         if any(n % mesh.tensor for n in tensor_sizes(sized).values()):
             continue
-        most, remainder = divmod(rows, mesh.data * mesh.fsdp)
-        if not most or remainder or call_blocks(sized) % mesh.sequence:
+        device_rows, remainder = divmod(rows, mesh.data * mesh.fsdp)
+        if not device_rows or remainder or call_blocks(sized) % mesh.sequence:
             continue
-        for remat, parts in itertools.product(policies, (1, 2, 4, 8)):
-            if most % parts == 0:
+        for remat, microbatches in itertools.product(policies, (1, 2, 4, 8)):
+            if device_rows % microbatches == 0:
                 yield replace(
                     config,
                     mesh=mesh,
                     model=replace(config.model, remat=remat),
-                    train=replace(config.train, accumulate=parts),
+                    train=replace(config.train, accumulate=microbatches),
                 )
 
 

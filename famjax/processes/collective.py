@@ -88,11 +88,11 @@ def parse_flags(
     return ProcessInfo(coordinator or "", process, number)
 
 
-def _parse_number(flag: str, text: str | None, least: int) -> int:
+def _parse_number(flag: str, text: str | None, minimum: int) -> int:
     if text is None:
-        return least
-    if not text.isascii() or not text.isdigit() or int(text) < least:
-        raise UserError(f"{flag} {text}: must be an integer of at least {least}")
+        return minimum
+    if not text.isascii() or not text.isdigit() or int(text) < minimum:
+        raise UserError(f"{flag} {text}: must be an integer of at least {minimum}")
     return int(text)
 
 

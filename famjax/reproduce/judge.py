@@ -60,8 +60,8 @@ def judge(
     mean, half = mean_and_interval(differences.tolist())
     low, high = mean - half, mean + half
     if margin:
-        most = np.inf if may_be_better else margin
-        holds, fails = -margin < low and high < most, low > most or high < -margin
+        limit = np.inf if may_be_better else margin
+        holds, fails = -margin < low and high < limit, low > limit or high < -margin
     else:
         holds, fails = low > 0, high < 0
     verdict: Verdict = "holds" if holds else "does not hold" if fails else "inconclusive"

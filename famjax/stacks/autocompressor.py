@@ -31,7 +31,7 @@ class AutoCompressor(SegmentStack):
 
     def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
         super().__init__(config, rngs=rngs, mutual=False, held=False)
-        self.capacity = self.most_read // self.memory_len * self.block_len
+        self.capacity = self.max_read // self.memory_len * self.block_len
 
     def init_state(self, batch: int, offset: Array | None = None) -> SegmentState:
         return self.empty_state(batch)
@@ -41,4 +41,4 @@ class AutoCompressor(SegmentStack):
 
     def kept_tokens(self, read: Array) -> Array:
         """Return all of `read`; at the capacity, all but the last segment's, which N overwrites."""
-        return jnp.minimum(read, self.most_read - self.memory_len)
+        return jnp.minimum(read, self.max_read - self.memory_len)

@@ -16,7 +16,7 @@ from famjax.config.resolved import ResolvedModelConfig
 from famjax.core.errors import UserError
 from famjax.core.remat import remat_with_policy
 from famjax.core.types import Array, Context, State
-from famjax.layers.cross_attention import CrossAttention, Source, SourceKeys
+from famjax.layers.cross_attention import CrossAttention, EncodedSource, SourceKeys
 from famjax.layers.dropout import (
     EMBEDDING,
     LAYER,
@@ -44,7 +44,7 @@ from famjax.stacks.stack import Stack
 
 # entries of the shortest cache that a loop computes with, a power of two
 _SHORTEST_CACHE = 128
-# names of the metrics for a memory's size and its share in what is read (`ResidualStack.report`)
+# names of `ResidualStack.memory_metrics` for a memory's size and its share in what is read
 _FAM_METRICS = ("state_norm", "fam_attention")
 _MEMORY_METRICS = ("memory_norm", "memory_share")
 
@@ -98,7 +98,7 @@ class Layer(nnx.Module):
         a, error = self.mixer.match(x, state, ctx, self.mlp)
         return self.feed_forward(a, x), error
 
-    def match_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
+    def match_memory_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
         """Return what `encode_memory_prompt` returns, computed with softmax attention."""
         return self.mlp(self.mixer.match_memory_prompt(prompt, offset), prompt)
 
@@ -119,7 +119,7 @@ class Layer(nnx.Module):
         gates = self.mixer.memory_gates(x, state, ctx, self.mlp)
         return y, (self.mixer.memory(after), share, gates)
 
-    def add_losses(
+    def call_with_losses(
         self, x: Array, state: State, ctx: Context
     ) -> tuple[Array, tuple[State, MemoryLosses | None]]:
         """Return the output, and the pair of the new state and the memory's auxiliary losses."""
@@ -299,7 +299,7 @@ class ResidualStack(Stack):
           [b t d]; the errors of `Mixer.match` for the layers with a feature map, lowest first:
           [l b].
         """
-        state = self._init_state(len(x), lambda layer: layer.match_prompt, ctx.offset)
+        state = self._init_state(len(x), lambda layer: layer.match_memory_prompt, ctx.offset)
         x, errors = self._run(x, state, ctx, lambda layer: layer.match)
         matched = jnp.stack(list(itertools.compress(errors, self.matched)), 1)  # [repeats layers b]
         return x, matched.reshape(-1, matched.shape[-1])
@@ -316,7 +316,7 @@ class ResidualStack(Stack):
         keys: tuple[SourceKeys, ...] = self._scan_repeats(project, None, None)[1]
         return keys
 
-    def summarize_source(self, source: Source) -> Source:
+    def summarize_source(self, source: EncodedSource) -> EncodedSource:
         cross = self.layers[0].cross
         assert cross is not None
         summarize = jax.vmap(cross.summarize, (0, None))
@@ -410,7 +410,7 @@ class ResidualStack(Stack):
           the output [b t d]; the state after the call; the losses.
         """
         ctx = self._with_dropout_key(ctx)
-        x, found = self._run(x, state, ctx, lambda layer: layer.add_losses)
+        x, found = self._run(x, state, ctx, lambda layer: layer.call_with_losses)
         count = len(self.layers)
         states = tuple(after for after, _ in found[:count])
         losses = [losses for _, losses in found[:count] if losses is not None]
@@ -420,7 +420,7 @@ class ResidualStack(Stack):
             MemoryLosses(*map(_mean_known, zip(*losses, strict=True))),
         )
 
-    def report(self, x: Array, state: State, ctx: Context) -> dict[str, Array]:
+    def memory_metrics(self, x: Array, state: State, ctx: Context) -> dict[str, Array]:
         """Return metrics of the memory in a call, each a mean over the layers that have it.
 
         state_norm, fam_attention: the RMS of the FAMs after the call, and their share of the call's

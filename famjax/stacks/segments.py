@@ -70,7 +70,7 @@ class SegmentStack(Stack):
         self.block_len, self.memory_len = config.block_len, config.fam_len
         self.mutual, self.held = mutual, held
         self.dtype = compute_dtype(config.dtype)
-        self.most_read = kept_segments(config) * config.fam_len
+        self.max_read = kept_segments(config) * config.fam_len
         self.capacity = None
         self.receptive_field = None
 
@@ -231,7 +231,7 @@ class SegmentStack(Stack):
         """Return outputs [b t d], with NaN at tokens beyond the capacity."""
         if self.capacity is None:
             return y
-        excess = valid & (state.read[0] == self.most_read)[:, None]
+        excess = valid & (state.read[0] == self.max_read)[:, None]
         return jnp.where(excess[..., None], jnp.nan, y)
 
 

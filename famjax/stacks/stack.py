@@ -10,7 +10,7 @@ from flax import nnx
 
 from famjax.core.errors import UserError
 from famjax.core.types import Array, Context, PyTree, State
-from famjax.layers.cross_attention import Source
+from famjax.layers.cross_attention import EncodedSource
 from famjax.parallel.sharding import is_axes
 
 
@@ -65,7 +65,7 @@ class Stack(nnx.Module):
             "model.encoder.layers: this stack has no cross attention; set model.encoder.layers=0"
         )
 
-    def summarize_source(self, source: Source) -> Source:
+    def summarize_source(self, source: EncodedSource) -> EncodedSource:
         """Return the source with its keys reduced to the sums that linear attention needs.
 
         Args:
@@ -93,7 +93,7 @@ class Stack(nnx.Module):
         """Return an auxiliary loss that depends only on the parameters."""
         return jnp.zeros(())
 
-    def report(self, x: Array, state: State, ctx: Context) -> dict[str, Array]:
+    def memory_metrics(self, x: Array, state: State, ctx: Context) -> dict[str, Array]:
         """Return metrics, by name, of the memory in a call."""
         return {}
 

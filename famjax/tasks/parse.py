@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from famjax.core.errors import UserError, nearest
+from famjax.core.errors import UserError, did_you_mean
 from famjax.tasks import TASKS
 
 HOLDOUT = "holdout"
@@ -33,7 +33,7 @@ def parse_tasks(text: str, option: str = "--tasks") -> list[tuple[str, str]]:
             tasks[-1] = (tasks[-1][0], f"{tasks[-1][1]},{part}")
         else:
             raise UserError(
-                f"unknown task {part!r}{nearest(name, TASKS)} (known: text:FILES, "
+                f"unknown task {part!r}{did_you_mean(name, TASKS)} (known: text:FILES, "
                 f"text:holdout, {', '.join(name for name in TASKS if name != 'text')})"
             )
     if text and not tasks:

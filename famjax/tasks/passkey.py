@@ -16,7 +16,7 @@ import numpy as np
 
 from famjax.config.derived import is_segmented
 from famjax.config.schema import Config, PasskeyConfig
-from famjax.core.errors import UserError, multiples
+from famjax.core.errors import UserError, format_multiples
 from famjax.data.sources import Key, Piece, Source, Split
 from famjax.mixers import mixer_specs
 from famjax.tasks.task import Task
@@ -410,7 +410,7 @@ def _check_ask_every(config: Config) -> Iterator[str]:
     if p.ask_every % m.block_len:
         yield (
             f"{setting} is not a multiple of model.block_len={m.block_len}, so the memory would "
-            f"contain the answers; take {multiples(p.ask_every, m.block_len)} {off}"
+            f"contain the answers; take {format_multiples(p.ask_every, m.block_len)} {off}"
         )
     if d.layout == "packed":
         yield f"{setting} needs memory that packed rows do not carry; set data.layout=lanes {off}"

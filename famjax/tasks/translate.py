@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from famjax.config.schema import Config, ModelConfig
-from famjax.core.errors import multiples
+from famjax.core.errors import format_multiples
 from famjax.data.pair_rows import Lengths, PairSource
 from famjax.data.pairs import Pairs
 from famjax.data.sources import Source, Split
@@ -48,7 +48,7 @@ class TranslateTask(Task):
         if d.length % m.block_len:
             yield (
                 f"data.length={d.length} is not a multiple of model.block_len={m.block_len}; take "
-                f"{multiples(d.length, m.block_len)}"
+                f"{format_multiples(d.length, m.block_len)}"
             )
         if d.text_rows:
             yield f"{named} has no rows of text, data.text_rows={d.text_rows}; set 0"

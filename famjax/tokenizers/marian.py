@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import sentencepiece
 
-from famjax.core.errors import UserError, nearest
+from famjax.core.errors import UserError, did_you_mean
 from famjax.core.json_files import parse_json, read_whole, shorten
 from famjax.tokenizers.tokenizer import Tokenizer
 
@@ -90,7 +90,7 @@ class MarianTokenizer(Tokenizer):
             known = sorted(piece[2:-2] for piece in self._languages)
             raise UserError(
                 f"{shorten(language)}: not a language of {self.name}"
-                f"{nearest(language[2:-2], known)} (known: {shorten(', '.join(known), 200)})"
+                f"{did_you_mean(language[2:-2], known)} (known: {shorten(', '.join(known), 200)})"
             )
         return self._to_ids([language, *self._source.encode(rest, out_type=str)])
 

@@ -94,9 +94,9 @@ def _mean(total: PyTree, count: int, like: Params) -> Params:
     return jax.tree.map(lambda a, b: jax.numpy.asarray((a / count).astype(b.dtype)), total, like)
 
 
-def open_average(folder: Path, most: int) -> Run:
-    """Return a run with the mean of its last `most` checkpoints, or of all if there are fewer."""
-    mean = average(folder, min(most, len(Checkpoints(folder / CHECKPOINTS).steps())))
+def open_average(folder: Path, max_checkpoints: int) -> Run:
+    """Return a run with the mean of its last `max_checkpoints` checkpoints, or of all of fewer."""
+    mean = average(folder, min(max_checkpoints, len(Checkpoints(folder / CHECKPOINTS).steps())))
     run = open_run(folder, mean.steps[-1])
     config = run.config
     graph, _, frozen = partition_trainable(

@@ -201,7 +201,7 @@ class Checkpoints:
                 return candidate, template
             report(f"checkpoint {self.path(candidate)} is damaged: {damage}; it is not used")
         tried = steps if step is None else [step]
-        raise UserError(f"no good checkpoint in {self.folder}: {tried} damaged; {RESTORE_HINT}")
+        raise UserError(f"no valid checkpoint in {self.folder}: {tried} damaged; {RESTORE_HINT}")
 
     def _load_table(self, step: int, name: str) -> dict[str, Any]:
         """Return the JSON object in a file of a verified checkpoint."""
@@ -302,9 +302,9 @@ class Checkpoints:
 
     def _explain_error(self, step: int, keys: list[str], error: BaseException) -> BaseException:
         """Return a `UserError` for a full or failing disk, and other errors (bugs) unchanged."""
-        good = (s for s in reversed(self.steps()) if find_damage(self.path(s), keys) is None)
-        last = next(good, None)
-        rest = "there is no good one" if last is None else f"the last good one is step {last}"
+        valid = (s for s in reversed(self.steps()) if find_damage(self.path(s), keys) is None)
+        last = next(valid, None)
+        rest = "there is no valid one" if last is None else f"the last valid one is step {last}"
         if _is_full(error):
             return UserError(
                 f"disk full while saving checkpoint {self.path(step)}; {rest}; "

@@ -62,13 +62,13 @@ def train_with_source(
     if message := url_message(str(run_dir)):
         raise UserError(message)
     with open_session(config, Path(run_dir), quiet, program_maker or make_program) as session:
-        fit(session)
+        train_session(session)
     state = session.state
     model = nnx.merge(session.program.inference_graph, state.params, *state.frozen[:1])
     return Run(session.given_config, session.tokenizer, model, int(state.step)), session.source
 
 
-def fit(session: Session) -> None:
+def train_session(session: Session) -> None:
     """Train from the newest checkpoint, or from the initial state, to the last step."""
     train = session.config.train
     signals, log = hosts.StopSignal(), Log()

@@ -21,7 +21,7 @@ from famjax.mixers import MIXERS
 from famjax.models.seq2seq import make_model, source_of
 from famjax.optimizers import make_optimizer
 from famjax.parallel import sharding
-from famjax.parallel.mesh import DEVICE_BYTES, SHARE, MeshDemand
+from famjax.parallel.mesh import DEVICE_BYTES, WEIGHTS_SHARE, MeshDemand
 from famjax.stacks.residual import ResidualStack
 from famjax.train.objective import has_memory_losses, minimized
 from famjax.train.partition import inference_config
@@ -105,11 +105,11 @@ def make_initial_state(config: Config, weights: Params = None) -> TrainState:
     return init_train_state(config, model, optimizer)
 
 
-def mesh_demand(config: ResolvedConfig, memory: int | None = None) -> MeshDemand:
+def mesh_demand(config: ResolvedConfig, device_bytes: int | None = None) -> MeshDemand:
     """Return what a config requires of its mesh; the sizes of mesh axes need not be known.
 
     Args:
-      memory: bytes of memory of a device; None takes that of a local device.
+      device_bytes: bytes of memory of a device; None takes that of a local device.
     """
     shapes = jax.eval_shape(functools.partial(make_initial_state, config))
     # gradients have the size of the parameters
@@ -120,7 +120,7 @@ def mesh_demand(config: ResolvedConfig, memory: int | None = None) -> MeshDemand
         rows=config.data.batch // config.train.accumulate,
         tensor=(*tensor_sizes(config).values(), config.model.kv_heads),
         blocks=call_blocks(config),
-        limit=int(SHARE * (memory or device_bytes())),
+        limit=int(WEIGHTS_SHARE * (device_bytes or local_device_bytes())),
     )
 
 
@@ -128,7 +128,7 @@ def _bytes(shapes: PyTree) -> int:
     return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(shapes))
 
 
-def device_bytes() -> int:
+def local_device_bytes() -> int:
     """Return the memory of a device, or a default if the device does not report it."""
     return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", DEVICE_BYTES)
 
@@ -176,7 +176,7 @@ def make_inspect(
         if config.train.match:
             errors = model.stack.match(x, ctx)[1][:, 0]
             return dict(zip(names, errors, strict=True))
-        metrics = model.stack.report(x, state, ctx)
+        metrics = model.stack.memory_metrics(x, state, ctx)
         if has_memory_losses(config):
             assert isinstance(model.stack, ResidualStack)
             metrics |= minimized(config.train, model.stack.read_with_losses(x, state, ctx)[2])

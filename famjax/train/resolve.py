@@ -19,7 +19,7 @@ RESOLVED = "resolved.json"
 
 
 def resolve(
-    config: Config, tokenizer: Tokenizer | None, devices: int, memory: int | None = None
+    config: Config, tokenizer: Tokenizer | None, devices: int, device_bytes: int | None = None
 ) -> ResolvedConfig:
     """Return the config with every 0, or -1 of a mesh axis, replaced by the value it stands for.
 
@@ -29,8 +29,8 @@ def resolve(
     Args:
       tokenizer: tokenizer of the run; None if `model.vocab_size` is given.
       devices: number of devices in the mesh.
-      memory: bytes of memory of a device, used to choose mesh axes of -1; None takes that of a
-        local device.
+      device_bytes: bytes of memory of a device, used to choose mesh axes of -1; None takes that of
+        a local device.
 
     Raises:
       UserError: the vocabulary does not fit the tokenizer, or the mesh does not fit the devices.
@@ -45,7 +45,7 @@ def resolve(
         "train": _resolve_train(config.train, config.data),
     }
     sized = ResolvedConfig(**(vars(config) | filled))
-    demand = mesh_demand(sized, memory) if is_auto(config.mesh) else MeshDemand()
+    demand = mesh_demand(sized, device_bytes) if is_auto(config.mesh) else MeshDemand()
     return replace(sized, mesh=choose_mesh(config.mesh, devices, demand))
 
 

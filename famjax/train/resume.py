@@ -1,4 +1,4 @@
-"""Gives a session its state: from the newest good checkpoint, or a new one."""
+"""Gives a session its state: from the newest valid checkpoint, or a new one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Loadable(Protocol):
 
 
 def start_or_resume(session: Session, parts: Iterable[Loadable]) -> None:
-    """Set a session's state, step and data from the newest good checkpoint, or to the start."""
+    """Set a session's state, step and data from the newest valid checkpoint, or to the start."""
     if session.latest is None:
         session.state = _first_state(session)
         return
@@ -48,7 +48,7 @@ def start_or_resume(session: Session, parts: Iterable[Loadable]) -> None:
     if step < steps:
         session.progress.note(f"continues from step {step:,} of {steps:,}")
     with wrap_extra_errors(session.checkpoints.path(step)):
-        _compare(session, from_json(json.dumps(extra["config"])), step)
+        _check_config(session, from_json(json.dumps(extra["config"])), step)
         check_constants(extra, session.config.model, session.checkpoints.path(step))
         state = _with_rows(session, from_tree(tree), extra["data"])
         for part in parts:
@@ -144,7 +144,7 @@ def _with_rows(session: Session, state: TrainState, data: dict[str, Any]) -> Tra
     return state._replace(memory=resize(state.memory))
 
 
-def _compare(session: Session, before: Config, step: int) -> None:
+def _check_config(session: Session, before: Config, step: int) -> None:
     """Refuse a checkpoint of an incompatible config; report what other changes to it mean."""
     config = session.given_config
     check_resumable(before, config, session.checkpoints.path(step))

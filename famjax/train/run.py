@@ -13,7 +13,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from famjax.config.schema import Config, LoraConfig, ModelConfig
-from famjax.core.errors import UserError, nearest_path
+from famjax.core.errors import UserError, did_you_mean_path
 from famjax.core.types import Params, PyTree
 from famjax.experiment.checks import validate
 from famjax.experiment.memory import check_model_fits
@@ -148,7 +148,7 @@ def open_run(
     config = read_config(folder)
     if config is None:
         if not folder.is_dir():
-            raise UserError(f"{folder}: there is no such folder{nearest_path(str(folder))}")
+            raise UserError(f"{folder}: there is no such folder{did_you_mean_path(str(folder))}")
         within = sorted(str(path.parent) for path in folder.glob(f"*/{CHECKPOINTS}"))
         hint = f"give one of {', '.join(within)}" if within else "train one with famjax train"
         raise UserError(f"{folder} is not a run: it has no {CONFIG}; {hint}")

@@ -69,7 +69,7 @@ def check_finite(session: Session) -> None:
         return
     session.checkpoints.wait()
     last = session.checkpoints.latest()
-    last_saved = f"the last good checkpoint is step {last}" if last else "nothing was saved yet"
+    last_saved = f"the last valid checkpoint is step {last}" if last else "nothing was saved yet"
     hint = "start a run with a lower optimizer.learning_rate or more optimizer.warmup_steps"
     model = session.config.model
     if is_bounded(model):

@@ -24,10 +24,10 @@ def startup_lines(config: Config, shapes: TrainState) -> Iterator[str]:
     yield f"{config.name}: {model}, on {describe_devices()}"
     data, train = config.data, config.train
     tokens = data.batch * data.length
-    parts = f" in {train.accumulate} parts" if train.accumulate > 1 else ""
+    microbatches = f" in {train.accumulate} microbatches" if train.accumulate > 1 else ""
     yield (
         f"{train.steps:,} steps of {tokens:,} tokens, {data.batch:,} rows x {data.length:,}"
-        f"{parts}; {tokens * train.steps:,} tokens in all"
+        f"{microbatches}; {tokens * train.steps:,} tokens in all"
     )
     optimizer = config.optimizer
     if optimizer.warmup_steps > train.steps:

@@ -1,7 +1,7 @@
 """One training step: one compiled program from state and batch to the next state.
 
 It has three parts: `make_loss` processes rows segment by segment, `make_gradients` sums over the
-parts (microbatches) of a batch, and `make_step` applies the update.
+microbatches of a batch, and `make_step` applies the update.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from famjax.train.partition import partition_trainable, with_dropout_keys
 from famjax.train.state import MetricSums, TrainState
 
 
-class Part(NamedTuple):
-    """Part of a batch (a microbatch): rows that are processed together.
+class Microbatch(NamedTuple):
+    """Part of a batch: rows that are processed together.
 
     Attributes:
       batch: the batch's fields for these rows.
       offset: [b], random position offset in tokens, or None.
       memory: the memory that is carried to these rows.
-      number: index of the part in its batch.
+      number: index of the microbatch in its batch.
     """
 
     batch: Batch[Array]
@@ -47,7 +47,7 @@ class StepKeys(NamedTuple):
     Attributes:
       state_passing: decides whether packed rows start from another document's memory (`train.rsp`).
       position_offset: draws the position offsets of the whole batch (`train.rpo`).
-      dropout: key from which `dropout_key` derives those of all parts and segments.
+      dropout: key from which `dropout_key` derives those of all microbatches and segments.
     """
 
     state_passing: Array
@@ -66,17 +66,21 @@ def split_key(key: Array) -> tuple[Array, StepKeys]:
     return next_key, StepKeys(state_passing, position_offset, jax.random.fold_in(now, 2))
 
 
-def dropout_key(keys: StepKeys, part: Array | int, segment: Array | int) -> Array:
-    """Return the dropout key for one segment of one part of a batch."""
-    return jax.random.fold_in(jax.random.fold_in(keys.dropout, part), segment)
+def dropout_key(keys: StepKeys, microbatch: Array | int, segment: Array | int) -> Array:
+    """Return the dropout key for one segment of one microbatch."""
+    return jax.random.fold_in(jax.random.fold_in(keys.dropout, microbatch), segment)
 
 
-# (params, part, weight, keys, state) -> loss, (memory, sums): the part's share of the mean loss,
-# the memory after the part, and its metric sums. weight: sum of the token weights of the whole
-# batch.
-Loss = Callable[[Params, Part, Array, StepKeys, TrainState], tuple[Array, tuple[State, MetricSums]]]
+# (params, microbatch, weight, keys, state) -> loss, (memory, sums): the microbatch's share of the
+# mean loss, the memory after the microbatch, and its metric sums. weight: sum of the token weights
+# of the whole batch.
+LossFn = Callable[
+    [Params, Microbatch, Array, StepKeys, TrainState], tuple[Array, tuple[State, MetricSums]]
+]
 # (state, batch, keys) -> gradients, (memory, sums)
-Gradients = Callable[[TrainState, Batch[Array], StepKeys], tuple[Params, tuple[State, MetricSums]]]
+GradientsFn = Callable[
+    [TrainState, Batch[Array], StepKeys], tuple[Params, tuple[State, MetricSums]]
+]
 
 
 def init_memory(config: Config, model: LanguageModel) -> State:
@@ -103,7 +107,7 @@ def init_train_state(
     )
 
 
-def make_loss(config: Config, graph: Any, objective: Objective) -> Loss:
+def make_loss(config: Config, graph: Any, objective: Objective) -> LossFn:
     """Return the loss function of rows that are processed segment by segment.
 
     The gradient flows through all segments of a row.
@@ -115,40 +119,42 @@ def make_loss(config: Config, graph: Any, objective: Objective) -> Loss:
     segments = config.train.bptt_segments
 
     def loss(
-        params: Params, part: Part, weight: Array, keys: StepKeys, state: TrainState
+        params: Params, microbatch: Microbatch, weight: Array, keys: StepKeys, state: TrainState
     ) -> tuple[Array, tuple[State, MetricSums]]:
         def segment_model(index: Array | int) -> LanguageModel:
-            # each part of a batch has its own dropout keys; all other keys are shared by the parts
-            frozen = with_dropout_keys(state.frozen, dropout_key(keys, part.number, index))
+            # each microbatch has its own dropout keys; they share all other keys
+            frozen = with_dropout_keys(state.frozen, dropout_key(keys, microbatch.number, index))
             return nnx.merge(graph, params, *frozen)
 
         def read(memory: State, xs: tuple[Batch[Array], Array | int]) -> tuple[State, MetricSums]:
             batch, index = xs
             model = segment_model(index)
-            ctx = row_context(layout, batch)._replace(offset=part.offset)
+            ctx = row_context(layout, batch)._replace(offset=microbatch.offset)
             return objective.read(model, memory, batch, ctx, share)
 
         share = weight / (segments * config.train.accumulate)
         model = segment_model(0)
         memory = objective.initial_memory(
             model,
-            part.memory,
-            rows=len(part.batch["tokens"]),
-            offset=part.offset,
+            microbatch.memory,
+            rows=len(microbatch.batch["tokens"]),
+            offset=microbatch.offset,
             key=keys.state_passing,
             step=state.step,
         )
         if segments == 1:
-            memory, sums = read(memory, (part.batch, 0))
+            memory, sums = read(memory, (microbatch.batch, 0))
         else:
-            pieces = jax.tree.map(lambda a: jnp.stack(jnp.split(a, segments, axis=1)), part.batch)
+            pieces = jax.tree.map(
+                lambda a: jnp.stack(jnp.split(a, segments, axis=1)), microbatch.batch
+            )
             xs = (pieces, jnp.arange(segments))
             memory, sums = jax.lax.scan(jax.checkpoint(read), memory, xs)
             sums = jax.tree.map(lambda a: a.sum(0), sums)
         if not lanes:
             # keep only what another row may start with
             memory = model.stack.passable_state(memory) if config.train.rsp > 0 else ()
-        # each part of a batch adds its share of the stack's own loss
+        # each microbatch adds its share of the stack's own loss
         total = sums.loss / weight + model.stack.loss() / config.train.accumulate
         return total, (jax.lax.stop_gradient(memory), sums)
 
@@ -163,16 +169,16 @@ def row_context(layout: str, batch: Batch[Array]) -> Context:
     return Context(batch["reset"], batch["valid"], pass_state=batch.get("pass_state"))
 
 
-def make_gradients(config: Config, loss: Loss, weights: LossWeights) -> Gradients:
-    """Return a function to the gradient of the mean loss, accumulated over parts of a batch.
+def make_gradients(config: Config, loss: LossFn, weights: LossWeights) -> GradientsFn:
+    """Return a function to the gradient of the mean loss, accumulated over the microbatches.
 
-    There are `train.accumulate` parts.
+    There are `train.accumulate` microbatches in a batch.
 
     Args:
       weights: name of the batch field with the weights of the loss.
     """
     lanes = config.data.layout == "lanes"
-    parts = config.train.accumulate
+    microbatches = config.train.accumulate
     grad = jax.grad(loss, has_aux=True)
 
     def gradients(
@@ -180,20 +186,27 @@ def make_gradients(config: Config, loss: Loss, weights: LossWeights) -> Gradient
     ) -> tuple[Params, tuple[State, MetricSums]]:
         weight = jnp.maximum(batch[weights].sum(dtype=jnp.float32), 1e-6)
         offset = None
-        if config.train.rpo:  # drawn for the whole batch, whatever the number of parts
+        if config.train.rpo:  # drawn for the whole batch, whatever the number of microbatches
             offset = position_offset(keys.position_offset, config, len(batch["tokens"]))
-        if parts == 1:
-            return grad(state.params, Part(batch, offset, state.memory, 0), weight, keys, state)
+        if microbatches == 1:
+            whole = Microbatch(batch, offset, state.memory, 0)
+            return grad(state.params, whole, weight, keys, state)
 
-        def add_part(total: PyTree, part: Part) -> tuple[PyTree, State]:
-            grads, (memory, sums) = grad(state.params, part, weight, keys, state)
+        def add_microbatch(total: PyTree, microbatch: Microbatch) -> tuple[PyTree, State]:
+            grads, (memory, sums) = grad(state.params, microbatch, weight, keys, state)
             return jax.tree.map(jnp.add, total, (grads, sums)), memory
 
-        batch, offset = jax.tree.map(lambda a: _parts(a, 0, parts), (batch, offset))
+        batch, offset = jax.tree.map(
+            lambda a: _split_microbatches(a, 0, microbatches), (batch, offset)
+        )
         zeros = (jax.tree.map(jnp.zeros_like, state.params), MetricSums.zeros())
-        memory = split_lanes(state.memory, parts) if lanes else _repeat(state.memory, parts)
-        xs = Part(batch, offset, memory, jnp.arange(parts))
-        (grads, sums), memory = jax.lax.scan(add_part, zeros, xs)
+        memory = (
+            split_lanes(state.memory, microbatches)
+            if lanes
+            else _repeat(state.memory, microbatches)
+        )
+        xs = Microbatch(batch, offset, memory, jnp.arange(microbatches))
+        (grads, sums), memory = jax.lax.scan(add_microbatch, zeros, xs)
         memory = join_lanes(memory) if lanes else jax.tree.map(lambda a: a[0], memory)
         return grads, (memory, sums)
 
@@ -225,8 +238,8 @@ def make_step(
             steps=jnp.ones((), jnp.float32), grad_norm=optax.tree.norm(grads).astype(jnp.float32)
         )
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params = within_bounds(optax.apply_updates(state.params, updates))
-        # parameters and memory are checked too: a checkpoint of this step must be good, and only
+        params = clip_spans(optax.apply_updates(state.params, updates))
+        # parameters and memory are checked too: a checkpoint of this step must be valid, and only
         # the next loss would show that they are not finite
         finite = jnp.isfinite(sums.loss + sums.grad_norm) & all_finite((params, memory))
         return TrainState(
@@ -243,13 +256,13 @@ def make_step(
     return step
 
 
-def within_bounds(params: Params) -> Params:
+def clip_spans(params: Params) -> Params:
     """Return the parameters with learned spans clipped to [0, 1], fractions of the longest span."""
 
-    def bring(path: tuple[Any, ...], leaf: Array) -> Array:
+    def clip(path: tuple[Any, ...], leaf: Array) -> Array:
         return jnp.clip(leaf, 0, 1) if path_name(path).endswith("/span") else leaf
 
-    return jax.tree_util.tree_map_with_path(bring, params)
+    return jax.tree_util.tree_map_with_path(clip, params)
 
 
 def all_finite(tree: PyTree) -> Array:
@@ -271,13 +284,13 @@ def position_offset(key: Array, config: Config, rows: int) -> Array:
     )
 
 
-def split_lanes(memory: State, parts: int) -> State:
-    """[repeats b ...] -> [parts repeats b/parts ...], split like the batch."""
-    return jax.tree.map(lambda a: _parts(a, 1, parts), memory)
+def split_lanes(memory: State, microbatches: int) -> State:
+    """[repeats b ...] -> [microbatches repeats b/microbatches ...], split like the batch."""
+    return jax.tree.map(lambda a: _split_microbatches(a, 1, microbatches), memory)
 
 
 def join_lanes(memory: State) -> State:
-    """[parts repeats b/parts ...] -> [repeats b ...]."""
+    """[microbatches repeats b/microbatches ...] -> [repeats b ...]."""
 
     def join(a: Array) -> Array:
         _, repeats, _, *rest = a.shape
@@ -286,15 +299,16 @@ def join_lanes(memory: State) -> State:
     return jax.tree.map(join, memory)
 
 
-def _parts(a: Array, axis: int, parts: int) -> Array:
-    """Split the rows on `axis` into parts, on a new first axis; row i goes to part i % parts.
+def _split_microbatches(a: Array, axis: int, microbatches: int) -> Array:
+    """Split the rows on `axis` into microbatches, on a new first axis.
 
-    So every part has rows of every device, and no row has to move to another device.
+    Row i goes to microbatch i % microbatches. So every microbatch has rows of every device, and no
+    row has to move to another device.
     """
-    rows = a.shape[axis] // parts
-    a = a.reshape(*a.shape[:axis], rows, parts, *a.shape[axis + 1 :])
+    rows = a.shape[axis] // microbatches
+    a = a.reshape(*a.shape[:axis], rows, microbatches, *a.shape[axis + 1 :])
     return jnp.moveaxis(a, axis + 1, 0)
 
 
-def _repeat(memory: State, parts: int) -> State:
-    return jax.tree.map(lambda a: jnp.broadcast_to(a, (parts, *a.shape)), memory)
+def _repeat(memory: State, microbatches: int) -> State:
+    return jax.tree.map(lambda a: jnp.broadcast_to(a, (microbatches, *a.shape)), memory)

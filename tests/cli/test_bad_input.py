@@ -290,12 +290,12 @@ def test_a_damaged_checkpoint_falls_back_to_the_previous_one(
     assert rows(famjax.run) == rows(famjax.folder / "once")
 
 
-def test_no_intact_checkpoint_is_an_error(famjax: Famjax) -> None:
+def test_no_valid_checkpoint_is_an_error(famjax: Famjax) -> None:
     assert famjax(famjax.texts) == 0
     for folder in famjax.run.glob("checkpoints/0*"):
         truncate_file(folder)
     line = famjax.error_of(famjax.texts)
-    assert f"no good checkpoint in {famjax.run / 'checkpoints'}: [3, 6] damaged; " in line
+    assert f"no valid checkpoint in {famjax.run / 'checkpoints'}: [3, 6] damaged; " in line
 
 
 def test_a_checkpoint_of_another_shape_is_rejected(famjax: Famjax) -> None:
@@ -323,7 +323,7 @@ def test_a_full_disk_while_saving_is_an_error(
         line = famjax.error_of(famjax.texts, "train.steps=12")
     path = famjax.run / "checkpoints" / "000000006"
     assert line.startswith(
-        f"disk full while saving checkpoint {path}; the last good one is step 3; "
+        f"disk full while saving checkpoint {path}; the last valid one is step 3; "
     )
     assert os.listdir(famjax.run / "checkpoints") == ["000000003"]
     assert famjax(famjax.texts, "train.steps=12") == 0

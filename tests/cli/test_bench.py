@@ -225,11 +225,11 @@ def test_linear_is_compared_with_other_forms(capsys, monkeypatch, tmp_path):
     assert rows["softmax", 16]["max_difference"] is None
     states = {(row["name"], row["length"]): row["state_bytes"] for row in report["decoding"]}
     assert states["T2R", 2] == states["T2R", 8] < states["elu", 8] / 3
-    assert states["T2R, map not merged", 8] == states["T2R", 8]
+    assert states["T2R, map not folded", 8] == states["T2R", 8]
     assert states["transformer", 2] == 2 * 2 * 2 * 2 * 8 * 4 + 2 * 4
     for said in (
         "skipped",
-        "map merged",
+        "map folded",
         "16 tokens",
         "s left",
         "needs torch, performer_pytorch; pip install torch performer-pytorch\n",
@@ -257,15 +257,15 @@ def test_the_chunkwise_form_is_also_measured_without_its_kernel(monkeypatch):
     assert traced == [True]
 
 
-def test_decoding_uses_merged_maps_and_reports_exceptions(monkeypatch):
+def test_decoding_uses_folded_maps_and_reports_exceptions(monkeypatch):
     monkeypatch.setattr(linear, "LANES", 2)
-    merged = []
-    monkeypatch.setattr(linear, "fold_feature_maps", lambda m, _: merged.append(m) or m)
+    folded = []
+    monkeypatch.setattr(linear, "fold_feature_maps", lambda m, _: folded.append(m) or m)
     for features in (2, 100):
         model = replace(SMALL_LINEAR, width=16, linear=LinearConfig(features=features))
-        linear._decoder(linear.bench_models(model, 1)["T2R"], 1, merge=True)
-        assert bool(linear.merge_obstacle(model)) == (features == 100)
-    assert len(merged) == 1
+        linear._decoder(linear.bench_models(model, 1)["T2R"], 1, fold=True)
+        assert bool(linear.fold_obstacle(model)) == (features == 100)
+    assert len(folded) == 1
 
 
 def test_long_runs_are_repeated_less_often():

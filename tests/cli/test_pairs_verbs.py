@@ -301,11 +301,11 @@ def test_generate_tells_what_it_cannot_read_of_sources(capsys: pytest.CaptureFix
 @pytest.mark.long
 def test_a_target_that_is_cut_is_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An untrained model writes to the most tokens."""
-    for most in (3, 5):
-        argv = ["generate", str(home / "run"), "--prompt", "abc", "--max-tokens", str(most)]
+    for max_tokens in (3, 5):
+        argv = ["generate", str(home / "run"), "--prompt", "abc", "--max-tokens", str(max_tokens)]
         assert main(argv) == 0
         said = capsys.readouterr().err
-        assert f"the target was cut at {most} tokens; --max-tokens gives it more" in said
+        assert f"the target was cut at {max_tokens} tokens; --max-tokens gives it more" in said
     assert main(["eval", str(home / "run"), "--tasks", tasks(home), "--max-tokens", "2"]) == 0
     results = read_report(home / "run" / "eval")["results"]
     assert results[f"{tasks(home)} --beam 1 --max-tokens 2"]["result"]["tokens"] == 6

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from famjax.bench import fam, feedback, feedback_peers, linear, linear_peers, lora, mesh
-from famjax.bench.timing import Pair
+from famjax.bench.timing import PairedTimes
 from famjax.cli import (
     analyze,
     bench,
@@ -31,7 +31,7 @@ from famjax.plan.chips import parse_topology
 from famjax.plan.plan import Plan, Roofline
 from famjax.plan.search import SearchResult
 
-PAIR = Pair(12.345, 6.789, 1.818, 1.82, 0.03)
+PAIR = PairedTimes(12.345, 6.789, 1.818, 1.82, 0.03)
 MODEL = ModelConfig(vocab_size=258, layers=24, width=1024, heads=8)
 SIZES = BenchSizes(16, 16384, 7, "")
 SCORES = {"bits_per_byte": 2.1234, "loss": 1.4718, "perplexity": 12345.678, "accuracy": 0.5678}
@@ -118,7 +118,7 @@ def bench_tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     bench._bench_costs(measured, MODEL, asked, out, RecordedOutput())  # type: ignore[arg-type]
     bench._bench_long_documents(measured, MODEL, out, RecordedOutput())  # type: ignore[arg-type]
     kept = lora.TrainingFootprint(1_234_567, 9_876_543, 123_456_789)
-    compared = lora.Comparison("famjax", kept, kept, PAIR)
+    compared = lora.LoraTimes("famjax", kept, kept, PAIR)
     for name, result in {
         "llama_config": MODEL,
         "compare": compared,
@@ -142,7 +142,7 @@ def bench_tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     yield bench_linear._attention_table([attention, left_out], MODEL, SIZES)
     yield bench_linear._peers_table([linear_peers.LinearPeer(16384, PAIR, 1e-6)])
     yield bench_linear._decoding_table(
-        [linear.Decoding("T2R, map not merged", 16384, (0.1, 0.2), 1_234_567)], MODEL
+        [linear.Decoding("T2R, map not folded", 16384, (0.1, 0.2), 1_234_567)], MODEL
     )
     kinds = ("all-gather", "all-reduce", "collective-permute", "reduce-scatter")
     sent = dict.fromkeys(kinds, 12_345_678.0)

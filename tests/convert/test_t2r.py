@@ -340,14 +340,14 @@ def test_folded_maps_compute_the_same_function(kind, scale):
         lambda a: a + 0.1 * jax.random.normal(key, a.shape), nnx.state(model, nnx.Param)
     )
     nnx.update(model, params)
-    merged = fold_feature_maps(model, config)
-    names = {name for name, _ in weights(merged)}
+    folded = fold_feature_maps(model, config)
+    names = {name for name, _ in weights(folded)}
     assert not names & MAPS
-    assert weights(merged)["layer.mixer.qkv.q.kernel", 0].shape == (16, 4, 4)
-    assert weights(merged)["layer.mixer.qkv.q.kernel", 1].shape == (16, 4, 4)
-    assert assert_near(logits(merged), logits(model))
-    assert assert_near(step_logits(merged, TOKENS[:, :8]), logits(model)[:, :8])
-    ours, theirs = (jax.eval_shape(lambda m=m: m.init_state(2)) for m in (merged, model))
+    assert weights(folded)["layer.mixer.qkv.q.kernel", 0].shape == (16, 4, 4)
+    assert weights(folded)["layer.mixer.qkv.q.kernel", 1].shape == (16, 4, 4)
+    assert assert_near(logits(folded), logits(model))
+    assert assert_near(step_logits(folded, TOKENS[:, :8]), logits(model)[:, :8])
+    ours, theirs = (jax.eval_shape(lambda m=m: m.init_state(2)) for m in (folded, model))
     assert ours == theirs
     # the model itself is unchanged
     assert {name for name, _ in weights(model)} >= MAPS
@@ -409,7 +409,7 @@ def test_a_trained_gpt2_is_folded_for_inference(rnn, tuned_run, capsys, tmp_path
 
 
 @pytest.mark.long
-def test_adapters_are_merged_before_maps(lora):
+def test_adapters_are_merged_before_maps_are_folded(lora):
     run = open_run(lora)
     assert run.with_folded_maps() is run  # a Llama's are rotated
     config = replace(SMALL, lora=LoraConfig(rank=2))

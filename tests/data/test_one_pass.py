@@ -6,7 +6,7 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from famjax.data.one_pass import DocumentPass, EndOfDocuments, fewest_rows
+from famjax.data.one_pass import DocumentPass, EndOfDocuments, min_rows
 from famjax.data.parts import TextParts
 from famjax.data.sources import TextSource
 from famjax.tokenizers.tokenizer import ByteTokenizer
@@ -20,7 +20,7 @@ def makespan(sizes, rows):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "most", "rows"),
+    ("sizes", "max_rows", "rows"),
     [
         ([10, 3, 3, 3], 4, 2),
         ([10, 4, 4, 4], 4, 3),
@@ -30,15 +30,15 @@ def makespan(sizes, rows):
         ([0, 0], 2, 1),
     ],
 )
-def test_rows_that_would_only_wait_are_left_out(sizes, most, rows):
-    assert fewest_rows(sizes, most) == rows
+def test_rows_that_would_only_wait_are_left_out(sizes, max_rows, rows):
+    assert min_rows(sizes, max_rows) == rows
 
 
 def test_fewer_rows_take_longer():
     rng = np.random.default_rng(0)
     for _ in range(50):
         sizes = sorted((int(rng.pareto(1) * 100) for _ in range(20)), reverse=True)
-        rows = fewest_rows(sizes, 8)
+        rows = min_rows(sizes, 8)
         assert makespan(sizes, rows) <= makespan(sizes, 8)
         assert rows == 1 or makespan(sizes, rows - 1) > makespan(sizes, 8)
 

@@ -167,7 +167,7 @@ def test_only_maps_that_are_drawn_leave_the_device(
 
     monkeypatch.setattr(jax, "device_get", counted)
     measure = partial(measure_attention_maps, str(tiny.folder()), str(tmp_path / "a.txt"), 64)
-    found = measure(most=0)
+    found = measure(max_layers=0)
     # of each block 2 layers, 2 heads, 3 and 2 kinds of keys
     assert sizes == [2 * 2 * 5] * 8
     assert not any("map" in layer for layer in found["layers"])

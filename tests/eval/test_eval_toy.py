@@ -79,13 +79,13 @@ def test_every_episode_is_evaluated_once(
     # an oracle with one wrong answer in every third episode
     seen: list[np.ndarray] = []
 
-    def lane_losses(self: Any, read: Any) -> tuple[Any, Any]:
+    def batch_losses(self: Any, read: Any) -> tuple[Any, Any]:
         seen.append(read["targets"][read["weights"] > 0])
         return read["weights"], read["targets"] != wrong
 
     run = make_run("copy", concatenate=concatenate)
     wrong = run.tokenizer.encode("7")[0]
-    monkeypatch.setattr("famjax.eval.streaming.Streamer.lane_losses", lane_losses)
+    monkeypatch.setattr("famjax.eval.streaming.Streamer.batch_losses", batch_losses)
     (row,) = evaluate_toy(run, "copy", [5], examples=20, batch=batch, quiet=True)["rows"]
     source = ToySource(
         "copy", replace(run.config.data.toy, steps=5, episodes=20), run.tokenizer, 0, "holdout"

@@ -128,7 +128,7 @@ def test_pieces_of_any_size_equal_single_tokens(generator: Generator) -> None:
         token = stream.draw(how)
         stream.step(token[None])
         expected.append(int(token[0]))
-    # 1, 1, 2, ... PIECE, and the rest
+    # 1, 1, 2, ... TOKENS_PER_CALL, and the rest
     assert sample_tokens(generator, 4, count=70) == expected
     for slow in (-1.0, 1e9):
         with pytest.MonkeyPatch.context() as patch:
@@ -203,9 +203,9 @@ def test_full_attention_generates_until_its_cache_is_full(monkeypatch: pytest.Mo
 def test_large_layers_have_arrays_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU, and as long as their copy is not too large; the text is the same."""
     texts = []
-    for layer, most, unstacks in ((0, 2**30, True), (0, 1, False), (2**30, 2**30, False)):
+    for layer, copied, unstacks in ((0, 2**30, True), (0, 1, False), (2**30, 2**30, False)):
         monkeypatch.setattr("famjax.models.language_model._LARGE_LAYER", layer)
-        monkeypatch.setattr("famjax.models.language_model._LARGEST_COPY", most)
+        monkeypatch.setattr("famjax.models.language_model._LARGEST_COPY", copied)
         run = tiny.run_with("fam", mlp_width=512)  # weights are larger than the state
         state = run.model.init_state(1)
         unstacked = run.model.unstack(state)

@@ -120,8 +120,8 @@ def test_answers_are_generated_in_batches_and_equal_to_each_alone(
     asked = instances(
         "generate_until",
         [
-            (text, {"until": ["\n", "x("], "max_gen_toks": most})
-            for text, most in zip(texts, limits, strict=True)
+            (text, {"until": ["\n", "x("], "max_gen_toks": max_tokens})
+            for text, max_tokens in zip(texts, limits, strict=True)
         ],
     )
     asked += instances(
@@ -134,8 +134,8 @@ def test_answers_are_generated_in_batches_and_equal_to_each_alone(
     assert made[0] == 3
     generator = Generator(run)
     generated = [
-        "".join(generator.generate(text, most, stop=["\n", "x("]))
-        for text, most in zip(texts, limits, strict=True)
+        "".join(generator.generate(text, max_tokens, stop=["\n", "x("]))
+        for text, max_tokens in zip(texts, limits, strict=True)
     ]
     assert together[:-1] == generated
 

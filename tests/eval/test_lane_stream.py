@@ -12,8 +12,8 @@ from contracts.harness import FURTHER, VOCAB, but, kinds, runner
 from famjax.core.errors import UserError
 from famjax.eval.ablations import parse_ablations
 from famjax.eval.lane_answers import answer_prompts, score_continuations
-from famjax.eval.lane_stream import MOST_PADDING, LaneStream, plan_lanes, read_documents
-from famjax.eval.memory import update_tokens
+from famjax.eval.lane_stream import MAX_PADDING, LaneStream, plan_lanes, read_documents
+from famjax.eval.memory_usage import update_tokens
 from famjax.eval.streaming import Streamer
 
 
@@ -27,11 +27,11 @@ def test_each_lane_is_a_stream_by_itself(case: str) -> None:
     model = r.model(r.params)
     block = model.block_len
     rng = np.random.default_rng(0)
-    most = model.stack.capacity or 100
+    max_tokens = model.stack.capacity or 100
     # of whole chunks, of parts of a block, and of less than a chunk
     chunk = 2 * block
     documents = [
-        rng.integers(VOCAB, size=min(size, most - 4)).astype(np.int32)
+        rng.integers(VOCAB, size=min(size, max_tokens - 4)).astype(np.int32)
         for size in (4 * block, 2 * block + 1, 5 * block - 1, 3, 4 * block + 2)
     ]
     stream = LaneStream(model, 2, chunk)
@@ -72,14 +72,14 @@ def test_answers_and_log_likelihoods_are_the_models_own() -> None:
     texts = [np.concatenate([left, prompts[n]]) for n, _, left in found]
     states = [state for _, state, _ in found]
     stream = LaneStream(run.model, 5, 2 * block)
-    most = [4, 9, 9, 9]
-    answers = answer_prompts(stream, run.tokenizer, states, texts, most, lambda *_: False)
+    max_tokens = [4, 9, 9, 9]
+    answers = answer_prompts(stream, run.tokenizer, states, texts, max_tokens, lambda *_: False)
     continuations = [rng.integers(97, 122, size=n).astype(np.int32) for n in (1, 6, 9, 2)]
     scores = score_continuations(stream, states, texts, continuations)
     for lane, number in enumerate(numbers):
         before = np.concatenate([documents[number], prompts[number]])
         written: list[int] = []
-        while len(written) < most[lane]:
+        while len(written) < max_tokens[lane]:
             line = np.append(before, written).astype(np.int32)[None]
             written.append(int(tiny.logits(run.model, line)[0, -1].argmax()))
             if written[-1] in run.tokenizer.stop_ids:
@@ -178,7 +178,7 @@ def test_little_is_padding(sizes: list[int], batch: int) -> None:
     plan = plan_lanes(sizes, batch, 64)
     assert plan.lanes <= batch
     assert plan.chunk % 64 == 0
-    assert plan.padding <= MOST_PADDING
+    assert plan.padding <= MAX_PADDING
 
 
 def test_equal_documents_are_read_side_by_side() -> None:

@@ -20,7 +20,7 @@ from famjax.eval.intervals import mean_interval
 from famjax.eval.lane_answers import answer_prompts
 from famjax.eval.lane_stream import LaneStream
 from famjax.eval.long import evaluate_long, score
-from famjax.eval.memory import update_tokens
+from famjax.eval.memory_usage import update_tokens
 from famjax.eval.passkey import evaluate_passkey
 from famjax.eval.streaming import Streamer
 from famjax.tasks import TASKS
@@ -68,8 +68,8 @@ def test_answers_are_the_models_own(run: Run, short_answers: None) -> None:
         assert example["tokens"] == len(before) <= length
         assert example["prompt"] == question.text
         assert example["references"] == list(question.references)
-        most = document.most_written
-        assert example["output"] == continue_greedily(run, tokens, most)
+        max_tokens = document.max_written
+        assert example["output"] == continue_greedily(run, tokens, max_tokens)
         assert example["depth"] == document.depths[question.facts[0]]
         assert example["score"] == score(example["output"], question)
     assert any(example["cut"] for example in found)
@@ -312,7 +312,7 @@ def test_the_trained_answer_has_a_full_score(name: str) -> None:
     document = task.evaluated_document(tokenizer, 20_000, 0, 1, load(task, ""))
     for question in document.content.questions:
         tokens = tokenizer.encode(question.answer)
-        assert len(tokens) < document.most_written
+        assert len(tokens) < document.max_written
         assert score(tokenizer.decode(tokens), question) == 1
 
 

@@ -22,9 +22,9 @@ from famjax.core.errors import UserError
 from famjax.core.types import Context
 from famjax.eval import memory_trace
 from famjax.eval.memory_trace import (
-    Document,
+    TracedDocument,
     as_document,
-    gradient_reach,
+    gradient_by_distance,
     layers_with_memory,
     open_document,
     trace_memory,
@@ -185,8 +185,8 @@ def test_the_first_block_never_opened_gates() -> None:
     assert sorted(row["block"] for row in opened) == [1, 2, 3, 4]
     for row in opened:
         assert row["gates"] == pytest.approx(trace().gates[row["block"]].mean(), rel=1e-5)
-        most = int(TOKENS[row["block"] * W + trace().reads[row["block"]].argmax()])
-        assert row["read"][0] == _name_token(run().tokenizer, most)
+        token = int(TOKENS[row["block"] * W + trace().reads[row["block"]].argmax()])
+        assert row["read"][0] == _name_token(run().tokenizer, token)
 
 
 def test_reads_are_weighted_by_the_gates() -> None:
@@ -229,10 +229,10 @@ def test_the_loss_of_the_last_block_is_that_of_the_answer() -> None:
 
 
 @pytest.mark.long
-def test_reach_equals_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradient_by_distance_equals_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     """It equals differences of the loss by each memory component three blocks before."""
     model = run().model
-    found = gradient_reach(run(), as_document(TOKENS))
+    found = gradient_by_distance(run(), as_document(TOKENS))
     assert found.shape == (N - 1, 2)
     state = states()[N - 3]
 
@@ -246,14 +246,16 @@ def test_reach_equals_the_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     grad = np.asarray(jax.grad(last_loss)(own))[:, 0]
     expected = np.linalg.norm(grad, axis=(1, 2)) * np.linalg.norm(memories(state), axis=(1, 2))
     np.testing.assert_allclose(found[2], expected, rtol=1e-3)
-    # of longer documents as many blocks as REACH
-    monkeypatch.setattr(memory_trace, "REACH", 2)
-    np.testing.assert_allclose(gradient_reach(run(), as_document(TOKENS)), found[:2], rtol=1e-3)
+    # of longer documents as many blocks as GRADIENT_BLOCKS
+    monkeypatch.setattr(memory_trace, "GRADIENT_BLOCKS", 2)
+    np.testing.assert_allclose(
+        gradient_by_distance(run(), as_document(TOKENS)), found[:2], rtol=1e-3
+    )
     # the gradient of an answer that is the block's last token
     answer = np.zeros(len(TOKENS), bool)
     answer[N * W] = True
-    assert gradient_reach(run(), Document(TOKENS, answer)).shape == (2, 2)
-    other = gradient_reach(run(), Document(TOKENS, answer))
+    assert gradient_by_distance(run(), TracedDocument(TOKENS, answer)).shape == (2, 2)
+    other = gradient_by_distance(run(), TracedDocument(TOKENS, answer))
     assert np.abs(other / found[:2] - 1).max() > 0.01
 
 
@@ -261,7 +263,7 @@ def test_documents_that_are_too_short_are_rejected() -> None:
     passkey = tiny.run()
     with pytest.raises(UserError, match="no document has 9,999,999 tokens"):
         open_document(passkey, None, 9_999_999)
-    for call in (partial(trace_memory, quiet=True), gradient_reach):
+    for call in (partial(trace_memory, quiet=True), gradient_by_distance):
         with pytest.raises(UserError, match=r"16 tokens are too few: two blocks of 8 and .* 17;"):
             call(run(), as_document(TOKENS[:16]))
     for length in (0, -1):
@@ -273,7 +275,7 @@ def test_documents_that_are_too_short_are_rejected() -> None:
 def test_a_document_beyond_the_cache_of_full_attention_is_rejected() -> None:
     """Its measures would be NaN."""
     hybrid = tiny.run_with("full,fam", capacity=32)
-    for call in (partial(trace_memory, quiet=True), gradient_reach):
+    for call in (partial(trace_memory, quiet=True), gradient_by_distance):
         with pytest.raises(UserError, match="40 tokens do not fit its cache of 32"):
             call(hybrid, as_document(TOKENS[:41]))
     assert np.isfinite(trace_memory(hybrid, as_document(TOKENS[:40]), quiet=True).loss).all()
@@ -380,7 +382,7 @@ def test_the_token_with_a_high_rate_is_shown_as_it_is(
     tokens = np.frombuffer(text.encode(), np.uint8)
     newline, bos = int(np.flatnonzero(tokens == 10)[1]), 0
 
-    def trace(run: Run, document: Document) -> Any:
+    def trace(run: Run, document: TracedDocument) -> Any:
         found = trace_memory(run, document, quiet=True)
         rates = np.zeros_like(found.rates)
         rates.flat[newline + 1], rates.flat[bos] = 0.9, 0.8  # bos is before the text

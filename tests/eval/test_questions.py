@@ -19,7 +19,7 @@ from famjax.cli.main import main
 from famjax.core.errors import UserError
 from famjax.eval import questions
 from famjax.eval.examples import Example, ablation_scores, document_interval, read_lines
-from famjax.eval.memory import update_tokens
+from famjax.eval.memory_usage import update_tokens
 from famjax.experiment.load import load_config
 from famjax.tasks import TASKS
 from famjax.tasks.questions.html_text import html_text
@@ -421,8 +421,11 @@ def test_short_answers_do_not_wait_for_long_ones() -> None:
     """Prompts of equal limits are answered together, those of similar lengths first."""
     limits, lengths = (512, 32, 512, 32, 32), (3, 9, 1, 2, 5)
     prompts: Any = [
-        SimpleNamespace(most=most, tokens=[0] * length)
-        for most, length in zip(limits, lengths, strict=True)
+        SimpleNamespace(max_tokens=max_tokens, tokens=[0] * length)
+        for max_tokens, length in zip(limits, lengths, strict=True)
     ]
-    assert list(questions._batches(prompts, 3, lambda prompt: prompt.most)) == [[3, 4, 1], [2, 0]]
+    assert list(questions._batches(prompts, 3, lambda prompt: prompt.max_tokens)) == [
+        [3, 4, 1],
+        [2, 0],
+    ]
     assert list(questions._batches(prompts, 2)) == [[2, 3], [0, 4], [1]]

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from famjax.config.schema import MeshConfig
 from famjax.core.errors import UserError
-from famjax.eval.memory import measure_flatness, memory_report
+from famjax.eval.memory_usage import measure_flatness, memory_report
 from famjax.eval.stream_functions import jit_functions
 from famjax.eval.streaming import Streamer, rechunk
 from famjax.ops import attention

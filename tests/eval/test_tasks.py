@@ -321,7 +321,7 @@ def test_passkey_without_a_part_of_the_memory(
     # a random model predicts next to nothing: every token counts, if it is likelier than by chance
     monkeypatch.setattr(Documents, "tokens", all_wanted)
     monkeypatch.setattr(Streamer, "losses", likely(Streamer.losses))
-    monkeypatch.setattr(LaneStream, "losses_lanes", likely(LaneStream.losses_lanes))
+    monkeypatch.setattr(LaneStream, "lane_losses", likely(LaneStream.lane_losses))
     monkeypatch.setattr("famjax.eval.passkey._version", lambda *arguments: "")
     file, length = tmp_path / "answers.json", 450
     rows = evaluate_passkey(run, [length], 3, 2, quiet=True, file=file, ablate=names)
@@ -335,7 +335,7 @@ def test_passkey_without_a_part_of_the_memory(
         wide = np.pad(tokens, (0, -length % W + 1))[None]
         for name, hits in found.items():
             stream = LaneStream(run.model, 1, chunk, name)
-            correct = stream.losses_lanes(wide[:, :-1], wide[:, 1:], np.array([length - 1]))[1]
+            correct = stream.lane_losses(wide[:, :-1], wide[:, 1:], np.array([length - 1]))[1]
             hits.append(correct[0, start : length - 1].tolist())
     answered = [row for batch in batches for row in batch]
     assert [hits for row in answered for hits in row["hits"]] == found[""]
@@ -533,7 +533,7 @@ def test_texts_without_a_part_of_the_memory(tmp_path: Path) -> None:
             wide = np.pad(tokens, (0, -(len(tokens) - 1) % 8))
             rows, targets = wide[None, :-1], wide[None, 1:]
             size = np.array([len(tokens) - 1])
-            losses, _ = stream.losses_lanes(rows[:, : len(wide) // 8 * 8], targets, size)
+            losses, _ = stream.lane_losses(rows[:, : len(wide) // 8 * 8], targets, size)
             assert nats == pytest.approx(losses[0, : size[0]].sum(), rel=1e-4)
             by_name[name].append(nats)
     for name, nats in by_name.items():

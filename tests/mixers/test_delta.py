@@ -113,7 +113,7 @@ def _report(graph: Any, params: Any, tokens: Any, ctx: Context) -> Any:
     x, state, stack = model.embed(tokens), model.init_state(1), model.stack
     # and what it is measured from
     memories = stack.memories(stack(x, state, ctx)[1])
-    return stack.report(x, state, ctx), memories, stack.attention_mass(x, state, ctx)
+    return stack.memory_metrics(x, state, ctx), memories, stack.attention_mass(x, state, ctx)
 
 
 @pytest.mark.long

@@ -14,7 +14,7 @@ from flax import nnx
 
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ArchConfig, DropoutConfig, EncoderConfig, ModelConfig
-from famjax.layers.cross_attention import CrossAttention, Source
+from famjax.layers.cross_attention import CrossAttention, EncodedSource
 from famjax.layers.dropout import DropoutKey
 from famjax.stacks.encoder import Encoder
 
@@ -78,7 +78,7 @@ def test_attention_to_the_source_has_masks_of_its_own() -> None:
     cross = CrossAttention(resolve_model(replace(config, arch=ArchConfig())), rngs=nnx.Rngs(0))
     key, x = jax.random.key(3), jnp.asarray(X)
     keys = cross.project(x)
-    added = cross(x, Source(keys, np.ones((1, 3, 3), bool)), key) - x
+    added = cross(x, EncodedSource(keys, np.ones((1, 3, 3), bool)), key) - x
     heads = jnp.ones((1, 3, SHAPE.heads, D // SHAPE.heads))
     of_self = cross.qkv.output_projection(heads, x, key) - x
     for masked in (added, of_self):

@@ -28,8 +28,8 @@ def weights(w: transformer.LayerWeights, kind: str, hyper: dict[str, Any], x: Ar
         for a in range(t):
             seen = _seen(kind, hyper, a)
             scores = [similar(j, read[a][0][i], read[b][1][j]) for b in seen]
-            least = linear.EPS if kind == "linear" else 0
-            out[i, a, seen] = np.array(scores) / max(sum(scores), least)
+            floor = linear.EPS if kind == "linear" else 0
+            out[i, a, seen] = np.array(scores) / max(sum(scores), floor)
     return out
 
 

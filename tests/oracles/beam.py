@@ -21,7 +21,7 @@ def repeats(tokens: Tokens, size: int) -> bool:
 def search(
     log_probs: LogProbs,
     beams: int,
-    most: int,
+    max_tokens: int,
     alpha: float,
     stops: Sequence[int],
     ngram: int = 0,
@@ -33,7 +33,7 @@ def search(
     """
     live: list[tuple[Tokens, float]] = [((), 0.0)]
     finished: list[tuple[Tokens, float]] = []
-    for length in range(1, most + 1):
+    for length in range(1, max_tokens + 1):
         continued = []
         for written, total in live:
             for token, own in enumerate(log_probs(written)):
@@ -42,7 +42,7 @@ def search(
         continued.sort(key=lambda found: -found[1])
         live = []
         for rank, (written, total) in enumerate(continued[: (1 + len(stops)) * beams]):
-            if written[-1] not in stops and length < most:
+            if written[-1] not in stops and length < max_tokens:
                 live.append((written, total))
             elif rank < beams:
                 finished.append((written, total / length**alpha))
@@ -52,7 +52,7 @@ def search(
 
 
 def exhaustive(
-    log_probs: LogProbs, most: int, alpha: float, stops: Sequence[int]
+    log_probs: LogProbs, max_tokens: int, alpha: float, stops: Sequence[int]
 ) -> list[tuple[Tokens, float]]:
     """All hypotheses that there are and their scores, best first."""
     found = []
@@ -60,7 +60,7 @@ def exhaustive(
     def extend(written: Tokens, total: float) -> None:
         for token, own in enumerate(log_probs(written)):
             after, both = (*written, token), total + float(own)
-            if token in stops or len(after) == most:
+            if token in stops or len(after) == max_tokens:
                 found.append((after, both / len(after) ** alpha))
             else:
                 extend(after, both)
@@ -69,9 +69,9 @@ def exhaustive(
     return sorted(found, key=lambda each: -each[1])
 
 
-def greedy(log_probs: LogProbs, most: int, stops: Sequence[int]) -> Tokens:
+def greedy(log_probs: LogProbs, max_tokens: int, stops: Sequence[int]) -> Tokens:
     """The likeliest token at a time, up to a stop token."""
     written: Tokens = ()
-    while len(written) < most and not (written and written[-1] in stops):
+    while len(written) < max_tokens and not (written and written[-1] in stops):
         written = (*written, int(log_probs(written).argmax()))
     return written

@@ -81,10 +81,10 @@ def test_as_many_checkpoints_are_averaged_as_in_the_papers():
     """FT3 4.2.1 and 6.2; T2R A.1.2: the checkpoints of the last five epochs."""
     of = {name: EXPERIMENTS[name].averaged for name in (FIGURE_4, TABLE_2, FIGURE_7)}
     assert of == {FIGURE_4: 10, TABLE_2: 5, FIGURE_7: 0}
-    for name, most in of.items():
+    for name, count in of.items():
         experiment = EXPERIMENTS[name]
         for variant in experiment.variants:
-            assert experiment.make_config(variant, 0, "paper").train.keep >= most
+            assert experiment.make_config(variant, 0, "paper").train.keep >= count
 
 
 def test_what_is_measured(tmp_path, monkeypatch):

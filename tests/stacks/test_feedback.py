@@ -27,7 +27,7 @@ from famjax.ops.einsum_tape import einsum, use_tape
 from famjax.ops.token_scan import Visible
 from famjax.stacks.feedback import Feedback, Transformer, solve
 from famjax.train.partition import inference_config
-from famjax.train.step import within_bounds
+from famjax.train.step import clip_spans
 
 B, T, D, SPAN = 2, 5, 8, 4
 
@@ -427,13 +427,14 @@ def test_attention_span_covers_the_learned_spans(stack_type, changes, attention_
 def test_spans_are_clipped_to_shares_of_the_maximum():
     runner = StackRunner(span_config())
     params = with_spans(runner, [[-0.2, 1.4], [0.3, 1.0]])
-    close(runner.run(within_bounds, params), with_spans(runner, [[0.0, 1.0], [0.3, 1.0]]))
+    close(runner.run(clip_spans, params), with_spans(runner, [[0.0, 1.0], [0.3, 1.0]]))
 
 
 def test_a_mean_span_is_reported():
     runner = StackRunner(span_config())
     runner.params = with_spans(runner, np.full((2, 2), 0.25))
-    assert runner.run(jit(runner.stack().report), X, runner.fresh, Context()) == {"mean_span": 4}
+    metrics = runner.run(jit(runner.stack().memory_metrics), X, runner.fresh, Context())
+    assert metrics == {"mean_span": 4}
     assert runner.stack().mixing_weights().shape == (1, 3)
 
 
@@ -487,8 +488,8 @@ def test_the_change_of_the_last_sweep_is_reported_in_training_only(exact):
     changes = []
     for n in (1, 2, T + 1):
         runner = StackRunner(config(sweeps=n))
-        report = runner.run(jit(runner.stack().report), X, state, Context())
-        changes.append(float(report["sweep_change"]))
+        metrics = runner.run(jit(runner.stack().memory_metrics), X, state, Context())
+        changes.append(float(metrics["sweep_change"]))
     assert changes[0] > changes[1] > changes[2]
     assert changes[2] < 1e-12
     assert inference_config(config(sweeps=3)).feedback.sweeps == 0

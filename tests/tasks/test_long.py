@@ -64,7 +64,7 @@ def test_a_document_tells_what_its_questions_ask(name: str, length: int, files: 
                     assert reference in question.answer
         # the question and the answer fit, and little is left
         question = max(map(len, document.questions))
-        used = len(text.encode()) + 1 + question + document.most_written
+        used = len(text.encode()) + 1 + question + document.max_written
         # lists of words are as long as an estimate of their tokens
         left = length // 10 if name in ("cwe", "fwe") else max(map(len, pieces[1:]))
         # numbers of many digits are reserved for the facts' labels

@@ -77,9 +77,9 @@ def test_checkpoints_of_other_steps_count_only_if_there_are_too_few(run: Path) -
     assert average(run, 4).steps == [6, 9, 10, 12]
 
 
-@pytest.mark.parametrize(("most", "last"), [(2, "2"), (3, "3"), (10, "3")])
-def test_a_mean_is_opened_without_a_folder(run: Path, most: int, last: str) -> None:
-    found = open_average(run, most)
+@pytest.mark.parametrize(("max_checkpoints", "last"), [(2, "2"), (3, "3"), (10, "3")])
+def test_a_mean_is_opened_without_a_folder(run: Path, max_checkpoints: int, last: str) -> None:
+    found = open_average(run, max_checkpoints)
     assert main(["average", str(run), "--last", last]) == 0
     params = nnx.state(found.model, nnx.Param)
     for (path, a), b in zip(

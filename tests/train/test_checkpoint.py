@@ -169,12 +169,12 @@ def test_damage_falls_back_to_the_previous_one(folder, damage, words):
     assert re.search(words, lines[0])
 
 
-def test_restore_fails_if_no_checkpoint_is_intact(folder, tmp_path, capsys):
+def test_restore_fails_if_no_checkpoint_is_valid(folder, tmp_path, capsys):
     truncate(largest_file(folder / "000000020"))
-    with pytest.raises(UserError, match="no good checkpoint"):
+    with pytest.raises(UserError, match="no valid checkpoint"):
         Checkpoints(folder).restore(shapes(tree_of(0)), step=20)
     truncate(largest_file(folder / "000000010"))
-    with pytest.raises(UserError, match=r"no good checkpoint.*\[10, 20\]"):
+    with pytest.raises(UserError, match=r"no valid checkpoint.*\[10, 20\]"):
         Checkpoints(folder).restore(shapes(tree_of(0)))
     assert capsys.readouterr().err.count("is damaged") == 3
     with pytest.raises(UserError, match=r"no checkpoint in .*train"):
@@ -253,7 +253,7 @@ def test_a_failed_save_names_the_last_complete_checkpoint(folder, monkeypatch):
     monkeypatch.setattr(checkpoint, "write_manifest", lambda folder: os.mkdir(folder))
     checkpoints = Checkpoints(folder, 2)
     checkpoints.save(30, tree_of(30), {})
-    with pytest.raises(UserError, match=r"cannot save .*the last good one is step 10"):
+    with pytest.raises(UserError, match=r"cannot save .*the last valid one is step 10"):
         checkpoints.wait()
 
 
@@ -455,7 +455,7 @@ def test_a_deeply_nested_manifest_and_a_pipe_are_rejected(folder):
     listed["files"]["params/pipe"] = {"size": 0, "sha256": ""}
     (path / "manifest.json").write_text(json.dumps(listed))
     os.mkfifo(path / "params" / "pipe")
-    with pytest.raises(UserError, match="no good checkpoint"):
+    with pytest.raises(UserError, match="no valid checkpoint"):
         Checkpoints(folder).restore(shapes(tree_of(0)), report=lines.append)
     assert "params/pipe is not a regular file" in lines[-1]
 

@@ -26,7 +26,7 @@ from famjax.parallel import sharding
 from famjax.train.loop import train
 from famjax.train.metrics import read_metrics
 from famjax.train.run import open_run
-from famjax.train.step import within_bounds
+from famjax.train.step import clip_spans
 
 SHAPE = [
     "model.stack=feedback",
@@ -103,7 +103,7 @@ def test_trimmed_spans_are_restored(tmp_path: Path) -> None:
 
 def test_spans_are_clipped_to_0_and_1() -> None:
     tree = {"layer": {"span": jnp.array([-0.5, 0.5, 1.5])}, "other": jnp.array([2.0])}
-    bounded = within_bounds(tree)
+    bounded = clip_spans(tree)
     np.testing.assert_array_equal(bounded["layer"]["span"], [0, 0.5, 1])
     assert bounded["other"] == 2
 

@@ -305,7 +305,7 @@ def poison_step_six(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     ("every", "noticed", "kept"),
-    [(5, 8, "the last good checkpoint is step 5"), (20, 8, "nothing was saved yet")],
+    [(5, 8, "the last valid checkpoint is step 5"), (20, 8, "nothing was saved yet")],
 )
 def test_a_loss_that_is_not_finite_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int, noticed: int, kept: str
@@ -327,7 +327,7 @@ def test_a_checkpoint_before_the_first_log_is_kept(
 ) -> None:
     poison_step_six(monkeypatch)
     more = ["train.steps=40", "train.log_every=40", "train.checkpoint_every=5"]
-    with pytest.raises(UserError, match="the last good checkpoint is step 5"):
+    with pytest.raises(UserError, match="the last valid checkpoint is step 5"):
         train(config(tmp_path / "texts", "lanes", "text", *more), tmp_path / "run", quiet=True)
     assert Checkpoints(tmp_path / "run" / "checkpoints").steps() == [5]
 

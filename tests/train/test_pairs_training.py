@@ -31,7 +31,7 @@ from famjax.data.pair_rows import PairSource
 from famjax.eval import translation_scores
 from famjax.eval.sampling import Sampling
 from famjax.eval.translate import evaluate
-from famjax.eval.translation_scores import Score
+from famjax.eval.translation_scores import CorpusScore
 from famjax.eval.translator import Translator, longest_source, padded_size
 from famjax.experiment.checks import validate
 from famjax.experiment.load import load_config, override
@@ -118,8 +118,8 @@ def test_resume_after_crashes_is_bitwise_equal(
 
 @pytest.mark.long
 @pytest.mark.usefixtures("compiled_once")
-def test_parts_of_a_batch_add_up(tmp_path: Path) -> None:
-    """Of equal batches the first steps have the same loss, whatever parts they are read in."""
+def test_microbatches_add_up(tmp_path: Path) -> None:
+    """Of equal batches the first steps have the same loss, whatever the number of microbatches."""
     losses = []
     for accumulate in (1, 2):
         given = config(tmp_path, "train.steps=4", f"train.accumulate={accumulate}")
@@ -188,11 +188,11 @@ def test_the_checkpoint_with_the_best_bleu_is_kept(
     values = [0.0, 10.0, 30.0, 20.0]
     hypotheses: list[Sequence[str]] = []
 
-    def bleu(written: Sequence[str], references: Sequence[str], how: Any) -> Score:
+    def bleu(written: Sequence[str], references: Sequence[str], how: Any) -> CorpusScore:
         hypotheses.append(written)
         assert how == "none"  # the files are tokenized
         assert references == [word[::-1] for word in words[: len(written)]]
-        return Score(values[len(hypotheses) - 1], "")
+        return CorpusScore(values[len(hypotheses) - 1], "")
 
     monkeypatch.setattr(translation_scores, "bleu", bleu)
     keys = ["train.steps=6", "train.log_every=2", "train.keep=1", "eval.every=2"]
@@ -330,9 +330,9 @@ def test_outputs_at_the_most_tokens_are_cut_and_counted(tmp_path: Path) -> None:
     sampling = Sampling(jax.random.key(0), 0.0, 0, 1.0, run.tokenizer.vocab_size)
     sampled = Translator(run, batch=8, sampling=sampling).translate(words)
     assert {each.tokens for each in sampled if each.cut} == {31}
-    for most, said in ((0, "must be at least 1"), (33, "model.capacity=32; give at most 32")):
-        with pytest.raises(UserError, match=f"^max_tokens={most}: .*{said}"):
-            Translator(run, max_tokens=most)
+    for max_tokens, said in ((0, "must be at least 1"), (33, "model.capacity=32; give at most 32")):
+        with pytest.raises(UserError, match=f"^max_tokens={max_tokens}: .*{said}"):
+            Translator(run, max_tokens=max_tokens)
     files = f"{tmp_path / 'words'}={tmp_path / 'backwards'}"
     result = evaluate(run, Request("translate", files, examples=10, quiet=True))
     assert result["cut"] == sum(each.cut for each in found)

@@ -153,8 +153,8 @@ def test_the_smallest_device_of_all_processes_decides_the_mesh(
     class Resolved(Exception):
         pass
 
-    def resolve(given: Config, tokenizer: Any, devices: int, memory: int) -> None:
-        raise Resolved(memory)
+    def resolve(given: Config, tokenizer: Any, devices: int, device_bytes: int) -> None:
+        raise Resolved(device_bytes)
 
     monkeypatch.setattr("famjax.train.session.all_gather", lambda name, own: [own, 7])
     monkeypatch.setattr("famjax.train.session.resolve", resolve)

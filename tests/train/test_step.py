@@ -130,7 +130,7 @@ def test_accumulation_and_segments_give_the_same_step(cut: str) -> None:
     # a hybrid has layers with and without the loss
     ["model.mixer=fam,delta", pytest.param("model.mixer=delta", marks=pytest.mark.slow)],
 )
-def test_parts_of_a_batch_count_equally_in_the_losses_of_a_memory(mixer: str, cut: str) -> None:
+def test_microbatches_count_equally_in_the_losses_of_a_memory(mixer: str, cut: str) -> None:
     """They have as many blocks, but not the same token weights."""
     writes = (mixer, "model.layers=2", "train.write_loss=3")
     whole, parts, without = setup(*writes), setup(*writes, cut), setup(*writes[:2])

@@ -21,7 +21,7 @@ from famjax.convert.families.llama import LLAMA
 from famjax.convert.families.marian import MARIAN
 from famjax.convert.families.mistral import MISTRAL
 from famjax.convert.families.qwen import QWEN2, QWEN3
-from famjax.core.errors import UserError, nearest
+from famjax.core.errors import UserError, did_you_mean
 from famjax.mixers import MIXERS, mixer_specs
 
 # by model_type
@@ -46,7 +46,7 @@ def find_family(hf: HF) -> Family:
     kind = hf.get("model_type")
     if not isinstance(kind, str) or kind not in FAMILIES:
         raise UserError(
-            f"config.json: model_type={kind!r} is not supported{nearest(str(kind), FAMILIES)} "
+            f"config.json: model_type={kind!r} is not supported{did_you_mean(str(kind), FAMILIES)} "
             f"(known: {', '.join(FAMILIES)})"
         )
     return FAMILIES[kind]

@@ -21,7 +21,7 @@ from famjax.config.schema import (
 from famjax.convert.families.common import Family
 from famjax.convert.families.keys import HF, REQUIRED, Keys, UnsupportedKey
 from famjax.convert.tensors import Tensor, Tensors, linear_kernel
-from famjax.core.errors import UserError, nearest
+from famjax.core.errors import UserError, did_you_mean
 from famjax.mixers import mixer_specs
 
 _DECODER, _ENCODER_DECODER = "ForCausalLM", "ForConditionalGeneration"
@@ -90,7 +90,7 @@ def _parse_group(hf: HF, group: str, kind: type[_Group]) -> _Group:
     for name in found.keys() - known:
         raise UserError(
             f"config.json: {group}.{name} is unknown to this version of famjax"
-            f"{nearest(name, known)}; use the version that wrote it"
+            f"{did_you_mean(name, known)}; use the version that wrote it"
         )
     return kind(**found)
 

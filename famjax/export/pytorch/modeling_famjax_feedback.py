@@ -160,12 +160,12 @@ class FeedbackDecoder:
             levels.append(layer(*inputs))
         mix = self.mixing_weights(ids.device).to(levels[0].dtype)
         memories = torch.einsum("jl,l...->j...", mix, torch.stack(levels))
-        most = min(max(step.tokens_after()), span)
+        kept = min(max(step.tokens_after()), span)
         layers = []
         for old, pair in zip(state.layers, self.project_memories(memories), strict=True):
             joined = (torch.cat(both, 1) for both in zip((old.k, old.v), pair, strict=True))
             k, v = (align_right(x, step.counts) for x in joined)
-            layers.append(LayerState(k[:, k.shape[1] - most :], v[:, v.shape[1] - most :]))
+            layers.append(LayerState(k[:, k.shape[1] - kept :], v[:, v.shape[1] - kept :]))
         return levels, state._replace(tokens=step.tokens_after(), layers=tuple(layers))
 
     def project_memories(self, memories):

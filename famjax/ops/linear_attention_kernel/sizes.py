@@ -65,10 +65,10 @@ def gpu_chunks(call: CallSizes) -> int:
     """
     powers = all(n & (n - 1) == 0 for n in (call.r, call.c, call.k, call.e))
     sides = min(call.c, call.k, call.e) >= 16 and max(call.k, call.e) <= 128
-    least, most = _GPU_QUERIES
-    small = call.r * call.c <= most and call.k * call.e * call.itemsize <= _GPU_SUMS
-    fits = powers and sides and small and call.n * call.c >= least
-    chunks = max(least // (call.r * call.c), 1) if fits else 0
+    min_queries, max_queries = _GPU_QUERIES
+    small = call.r * call.c <= max_queries and call.k * call.e * call.itemsize <= _GPU_SUMS
+    fits = powers and sides and small and call.n * call.c >= min_queries
+    chunks = max(min_queries // (call.r * call.c), 1) if fits else 0
     return chunks if call.r * (chunks * call.c) ** 2 <= _GPU_PAIRS else 0
 
 

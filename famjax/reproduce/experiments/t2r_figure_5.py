@@ -39,23 +39,26 @@ def _points(
     )
 
 
-def _distances(middle: int, least: int, most: int) -> tuple[Ordering, ...]:
+def _distances(middle: int, smallest: int, largest: int) -> tuple[Ordering, ...]:
     """Return the claims of Figure 5, of three sizes."""
     return (
         Ordering(f"T2R {middle}", f"feature maps frozen {middle}"),
         Ordering(f"T2R {middle}", f"before finetuning {middle}"),
-        Ordering(f"T2R {most}", f"T2R {least}"),
+        Ordering(f"T2R {largest}", f"T2R {smallest}"),
     )
 
 
-def _entropies(middle: int, least: int, most: int) -> tuple[Ordering, ...]:
+def _entropies(middle: int, smallest: int, largest: int) -> tuple[Ordering, ...]:
     """Return the claims of Figure 6, of three sizes."""
     return (
         Ordering("Transformer", f"pretrained {middle}"),
         # "The entropy decreases [...] when a large feature size is used or the transformer
         # pretraining is applied"
-        *(Ordering(f"pretrained {n}", f"from scratch {n}") for n in (least, middle, most)),
-        *(Ordering(f"{line} {most}", f"{line} {least}") for line in ("pretrained", "from scratch")),
+        *(Ordering(f"pretrained {n}", f"from scratch {n}") for n in (smallest, middle, largest)),
+        *(
+            Ordering(f"{line} {largest}", f"{line} {smallest}")
+            for line in ("pretrained", "from scratch")
+        ),
     )
 
 

@@ -19,7 +19,7 @@ from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig
 from famjax.core.types import Array, Context
-from famjax.layers.cross_attention import Source, SourceKeys
+from famjax.layers.cross_attention import EncodedSource, SourceKeys
 from famjax.layers.dropout import EMBEDDING, OUTPUT, apply_dropout, empty_key, make_dropout
 from famjax.layers.qkv import KVProjection
 from famjax.parallel import sharding
@@ -117,13 +117,13 @@ class Feedback(Stack):
         keys = [attention.project(source) for attention in cross if attention is not None]
         return jax.tree.map(lambda *a: jnp.stack(a), *keys)
 
-    def summarize_source(self, source: Source) -> Source:
+    def summarize_source(self, source: EncodedSource) -> EncodedSource:
         cross = combine(*self._partition()).layers[0].cross
         assert cross is not None
         summarize = jax.vmap(cross.summarize, (0, None))
         return source._replace(keys=summarize(source.keys, source.mask))
 
-    def report(self, x: Array, state: FeedbackState, ctx: Context) -> dict[str, Array]:
+    def memory_metrics(self, x: Array, state: FeedbackState, ctx: Context) -> dict[str, Array]:
         """Return the metrics of the memory that apply to the model.
 
         mean_span: the mean learned span, in tokens.

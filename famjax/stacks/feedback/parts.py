@@ -11,7 +11,7 @@ from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig
 from famjax.core.types import Array, Params, PyTree
-from famjax.layers.cross_attention import CrossAttention, Source
+from famjax.layers.cross_attention import CrossAttention, EncodedSource
 from famjax.layers.dropout import ATTENTION_WEIGHTS, LAYER, make_dropout
 from famjax.layers.linear import MATMUL_PARAMS
 from famjax.layers.mlp import FeedForward
@@ -39,7 +39,7 @@ class FeedbackLayer(nnx.Module):
         x: Array,
         attend: Callable[[Array], Array],
         key: Array | None = None,
-        source: Source | None = None,
+        source: EncodedSource | None = None,
     ) -> Array:
         """Apply the layer: [... d] -> [... d]; `attend` maps queries [... h e] to outputs."""
         q = self.qkv.project_query(self.qkv.normalize(x))
@@ -83,7 +83,7 @@ class Parts(NamedTuple):
         x: Array,
         attend: Any,
         rng: DropoutRng | None = None,
-        source: Source | None = None,
+        source: EncodedSource | None = None,
     ) -> Array:
         """Apply layer i to x [... d].
 
@@ -134,7 +134,7 @@ class Parts(NamedTuple):
         return bias
 
 
-def layer_source(source: Source, i: int) -> Source:
+def layer_source(source: EncodedSource, i: int) -> EncodedSource:
     """Return layer i's part of a source with the keys of all layers, [l b s ..]."""
     return source._replace(keys=jax.tree.map(lambda a: a[i], source.keys))
 

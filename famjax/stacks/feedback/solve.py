@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 from famjax.core.remat import remat_with_policy
 from famjax.core.types import Array, Params
-from famjax.layers.cross_attention import Source
+from famjax.layers.cross_attention import EncodedSource
 from famjax.layers.dropout import DropoutFn
 from famjax.ops import relative
 from famjax.ops.token_scan import Visible, token_scan
@@ -44,7 +44,7 @@ def sequential(
     history: list[KV],
     first: Array,
     rng: DropoutRng | None,
-    source: Source | None,
+    source: EncodedSource | None,
 ) -> Solution:
     """Compute Equation 1 token by token.
 
@@ -101,7 +101,7 @@ def _token_fn(
     x, (first, rng, non_diff, mask) = xs
     rng = None if rng is None else rng._replace(key=rng.key[0])
     other_params, keys = other_params
-    source = None if mask is None else Source(keys, mask[:, None])
+    source = None if mask is None else EncodedSource(keys, mask[:, None])
     parts = combine(graphs, matmul_params, other_params, non_diff)
     states = [x]
     for i in range(len(parts.layers)):
@@ -176,7 +176,7 @@ def parallel(
     history: list[KV],
     first: Array,
     rng: DropoutRng | None,
-    source: Source | None,
+    source: EncodedSource | None,
 ) -> Solution:
     """Compute a stack whose layers' memories are their own inputs: a Transformer."""
     parts = combine(*arrays)
@@ -205,7 +205,7 @@ def _attend_layer(
     new: KV,
     first: Array,
     rng: DropoutRng | None,
-    source: Source | None,
+    source: EncodedSource | None,
 ) -> Array:
     """Apply layer i to x [b t d], with the entries before the call and those of the call."""
     k, v = (jnp.concatenate(a, 2) for a in zip(old, new, strict=True))
@@ -242,7 +242,7 @@ def fixed_point(
     history: list[KV],
     first: Array,
     rng: DropoutRng | None,
-    source: Source | None,
+    source: EncodedSource | None,
 ) -> Solution:
     """Compute the memory by sweeps, or sequentially if the last sweep changed it too much."""
     args = (spec, arrays, x, history, first, rng, source)
@@ -261,7 +261,7 @@ def sweep(
     history: list[KV],
     first: Array,
     rng: DropoutRng | None,
-    source: Source | None,
+    source: EncodedSource | None,
 ) -> tuple[Solution, Array]:
     """Return the result of `sweeps` sweeps, and `relative_change` of the memory in the last one.
 

@@ -126,7 +126,7 @@ class Document:
       filler: called with a number of tokens; returns sentences to fill them, the same ones in every
         call.
       depths: position of each fact in the context, from 0 to 1.
-      length: maximum number of tokens, including bos, the longest question, and `most_written`.
+      length: maximum number of tokens, including bos, the longest question, and `max_written`.
       answer_tokens: minimum number of tokens that are reserved for the answer.
 
     Raises:
@@ -169,7 +169,7 @@ class Document:
         return [self.tokenizer.encode(question.text) for question in self.content.questions]
 
     @functools.cached_property
-    def most_written(self) -> int:
+    def max_written(self) -> int:
         """Number of tokens reserved for an answer.
 
         This is `answer_tokens`, or the length of the longest answer with eos if that is more.
@@ -183,7 +183,7 @@ class Document:
         labels = len(self._facts) * len(self._label(_LARGEST_NUMBER))
         fixed = len(self._head) + sum(map(len, self._facts)) + max(map(len, self.questions))
         fixed += labels
-        return self.length - fixed - self.most_written
+        return self.length - fixed - self.max_written
 
     def tokens(self) -> Iterator[np.ndarray]:
         """Yield the tokens before the question, in pieces [n] of one sentence each."""

@@ -27,7 +27,7 @@ class CommonWords(LongTask):
     source = "RULER, arXiv 2404.06654"
     answer_tokens = 120
     common, often, seldom = 10, 30, 3
-    fewest = 120
+    min_words = 120
 
     def make_content(self, rng: np.random.Generator, material: Material) -> Content:
         first = int(rng.integers(_PAIRS))
@@ -62,11 +62,11 @@ class CommonWords(LongTask):
         # the list of the first estimate
         middle = room.count([f"{i}. {other(i)}" for i in range(1, 201)]) // 2
         total = room.count([f"{middle + i}. {other(i)}" for i in range(200)])
-        if total < self.fewest:
+        if total < self.min_words:
             raise UserError(
                 f"{self.name}: only {total} words fit, too few for any to be common; at least "
-                f"{self.fewest} are needed, in documents "
-                f"{self.fewest / max(total, 1):.1f} times as long"
+                f"{self.min_words} are needed, in documents "
+                f"{self.min_words / max(total, 1):.1f} times as long"
             )
         # in a short list, common words are at most half of it
         often = min(self.often, total // (2 * self.common))
@@ -87,7 +87,7 @@ class FrequentWords(LongTask):
     answer_tokens = 50
     # minimum number of words with which each of the four most frequent ones occurs more often than
     # the next one
-    fewest = 53
+    min_words = 53
 
     def make_content(self, rng: np.random.Generator, material: Material) -> Content:
         head = (
@@ -115,11 +115,11 @@ class FrequentWords(LongTask):
     ) -> Iterator[str]:
         words = ["....", *content.questions[0].references]
         total = room.count(["...."] * 61 + [_coded(rng) for _ in range(39)])
-        if total < self.fewest:
+        if total < self.min_words:
             raise UserError(
                 f"{self.name}: only {total} words fit, of which the most frequent ones would be "
-                f"equally frequent; at least {self.fewest} are needed, in documents "
-                f"{self.fewest / max(total, 1):.1f} times as long"
+                f"equally frequent; at least {self.min_words} are needed, in documents "
+                f"{self.min_words / max(total, 1):.1f} times as long"
             )
         zeta = np.pi**2 / 6
         ends: list[int] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from famjax.core.errors import UserError, nearest
+from famjax.core.errors import UserError, did_you_mean
 from famjax.tasks.questions.question_set import QuestionSet
 from famjax.tasks.questions.records import Asked, AskedDocument, parse_leval
 
@@ -68,7 +68,7 @@ def _parse(record: dict[str, Any]) -> AskedDocument:
         return AskedDocument(record["input"], (), left_out=reason)
     if how not in ("f1", "rouge", "exam"):
         raise UserError(
-            f"evaluation {how!r} has no metric here{nearest(how, ('f1', 'rouge', 'exam'))}"
+            f"evaluation {how!r} has no metric here{did_you_mean(how, ('f1', 'rouge', 'exam'))}"
         )
     document = parse_leval(record)
     answers = [asked.references[0].strip() for asked in document.questions]

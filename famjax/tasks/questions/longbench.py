@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any, NamedTuple
 
-from famjax.core.errors import UserError, nearest
+from famjax.core.errors import UserError, did_you_mean
 from famjax.tasks.questions.question_set import QuestionSet
 from famjax.tasks.questions.records import Asked, AskedDocument, parse_longbench
 
@@ -163,7 +163,7 @@ def _parse(record: dict[str, Any]) -> AskedDocument:
             "leave it out"
         )
     if name not in _SETS:
-        raise UserError(f"dataset {name!r} has no metric here{nearest(name, _SETS)}")
+        raise UserError(f"dataset {name!r} has no metric here{did_you_mean(name, _SETS)}")
     known, words = _SETS[name], record.get("length")
     if words is not None and not isinstance(words, int):
         raise UserError(f"length {words!r:.40} is not a number of words")
