@@ -38,6 +38,8 @@ PyTree = Any
 Params = PyTree
 # A pytree of named tuples of arrays: the whole carried state, whose shapes are constant.
 State = PyTree
+# The dropout function of one site (`famjax.layers.dropout`).
+DropoutFn = Callable[[Array], Array]
 
 AnyArray = TypeVar("AnyArray", np.ndarray, Array)
 
