@@ -124,3 +124,11 @@ def compute_dtype(name: str) -> jnp.dtype:
 def param_dtype() -> jnp.dtype:
     """Return float32, or float64 if JAX has x64 enabled (the oracle tests)."""
     return jnp.dtype(jnp.result_type(float))
+
+
+def tree_bytes(tree: PyTree) -> int:
+    """Return the bytes of a tree's arrays, or of the arrays that its `ShapeDtypeStruct`s describe.
+
+    The elements of a sharded array count once.
+    """
+    return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from famjax.core.errors import UserError
+from famjax.core.types import tree_bytes
 from famjax.eval.ablated_reading import AblatedReading
 from famjax.eval.answer_scores import check_metrics, score_answer
 from famjax.eval.examples import (
@@ -437,8 +438,7 @@ def _batches(
 
 
 def _state_bytes(run: Run) -> int:
-    state = jax.eval_shape(lambda: run.model.init_state(1))
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    return tree_bytes(jax.eval_shape(lambda: run.model.init_state(1)))
 
 
 def _example(prompt: _Prompt, outputs: dict[str, _Output]) -> Example:
