@@ -20,7 +20,6 @@ from famjax.data.one_pass import last_end
 from famjax.eval.ablations import ablated_leaves, restore_lanes
 from famjax.eval.streaming import CHUNK, Streamer, rechunk
 from famjax.models.language_model import LanguageModel
-from famjax.parallel.sharding import is_axes
 
 # largest share of padding in the computed tokens, if any plan achieves it
 MOST_PADDING = 0.1
@@ -64,14 +63,13 @@ class LaneStream(Streamer):
         ablation: str = "",
         update: int | None = None,
     ):
-        # for each array of the state, the axis of the lanes
-        axes = jax.tree.leaves(model.state_axes(), is_leaf=is_axes)
-        self._axes = tuple(names.index("batch") for names in axes)
         self._taken: tuple[bool, ...] | None = None
         if ablation in ("memory", "segments"):
             self._taken = ablated_leaves(model, ablation)
         reset = (update or model.block_len) if ablation == "reset" else None
         super().__init__(model, batch, chunk, reset)
+        # for each array of the state, the axis of the lanes
+        self._axes = model.stack.row_axes(self._memory)
 
     def warm_up(self) -> None:
         """Compile `skim_lanes` and `lane`, so that later timings exclude compilation."""
