@@ -21,7 +21,7 @@ import numpy as np
 
 from famjax.core.errors import UserError
 from famjax.core.json_files import shorten
-from famjax.core.units import byte_size
+from famjax.core.units import byte_size, counted
 from famjax.data.files import (
     PIECE_BYTES,
     SPACE,
@@ -331,9 +331,8 @@ class TextSource(Source):
 
     def report(self) -> str:
         """Return a line for the user: size, what is held out, and which files were skipped."""
-        count = int(self._starts[-1])
         return (
-            f"{count:,} document{'s' * (count != 1)}, {byte_size(self._bytes)}, "
+            f"{counted(int(self._starts[-1]), 'document')}, {byte_size(self._bytes)}, "
             f"{self._holdout_note}{describe_skipped(self._skipped)}"
         )
 

@@ -13,7 +13,7 @@ from famjax.config.keys import replace_value, values
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.host_memory import host_bytes
-from famjax.core.units import byte_size
+from famjax.core.units import byte_size, counted
 from famjax.experiment.size import batch_bytes, training_bytes, weight_bytes
 from famjax.processes import collective
 
@@ -116,7 +116,7 @@ def device_memory(used: int | None = None) -> DeviceMemory:
         name = f"{number} {device.device_kind} devices have together"
         if number == 1:
             others = jax.device_count() - 1
-            alone = f" is used, not the {others} other{'s' * (others > 1)}, and" if others else ""
+            alone = f" is used, not the {counted(others, 'other')}, and" if others else ""
             name = f"1 {device.device_kind} device{alone} has"
         return DeviceMemory(number * limit, name)
     number = collective.process_count()
