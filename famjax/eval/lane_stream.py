@@ -17,7 +17,7 @@ import numpy as np
 
 from famjax.core.types import Array, Batch, Context, State
 from famjax.data.one_pass import last_end
-from famjax.eval.ablations import ablated_leaves, restore_lanes
+from famjax.eval.ablations import UNABLATED, ablated_leaves, restore_lanes
 from famjax.eval.streaming import CHUNK, Streamer, rechunk
 from famjax.models.language_model import LanguageModel
 
@@ -42,7 +42,7 @@ class LaneStream(Streamer):
 
     Args:
       model, batch, chunk: as in `Streamer`.
-      ablation: one of `famjax.eval.ablations.ABLATIONS`; "" is none.
+      ablation: one of `famjax.eval.ablations.ABLATIONS`, or `UNABLATED`.
       update: number of tokens between the resets of the ablation "reset", a multiple of the model's
         block; None is one block.
 
@@ -60,7 +60,7 @@ class LaneStream(Streamer):
         model: LanguageModel,
         batch: int,
         chunk: int | None = None,
-        ablation: str = "",
+        ablation: str = UNABLATED,
         update: int | None = None,
     ):
         self._taken: tuple[bool, ...] | None = None
