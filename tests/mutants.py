@@ -566,7 +566,7 @@ MUTANTS = (
     Mutant(
         "data: documents start inside a block",
         "data/lanes.py",
-        "at += -at % self._block_len",
+        "at += -at % block_len",
         "at += 0",
         "tests/data/test_lanes.py",
     ),

@@ -116,8 +116,8 @@ def shared_programs() -> Iterator[None]:
     """Let `train` use programs from `make_program` here, for one device."""
     original = sharding.make_mesh
 
-    def make_mesh(config: MeshConfig, devices: Any = None, **given: Any) -> Mesh:
-        return original(config, devices or jax.devices()[:1], **given)
+    def make_mesh(config: MeshConfig, devices: Any = None) -> Mesh:
+        return original(config, devices or jax.devices()[:1])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sharding, "make_mesh", make_mesh)

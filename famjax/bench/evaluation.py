@@ -19,6 +19,7 @@ from famjax.bench.timing import PairedTimes, time_pair
 from famjax.config.schema import Config, ModelConfig
 from famjax.data.lanes import empty_row, stack_rows
 from famjax.eval.ablated_reading import AblatedReading
+from famjax.eval.ablations import UNABLATED
 from famjax.eval.long import find_task
 from famjax.eval.memory_usage import update_tokens
 from famjax.eval.streaming import CHUNK, Streamer
@@ -81,7 +82,7 @@ def _compare_reading(run: Run, batch: int, length: int, repetitions: int) -> Eva
 
     def read_documents() -> object:
         found = reading.read(range(batch), lambda number: documents[number].tokens())
-        return [each[""].state.memory for each in found]
+        return [each[UNABLATED].state.memory for each in found]
 
     pair = time_pair(read_bare, read_documents, repetitions)
     return EvaluationTimes(f"{_TASK}, read", calls * reading.chunk * batch, pair)

@@ -20,7 +20,7 @@ from famjax.bench.steps import training_call
 from famjax.bench.timing import PairedTimes, reset_peak_memory, time_pair
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
-from famjax.core.types import Context
+from famjax.core.types import Context, tree_bytes
 from famjax.eval.memory_usage import memory_report
 from famjax.models.language_model import LanguageModel
 from famjax.train.flops import forward_flops
@@ -127,7 +127,7 @@ def measure_long_documents(
     readers = {name: _GreedyReader(replace(model, mixer=name), 1) for name in ("fam", "bswa")}
     for reader in readers.values():  # compile
         jax.block_until_ready(reader.step(reader.read(np.zeros((1, CHUNK), np.int32))))
-    size = sum(x.nbytes for x in jax.tree.leaves(readers["fam"].state))
+    size = tree_bytes(readers["fam"].state)
     for tokens in LENGTHS:
         seconds, memory = {}, {}
         for name, reader in readers.items():

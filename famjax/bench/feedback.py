@@ -27,7 +27,7 @@ from famjax.bench.greedy import make_writer
 from famjax.bench.timing import PairedTimes, compare_times, time_interleaved
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import Config, ModelConfig
-from famjax.core.types import Context, Params
+from famjax.core.types import Context, Params, tree_bytes
 from famjax.models.language_model import LanguageModel
 from famjax.ops import token_scan
 from famjax.stacks.feedback import solve
@@ -393,7 +393,7 @@ def _generator(model: ModelConfig, batch: int) -> tuple[Callable[[], Any], int]:
     state = jax.block_until_ready(
         jax.jit(functools.partial(_full_state, module.init_state, batch))()
     )
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    size = tree_bytes(state)
     token = jnp.zeros((batch, 1), jnp.int32)
 
     write = make_writer(graph, TOKENS)

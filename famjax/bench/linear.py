@@ -26,7 +26,7 @@ from famjax.bench.greedy import make_writer
 from famjax.bench.timing import PairedTimes, compare_times, time_interleaved
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
-from famjax.core.types import Params, State
+from famjax.core.types import Params, State, tree_bytes
 from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
 from famjax.models.language_model import LanguageModel
 from famjax.ops import attention
@@ -333,7 +333,7 @@ def _decoder(model: ModelConfig, count: int, fold: bool) -> _Decoder:
     graph, params = nnx.split(module)
     # unstacked layer states are donated and updated in place between calls
     state = jax.jit(lambda: module.unstack(module.init_state(LANES)))()
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    size = tree_bytes(state)
     token = jnp.zeros((LANES, 1), jnp.int32)
 
     def write(params: Params, state: State, token: jax.Array, read: jax.Array) -> Any:

@@ -19,6 +19,7 @@ from famjax.bench.timing import PairedTimes, time_pair
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ArchConfig, Config, LoraConfig, ModelConfig
 from famjax.core.optional import missing_modules
+from famjax.core.types import tree_bytes
 from famjax.train.flops import forward_flops, weight_flops
 from famjax.train.program import TrainProgram, make_program
 from famjax.train.resolve import resolve
@@ -122,7 +123,7 @@ def _famjax_step(
     memory = compiled.memory_analysis()
     footprint = TrainingFootprint(
         sum(leaf.size for leaf in jax.tree.leaves(state.params)),
-        sum(leaf.nbytes for leaf in jax.tree.leaves(state.opt_state)),
+        tree_bytes(state.opt_state),
         memory.temp_size_in_bytes if memory else 0,
     )
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from famjax.cli.tables import Output, Table
 from famjax.config.schema import Config
+from famjax.core.units import counted
 from famjax.plan.chips import GPU_SHARE, MAX_GPU_SHARE, Topology
 from famjax.plan.plan import Plan
 from famjax.plan.search import SearchResult, format_overrides
@@ -26,7 +27,7 @@ def show(plan: Plan) -> None:
     console = Output()
     source = "compiled by libtpu" if plan.topology.is_tpu else "compiled for this machine's CPU"
     mesh = " x ".join(f"{axis}={size}" for axis, size in plan.report["mesh"].items())
-    chips = f"{plan.topology.count} chip{'s' * (plan.topology.count != 1)}"
+    chips = counted(plan.topology.count, "chip")
     console.print(f"{plan.config.name} on {plan.topology.name}, {chips}: {mesh}")
     for table in (_arrays_table(plan), _memory_table(plan, source)):
         console.print(table)

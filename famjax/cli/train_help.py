@@ -35,22 +35,20 @@ def wants_help(argv: Sequence[str]) -> bool:
     return any(token.partition("=")[0] in FLAGS for token in argv)
 
 
-def help_text(argv: Sequence[str], width: int | None = None) -> str:
+def help_text(argv: Sequence[str]) -> str:
     """Return the help of the group, key or config after the flag, or the overview.
 
     Args:
       argv: the arguments, including one of `FLAGS`.
-      width: width of the lines; None is the terminal's, at most 100.
 
     Raises:
       UserError: there is no such group, key or config.
     """
-    width = width or help_width()
     at = next(i for i, token in enumerate(argv) if token.partition("=")[0] in FLAGS)
     _, equals, group = argv[at].partition("=")
     group = group if equals else next(iter(argv[at + 1 :]), "")
     # `famjax train CONFIG --help --run there`
-    return "\n".join(_help_lines("" if group.startswith("-") else group, width))
+    return "\n".join(_help_lines("" if group.startswith("-") else group, help_width()))
 
 
 def _help_lines(group: str, width: int) -> list[str]:

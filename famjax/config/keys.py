@@ -55,15 +55,16 @@ def replace_values(config: Config, new: Mapping[str, Any]) -> Config:
             raise UserError(unknown_key_message(key, kinds))
         if not has_type(value, kinds[key]):
             raise UserError(type_error_message(key, repr(value), kinds[key]))
-        config = _replace_field(config, key, float(value) if kinds[key] is float else value)
+        config = replace_value(config, key, float(value) if kinds[key] is float else value)
     return config
 
 
-def _replace_field(section: Any, path: str, value: Any) -> Any:
-    name, _, rest = path.partition(".")
+def replace_value(config: Any, key: str, value: Any) -> Any:
+    """Return a config, or a section of one, with a new value for a key, which is not checked."""
+    name, _, rest = key.partition(".")
     if rest:
-        value = _replace_field(getattr(section, name), rest, value)
-    return dataclasses.replace(section, **{name: value})
+        value = replace_value(getattr(config, name), rest, value)
+    return dataclasses.replace(config, **{name: value})
 
 
 def has_type(value: Any, kind: Any) -> bool:

@@ -24,6 +24,7 @@ from famjax.convert.tensors import Tensor, Tensors
 from famjax.core.errors import UserError, did_you_mean
 from famjax.core.json_files import read_json, shorten
 from famjax.core.types import Array
+from famjax.core.units import counted
 from famjax.experiment.checks import validate_model
 from famjax.experiment.memory import check_model_fits
 from famjax.experiment.ranges import HIGHEST
@@ -388,8 +389,7 @@ def _check_names(wanted: set[str], names_in_folder: set[str]) -> None:
 
 def _list_names(names: list[str], known: set[str]) -> str:
     first = ", ".join(f"{name}{_suggest(name, known)}" for name in names[:3])
-    count = f"{len(names)} tensor{'s' if len(names) > 1 else ''}"
-    return f"{count}: {first}{', ...' if len(names) > 3 else ''}"
+    return f"{counted(len(names), 'tensor')}: {first}{', ...' if len(names) > 3 else ''}"
 
 
 def _suggest(name: str, known: set[str]) -> str:

@@ -17,6 +17,7 @@ from famjax.core.host_memory import available_bytes
 from famjax.core.json_files import shorten
 from famjax.core.optional import missing_message, missing_modules
 from famjax.core.types import Array, Context
+from famjax.core.units import byte_size
 from famjax.mixers import mixer_specs
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import abstract_inference_model, map_params
@@ -63,7 +64,7 @@ def skip_reason(model: ModelConfig) -> str:
     # torch's weights, and half as much for its computation
     needed, free = 1.5 * weights + read, available_bytes()
     if free is not None and needed > free:
-        sizes = f"{needed / 1e9:.1f} GB, {free / 1e9:.1f} are free"
+        sizes = f"{byte_size(needed)}, {byte_size(free)} are free"
         return f"a second copy of the model needs {sizes}"
     return ""
 

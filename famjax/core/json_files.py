@@ -52,13 +52,12 @@ def parse_json(text: str | bytes, unique: bool = False) -> Any:
     return value
 
 
-def read_json(path: Path, hint: str, unique: bool = False) -> Any:
+def read_json(path: Path, hint: str) -> Any:
     """Parse a JSON file.
 
     Args:
       path: path of the file.
       hint: what to do if the file is damaged, such as "copy it again".
-      unique: see `parse_json`.
 
     Raises:
       UserError: the file is damaged, not a regular file, or too large.
@@ -66,7 +65,7 @@ def read_json(path: Path, hint: str, unique: bool = False) -> Any:
     """
     content = read_whole(path, hint)
     try:
-        return parse_json(content.decode("utf-8"), unique)
+        return parse_json(content.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: damaged (not UTF-8 at byte {error.start}); {hint}") from None
     except ValueError as error:

@@ -38,6 +38,8 @@ PyTree = Any
 Params = PyTree
 # A pytree of named tuples of arrays: the whole carried state, whose shapes are constant.
 State = PyTree
+# The dropout function of one site (`famjax.layers.dropout`).
+DropoutFn = Callable[[Array], Array]
 
 AnyArray = TypeVar("AnyArray", np.ndarray, Array)
 
@@ -121,3 +123,11 @@ def compute_dtype(name: str) -> jnp.dtype:
 def param_dtype() -> jnp.dtype:
     """Return float32, or float64 if JAX has x64 enabled (the oracle tests)."""
     return jnp.dtype(jnp.result_type(float))
+
+
+def tree_bytes(tree: PyTree) -> int:
+    """Return the bytes of a tree's arrays, or of the arrays that its `ShapeDtypeStruct`s describe.
+
+    The elements of a sharded array count once.
+    """
+    return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))

@@ -13,7 +13,7 @@ def byte_size(count: float) -> str:
         # a size that would round to a thousand of a unit is shown as one of the next unit
         if count >= 0.99995 * 10**power:
             return f"{count / 10**power:,.1f} {unit}"
-    return f"{count:.0f} byte{'s' * (round(count) != 1)}"
+    return f"{count:.0f} {inflect(round(count), 'byte', 'bytes')}"
 
 
 def counted(count: int, noun: str) -> str:

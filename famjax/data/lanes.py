@@ -249,15 +249,7 @@ class _Lane:
     def next_row(self) -> Batch[np.ndarray]:
         """Return the next `length` positions of the lane, as arrays [t]."""
         row = empty_row(self._length)
-        at = 0
-        while at < self._length and not self._should_wait(self._length - at):
-            span = self._reader.take(self._length - at)
-            # nothing is predicted after the last token, so it takes no position
-            count = len(span.tokens) - span.last
-            write_span(row, at, span, count)
-            at += count
-            if span.last:
-                at += -at % self._block_len
+        fill_row(row, self._reader, self._block_len, self._should_wait)
         return row
 
     def _should_wait(self, room: int) -> bool:
@@ -365,6 +357,32 @@ def empty_row(length: int) -> Batch[np.ndarray]:
         "reset": np.zeros(length, bool),
         "pass_state": np.zeros(length, bool),
     }
+
+
+def fill_row(
+    row: Batch[np.ndarray],
+    reader: Reader | RoundRobin,
+    block_len: int,
+    should_wait: Callable[[int], bool] = lambda room: False,
+) -> None:
+    """Write the next tokens of a reader into a row of padding; documents begin on block boundaries.
+
+    Args:
+      row: arrays [t].
+      reader: reads the documents.
+      block_len: w, tokens in a block.
+      should_wait: function from the number of positions left to whether they stay padding.
+    """
+    length = len(row["tokens"])
+    at = 0
+    while at < length and not should_wait(length - at):
+        span = reader.take(length - at)
+        # nothing is predicted after the last token, so it takes no position
+        count = len(span.tokens) - span.last
+        write_span(row, at, span, count)
+        at += count
+        if span.last:
+            at += -at % block_len
 
 
 def stack_rows(rows: Sequence[Batch[np.ndarray]]) -> Batch[np.ndarray]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 import numpy as np
 
 from famjax.core.types import Batch
-from famjax.data.lanes import Reader, empty_row, stack_rows, write_span
+from famjax.data.lanes import Reader, empty_row, fill_row, stack_rows
 from famjax.data.sources import Key, Piece, Source, TextSource
 
 
@@ -82,26 +83,16 @@ def one_pass(source: Source, lanes: int, length: int, block: int) -> Iterator[Ba
     """Yield batches like those of `famjax.data.lanes.Lanes`, until all documents are read."""
     readers = [Reader(source, lane, lanes) for lane in range(lanes)]
     while True:
-        batch = stack_rows([_fill_row(reader, length, block) for reader in readers])
+        batch = stack_rows([_next_row(reader, length, block) for reader in readers])
         if not batch["valid"].any():
             return
         yield batch
 
 
-def _fill_row(reader: Reader, length: int, block: int) -> Batch[np.ndarray]:
+def _next_row(reader: Reader, length: int, block: int) -> Batch[np.ndarray]:
     row = empty_row(length)
-    at = 0
-    while at < length:
-        try:
-            span = reader.take(length - at)
-        except EndOfDocuments:
-            break
-        # nothing is predicted after the last token, so it takes no position
-        count = len(span.tokens) - span.last
-        write_span(row, at, span, count)
-        at += count
-        if span.last:
-            at += -at % block
+    with suppress(EndOfDocuments):
+        fill_row(row, reader, block)
     return row
 
 

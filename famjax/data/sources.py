@@ -21,7 +21,7 @@ import numpy as np
 
 from famjax.core.errors import UserError
 from famjax.core.json_files import shorten
-from famjax.core.units import byte_size
+from famjax.core.units import byte_size, counted
 from famjax.data.files import (
     PIECE_BYTES,
     SPACE,
@@ -31,7 +31,6 @@ from famjax.data.files import (
     is_jsonl,
     iter_pieces,
     open_text,
-    read_text_pieces,
     seek_text,
     wrap_read_errors,
 )
@@ -123,13 +122,6 @@ class Source(abc.ABC):
 
     def save_checked(self) -> None:  # noqa: B027, most check nothing
         """Record which files need no further check when the run continues."""
-
-
-def iter_tokens(path: str, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
-    """Yield the tokens of one file, [bos] tokens [eos], in pieces [t] int32."""
-    texts = (TextPiece(text, 1.0) for text in read_text_pieces(path))
-    for piece in _tokenize_document(texts, tokenizer, 0):
-        yield piece.tokens
 
 
 class TextPiece(NamedTuple):
@@ -331,9 +323,8 @@ class TextSource(Source):
 
     def report(self) -> str:
         """Return a line for the user: size, what is held out, and which files were skipped."""
-        count = int(self._starts[-1])
         return (
-            f"{count:,} document{'s' * (count != 1)}, {byte_size(self._bytes)}, "
+            f"{counted(int(self._starts[-1]), 'document')}, {byte_size(self._bytes)}, "
             f"{self._holdout_note}{describe_skipped(self._skipped)}"
         )
 

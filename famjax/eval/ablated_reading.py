@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import jax
 import numpy as np
 
+from famjax.eval.ablations import UNABLATED
 from famjax.eval.lane_stream import LaneState, LaneStream, ReadDocument, read_documents
 from famjax.eval.memory_usage import update_tokens
 from famjax.train.run import Run
@@ -24,7 +25,7 @@ class AblatedReading:
       ablations: names of ablations, see `famjax.eval.ablations`.
 
     Attributes:
-      names: "" for the run as it is, then the ablations.
+      names: `UNABLATED` for the run as it is, then the ablations.
       answering: for each name, the stream that answers questions from the states after reading.
       seconds: time that the run as it is has spent reading, without the ablations.
       has_answered: whether the functions that answer are compiled; set by the evaluation.
@@ -42,7 +43,7 @@ class AblatedReading:
         ablations: Sequence[str] = (),
     ):
         update = update_tokens(run.config)
-        self.names = ("", *ablations)
+        self.names = (UNABLATED, *ablations)
         self._reading = {
             name: LaneStream(run.model, lanes, chunk, name, update) for name in self.names
         }
@@ -54,7 +55,7 @@ class AblatedReading:
         # with a reset at every block, only the tokens after the last whole block matter: the
         # ablated stream need not read the others
         self._skips_reset = update == run.model.block_len
-        self.chunk = self._reading[""].chunk
+        self.chunk = self._reading[UNABLATED].chunk
 
     @property
     def passes(self) -> int:
@@ -68,7 +69,7 @@ class AblatedReading:
 
     def state_bytes(self) -> int:
         """Return the size of the state of one document, in bytes."""
-        stream = self._reading[""]
+        stream = self._reading[UNABLATED]
         return stream.state_bytes() // stream.batch
 
     def read(
@@ -86,7 +87,7 @@ class AblatedReading:
             for name, stream in self._reading.items()
             if not (name == "reset" and self._skips_reset)
         }
-        empty = streams[""].lane(0)
+        empty = streams[UNABLATED].lane(0)
         passes = [
             read_documents(stream, numbers, open_document, advance) for stream in streams.values()
         ]

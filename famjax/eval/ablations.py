@@ -25,6 +25,8 @@ from famjax.ops.ngrams import NgramState
 from famjax.stacks.segments import SegmentState
 
 ABLATIONS = ("reset", "memory", "segments")
+# in place of an ablation's name: the model as it is
+UNABLATED = ""
 
 
 def parse_ablations(text: str) -> tuple[str, ...]:

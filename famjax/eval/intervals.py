@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+_SAMPLES = 10_000
+# probability that a sample is below the interval, whose confidence level is 95%
+_TAIL = (1 - 0.95) / 2
+
 
 def paired_interval(
-    nats: np.ndarray,
-    other_nats: np.ndarray,
-    size: np.ndarray,
-    samples: int = 10_000,
-    level: float = 0.95,
+    nats: np.ndarray, other_nats: np.ndarray, size: np.ndarray, samples: int = _SAMPLES
 ) -> tuple[float, float | None, float | None]:
     """Return by how many bits per byte a model is worse than another, with a bootstrap interval.
 
@@ -25,7 +25,6 @@ def paired_interval(
       other_nats: [documents], the same for the other model.
       size: [documents], sizes in bytes.
       samples: number of bootstrap samples.
-      level: confidence level.
 
     Returns:
       the difference in bits per byte, and the ends of its interval, which are None if there is only
@@ -37,18 +36,10 @@ def paired_interval(
     if len(size) == 1:
         return mean, None, None
     rng = np.random.default_rng(0)
-    # one sample at a time, so that memory does not grow with samples * documents
-    means = []
-    for _ in range(samples):
-        drawn = rng.integers(len(size), size=len(size))
-        means.append(difference[drawn].sum() / size[drawn].sum())
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return mean, float(low), float(high)
+    return mean, *_ends(_draw_ratios(rng, difference, size, samples))
 
 
-def ratio_interval(
-    sums: np.ndarray, counts: np.ndarray, samples: int = 10_000, level: float = 0.95
-) -> tuple[float, float, float]:
+def ratio_interval(sums: np.ndarray, counts: np.ndarray) -> tuple[float, float, float]:
     """Return the mean of all values of n documents, and the ends of its bootstrap interval.
 
     The mean is over values, although documents may have different numbers of them. The bootstrap
@@ -60,19 +51,12 @@ def ratio_interval(
     """
     means = sums / counts
     if np.ptp(means) == 0 or np.ptp(counts) == 0:
-        return mean_interval(means, samples, level)
-    rng, tail = np.random.default_rng(0), (1 - level) / 2
-    drawn = []
-    for _ in range(samples):
-        rows = rng.integers(len(sums), size=len(sums))
-        drawn.append(sums[rows].sum() / counts[rows].sum())
-    low, high = np.quantile(drawn, [tail, 1 - tail])
-    return float(sums.sum() / counts.sum()), float(low), float(high)
+        return mean_interval(means)
+    drawn = _draw_ratios(np.random.default_rng(0), sums, counts)
+    return float(sums.sum() / counts.sum()), *_ends(drawn)
 
 
-def mean_of_ratios(
-    sets: Sequence[tuple[np.ndarray, np.ndarray]], samples: int = 10_000, level: float = 0.95
-) -> tuple[float, float, float]:
+def mean_of_ratios(sets: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[float, float, float]:
     """Return the mean over sets of the means of `ratio_interval`, and the ends of its interval.
 
     The bootstrap draws documents within each set. If all samples are equal, the ends are those that
@@ -82,40 +66,60 @@ def mean_of_ratios(
       sets: for each set the sums and counts [n] of its n documents.
     """
     if len(sets) == 1:
-        return ratio_interval(*sets[0], samples, level)
-    rng, tail = np.random.default_rng(0), (1 - level) / 2
-    drawn = np.zeros(samples)
+        return ratio_interval(*sets[0])
+    rng = np.random.default_rng(0)
+    drawn = np.zeros(_SAMPLES)
     for sums, counts in sets:
-        for i in range(samples):
-            rows = rng.integers(len(sums), size=len(sums))
-            drawn[i] += sums[rows].sum() / counts[rows].sum() / len(sets)
+        drawn += _draw_ratios(rng, sums, counts) / len(sets)
     mean = float(np.mean([sums.sum() / counts.sum() for sums, counts in sets]))
     if np.allclose(drawn, mean, rtol=0, atol=1e-12):
-        away = _distance(sum(len(sums) for sums, _ in sets), level)
+        away = _distance(sum(len(sums) for sums, _ in sets))
         return mean, mean - away, mean + away
-    low, high = np.quantile(drawn, [tail, 1 - tail])
-    return mean, float(low), float(high)
+    return mean, *_ends(drawn)
 
 
-def mean_interval(
-    values: np.ndarray, samples: int = 10_000, level: float = 0.95
-) -> tuple[float, float, float]:
+def mean_interval(values: np.ndarray) -> tuple[float, float, float]:
     """Return the mean of values [n] of n documents, and the ends of its bootstrap interval.
 
-    A bootstrap of equal values has no width. The ends are then 1 - ((1 - level) / 2)^(1/n) from the
-    mean, like the Clopper-Pearson bound for n successes out of n.
+    A bootstrap of equal values has no width. The ends are then 1 - 0.025^(1/n) from the mean, like
+    the Clopper-Pearson bound for n successes out of n.
     """
-    mean, tail = float(values.mean()), (1 - level) / 2
+    mean = float(values.mean())
     if np.ptp(values) == 0:
-        away = _distance(len(values), level)
+        away = _distance(len(values))
         return mean, mean - away, mean + away
     rng = np.random.default_rng(0)
+    return mean, *_ends(_bootstrap(rng, len(values), lambda rows: values[rows].mean()))
+
+
+def _draw_ratios(
+    rng: np.random.Generator, sums: np.ndarray, counts: np.ndarray, samples: int = _SAMPLES
+) -> np.ndarray:
+    """Return a bootstrap of the ratio of two sums over documents, [n] each: [samples]."""
+    return _bootstrap(rng, len(sums), lambda rows: sums[rows].sum() / counts[rows].sum(), samples)
+
+
+def _bootstrap(
+    rng: np.random.Generator,
+    documents: int,
+    statistic: Callable[[np.ndarray], np.floating],
+    samples: int = _SAMPLES,
+) -> np.ndarray:
+    """Return a statistic of documents that are drawn with replacement: [samples].
+
+    Args:
+      statistic: function of the indices [documents] of the documents drawn.
+    """
     # one sample at a time, so that memory does not grow with samples * documents
-    means = [values[rng.integers(len(values), size=len(values))].mean() for _ in range(samples)]
-    low, high = np.quantile(means, [tail, 1 - tail])
-    return mean, float(low), float(high)
+    return np.array([statistic(rng.integers(documents, size=documents)) for _ in range(samples)])
 
 
-def _distance(documents: int, level: float) -> float:
+def _ends(drawn: np.ndarray) -> tuple[float, float]:
+    """Return the ends of the interval of a bootstrap's samples."""
+    low, high = np.quantile(drawn, [_TAIL, 1 - _TAIL])
+    return float(low), float(high)
+
+
+def _distance(documents: int) -> float:
     """Return the distance from the mean to the ends for a number of documents of equal values."""
-    return float(1 - ((1 - level) / 2) ** (1 / documents))
+    return float(1 - _TAIL ** (1 / documents))

@@ -17,10 +17,9 @@ import numpy as np
 
 from famjax.core.types import Array, Batch, Context, State
 from famjax.data.one_pass import last_end
-from famjax.eval.ablations import ablated_leaves, restore_lanes
+from famjax.eval.ablations import UNABLATED, ablated_leaves, restore_lanes
 from famjax.eval.streaming import CHUNK, Streamer, rechunk
 from famjax.models.language_model import LanguageModel
-from famjax.parallel.sharding import is_axes
 
 # largest share of padding in the computed tokens, if any plan achieves it
 MAX_PADDING = 0.1
@@ -43,7 +42,7 @@ class LaneStream(Streamer):
 
     Args:
       model, batch, chunk: as in `Streamer`.
-      ablation: one of `famjax.eval.ablations.ABLATIONS`; "" is none.
+      ablation: one of `famjax.eval.ablations.ABLATIONS`, or `UNABLATED`.
       update: number of tokens between the resets of the ablation "reset", a multiple of the model's
         block; None is one block.
 
@@ -61,17 +60,16 @@ class LaneStream(Streamer):
         model: LanguageModel,
         batch: int,
         chunk: int | None = None,
-        ablation: str = "",
+        ablation: str = UNABLATED,
         update: int | None = None,
     ):
-        # for each array of the state, the axis of the lanes
-        axes = jax.tree.leaves(model.state_axes(), is_leaf=is_axes)
-        self._axes = tuple(names.index("batch") for names in axes)
         self._ablated_leaves: tuple[bool, ...] | None = None
         if ablation in ("memory", "segments"):
             self._ablated_leaves = ablated_leaves(model, ablation)
         reset = (update or model.block_len) if ablation == "reset" else None
         super().__init__(model, batch, chunk, reset)
+        # for each array of the state, the axis of the lanes
+        self._axes = model.stack.row_axes(self._memory)
 
     def warm_up(self) -> None:
         """Compile `skim_lanes` and `lane`, so that later timings exclude compilation."""

@@ -18,6 +18,7 @@ import numpy as np
 
 from famjax.core.errors import UserError
 from famjax.eval.ablated_reading import AblatedReading
+from famjax.eval.ablations import UNABLATED
 from famjax.eval.effective_length import effective_lengths
 from famjax.eval.examples import (
     Example,
@@ -267,7 +268,7 @@ def _ask(
     reading.seconds = 0.0
     found = list(reading.read(list(documents), lambda n: documents[n].tokens(), progress.advance))
     # sort by number, since documents end in any order
-    found.sort(key=lambda each: each[""].number)
+    found.sort(key=lambda each: each[UNABLATED].number)
     if not reading.has_answered:
         # compile now, so that timings exclude it: two tokens are the question's call and a step
         with progress.compiling():
@@ -277,7 +278,7 @@ def _ask(
     begin = time.perf_counter()
     rows = []
     for question in range(questions):
-        asked = [documents[each[""].number].content.questions[question] for each in found]
+        asked = [documents[each[UNABLATED].number].content.questions[question] for each in found]
         outputs = {}
         for name in reading.names:
             outputs[name] = _answer(
@@ -291,14 +292,14 @@ def _ask(
             )
             progress.answer(len(found))
         for i, each in enumerate(found):
-            document = documents[each[""].number]
+            document = documents[each[UNABLATED].number]
             (text, cut), *others = (outputs[name][i] for name in reading.names)
             ablated = zip(reading.names[1:], others, strict=True)
             rows.append(
                 {
-                    "document": each[""].number,
+                    "document": each[UNABLATED].number,
                     "question": question,
-                    "tokens": each[""].state.tokens + len(each[""].left),
+                    "tokens": each[UNABLATED].state.tokens + len(each[UNABLATED].left),
                     "depth": max((document.depths[fact] for fact in asked[i].facts), default=None),
                     "prompt": asked[i].text,
                     "references": list(asked[i].references),
@@ -311,7 +312,7 @@ def _ask(
                     },
                 }
             )
-    tokens = sum(each[""].state.tokens + len(each[""].left) for each in found)
+    tokens = sum(each[UNABLATED].state.tokens + len(each[UNABLATED].left) for each in found)
     answering = (time.perf_counter() - begin) / questions / len(reading.names)
     peak = memory_report()["peak_bytes"]
     return rows, {"tokens": tokens, "read": reading.seconds, "answer": answering, "peak": peak}

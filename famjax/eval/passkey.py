@@ -19,6 +19,7 @@ import numpy as np
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.core.json_files import RUN_AGAIN, read_json, write_json
+from famjax.eval.ablations import UNABLATED
 from famjax.eval.examples import digest, weights_version
 from famjax.eval.intervals import mean_interval
 from famjax.eval.lane_stream import LaneStream
@@ -124,7 +125,7 @@ def evaluate_passkey(
         streamer.chunk,
         None if whole else run.model.stack.receptive_field,
     )
-    readings = {"": (streamer, documents), **_ablated(run, streamer, documents, ablate)}
+    readings = {UNABLATED: (streamer, documents), **_ablated(run, streamer, documents, ablate)}
     batches = _plan(documents, lengths, counts, streamer.batch)
     settings = [repr(run.config), run.step, list(lengths), counts, batch, whole, anywhere]
     settings += [list(ablate)] if ablate else []
@@ -173,7 +174,7 @@ def _ablated(
 
 def _with_ablated(rows: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Return the rows of the run as it is, with the hits of each ablation in them."""
-    own = rows.pop("")
+    own = rows.pop(UNABLATED)
     if not rows:
         return own
     return [

@@ -14,7 +14,9 @@ import jax
 import numpy as np
 
 from famjax.core.errors import UserError
+from famjax.core.types import tree_bytes
 from famjax.eval.ablated_reading import AblatedReading
+from famjax.eval.ablations import UNABLATED
 from famjax.eval.answer_scores import check_metrics, score_answer
 from famjax.eval.examples import (
     Example,
@@ -248,7 +250,7 @@ class _Prompt(NamedTuple):
     Attributes:
       work: the document.
       question: number of the question.
-      documents: for each ablation by name, the document as it was read with it.
+      documents: for each name of `AblatedReading.names`, the document as it was read.
     """
 
     work: _Work
@@ -262,7 +264,7 @@ class _Prompt(NamedTuple):
     @property
     def tokens(self) -> np.ndarray:
         """[n], tokens of the document after its whole blocks, then of the question."""
-        return np.concatenate([self.documents[""].left, self.work.prompts[self.question]])
+        return np.concatenate([self.documents[UNABLATED].left, self.work.prompts[self.question]])
 
 
 def _answer_all(
@@ -288,16 +290,16 @@ def _answer_all(
             read, reading.seconds = reading.seconds / len(group), 0.0
             begin = time.perf_counter()
             prompts = [
-                _Prompt(by_number[documents[""].number], question, documents)
+                _Prompt(by_number[documents[UNABLATED].number], question, documents)
                 for documents in group
-                for question in range(len(by_number[documents[""].number].prompts))
+                for question in range(len(by_number[documents[UNABLATED].number].prompts))
             ]
             outputs = {
                 name: _answer(run, task, reading, name, prompts, progress) for name in reading.names
             }
             answer = (time.perf_counter() - begin) / len(group) / len(outputs)
             batches = []
-            for each in (by_number[documents[""].number] for documents in group):
+            for each in (by_number[documents[UNABLATED].number] for documents in group):
                 rows = [
                     _example(prompt, {name: outputs[name][j] for name in outputs})
                     for j, prompt in enumerate(prompts)
@@ -441,12 +443,11 @@ def _batches(
 
 
 def _state_bytes(run: Run) -> int:
-    state = jax.eval_shape(lambda: run.model.init_state(1))
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    return tree_bytes(jax.eval_shape(lambda: run.model.init_state(1)))
 
 
 def _example(prompt: _Prompt, outputs: dict[str, _Output]) -> Example:
-    output, asked = outputs.pop(""), prompt.asked
+    output, asked = outputs.pop(UNABLATED), prompt.asked
     return Example(
         length=0,
         document=prompt.work.number,

@@ -24,7 +24,7 @@ from famjax.config.keys import values
 from famjax.config.schema import ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json, regular_file_size
-from famjax.core.types import PyTree
+from famjax.core.types import PyTree, tree_bytes
 from famjax.eval.streaming import StreamState
 from famjax.mixers import mixer_constants
 from famjax.parallel.sharding import path_name
@@ -96,8 +96,7 @@ def load_state(path: str | Path, run: Run) -> StreamState:
         model, checkpoint or tokenizer.
     """
     try:
-        leaves = jax.tree.leaves(_state_shapes(run))
-        max_bytes = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) + _HEADER_BYTES
+        max_bytes = tree_bytes(_state_shapes(run)) + _HEADER_BYTES
         if regular_file_size(path) > max_bytes:
             raise UserError(f"{path}: not a famjax state of this model; {_READ_AGAIN}")
         content = Path(path).read_bytes()

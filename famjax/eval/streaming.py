@@ -13,7 +13,7 @@ import numpy as np
 from flax import nnx
 
 from famjax.core.errors import UserError
-from famjax.core.types import Array, Batch, Context, State
+from famjax.core.types import Array, Batch, Context, State, tree_bytes
 from famjax.eval.beam import BeamSettings, Hypotheses
 from famjax.eval.sampling import Sampling
 from famjax.eval.stream_functions import jit_functions
@@ -95,7 +95,7 @@ class Streamer:
         self._params = jax.tree.map(lambda a: jax.device_put(a, a.sharding), params)
         state = jax.eval_shape(lambda: model.init_state(1))
         # state of a lane, and its layer inputs in a call
-        self._lane_bytes = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(state))
+        self._lane_bytes = tree_bytes(state)
         self._lane_bytes += self.chunk * model.width * model.dtype.itemsize
         self._functions = jit_functions(graph)
         self._start(batch)
@@ -428,7 +428,7 @@ class Streamer:
 
     def state_bytes(self) -> int:
         """Return the size of the carried state of all lanes, in bytes."""
-        return sum(leaf.nbytes for leaf in jax.tree.leaves(self._memory))
+        return tree_bytes(self._memory)
 
 
 def check_capacity(

@@ -6,16 +6,14 @@ available memory. A model that passes may still run out of memory.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from famjax.config.keys import values
+from famjax.config.keys import replace_value, values
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.host_memory import host_bytes
-from famjax.core.units import byte_size
+from famjax.core.units import byte_size, counted
 from famjax.experiment.size import batch_bytes, training_bytes, weight_bytes
 from famjax.processes import collective
 
@@ -91,32 +89,11 @@ def _iter_defaults(config: Config) -> Iterator[tuple[str, Config]]:
     If there is an encoder, one of its layers stays, since without an encoder the model would be of
     another kind.
     """
-    for section in ("model", "data"):
-        for path in ((), *((name,) for name in _sections(getattr(config, section)))):
-            part = _section_at(config, (section, *path))
-            for field in dataclasses.fields(part):
-                if type(getattr(part, field.name)) is int:
-                    key = ".".join((section, *path, field.name))
-                    default = int(part.layers > 0) if key == _ENCODER else field.default
-                    yield key, _replace_value(config, (section, *path), field.name, default)
-
-
-def _sections(part: object) -> list[str]:
-    return [name for name, value in vars(part).items() if dataclasses.is_dataclass(value)]
-
-
-def _section_at(config: Config, path: tuple[str, ...]) -> Any:
-    part: Any = config
-    for name in path:
-        part = getattr(part, name)
-    return part
-
-
-def _replace_value(config: Any, path: tuple[str, ...], name: str, value: Any) -> Any:
-    if not path:
-        return replace(config, **{name: value})
-    inner = _replace_value(getattr(config, path[0]), path[1:], name, value)
-    return replace(config, **{path[0]: inner})
+    defaults = values(Config())
+    for key, value in values(config).items():
+        if type(value) is int and key.startswith(("model.", "data.")):
+            default = int(value > 0) if key == _ENCODER else defaults[key]
+            yield key, replace_value(config, key, default)
 
 
 # available memory --------------------------------------------------------------------------------
@@ -139,7 +116,7 @@ def device_memory(used: int | None = None) -> DeviceMemory:
         name = f"{number} {device.device_kind} devices have together"
         if number == 1:
             others = jax.device_count() - 1
-            alone = f" is used, not the {others} other{'s' * (others > 1)}, and" if others else ""
+            alone = f" is used, not the {counted(others, 'other')}, and" if others else ""
             name = f"1 {device.device_kind} device{alone} has"
         return DeviceMemory(number * limit, name)
     number = collective.process_count()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from famjax.config.schema import ModelConfig
 from famjax.convert.families.common import Family
 from famjax.convert.families.famjax import FAMJAX, FEEDBACK
-from famjax.core.units import inflect
+from famjax.core.units import counted
 from famjax.export.source import ExportSource
 from famjax.mixers import mixer_specs
 
@@ -120,17 +120,13 @@ def describe_cut(source: ExportSource) -> str:
 def describe(source: ExportSource) -> str:
     """Return a sentence about the model."""
     model = source.model
-    shape = f"{_layers(model.layers)}, width {model.width}, {model.vocab_size:,} tokens"
+    shape = f"{counted(model.layers, 'layer')}, width {model.width}, {model.vocab_size:,} tokens"
     if model.encoder.layers:
-        shape = f"an encoder of {_layers(model.encoder.layers)}, a decoder of {shape}"
+        shape = f"an encoder of {counted(model.encoder.layers, 'layer')}, a decoder of {shape}"
     if model.stack in FEEDBACK:
         span = model.feedback.span
         return f"{shape}, `{model.stack}` layers that attend to the last {span:,} tokens."
     return f"{shape}, attention `{model.mixer}`{_describe_memory(model)}."
-
-
-def _layers(count: int) -> str:
-    return f"{count} {inflect(count, 'layer', 'layers')}"
 
 
 def _describe_memory(model: ModelConfig) -> str:

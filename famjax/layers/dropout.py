@@ -6,13 +6,11 @@ number. The same key and site draw the same mask.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from famjax.core.types import Array
+from famjax.core.types import Array, DropoutFn
 
 # dropout sites of a stack and of a layer; FEEDBACK is all sites of a FAM update
 EMBEDDING, OUTPUT, ATTENTION_WEIGHTS, MLP_HIDDEN, ATTENTION_OUTPUT, MLP_OUTPUT, LAYER, FEEDBACK = (
@@ -35,9 +33,6 @@ def dropout(x: Array, rate: float, key: Array) -> Array:
     """Zero each element of x with probability `rate` and scale the others by 1 / (1 - rate)."""
     keep = jax.random.bernoulli(key, 1 - rate, x.shape)
     return jnp.where(keep, x / (1 - rate), 0).astype(x.dtype)
-
-
-DropoutFn = Callable[[Array], Array]
 
 
 def make_dropout(rate: float, key: Array | None, site: int) -> DropoutFn | None:

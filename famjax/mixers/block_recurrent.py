@@ -32,8 +32,14 @@ from famjax.layers import recurrent_cell
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.layers.recurrent_cell import RecurrentCell
-from famjax.mixers.blocks import BlockInputs, memory_resets, start_documents
-from famjax.mixers.mixer import BlockWeights, Mixer, kv_bytes, mean_of_valid
+from famjax.mixers.blocks import (
+    BlockInputs,
+    from_block_major,
+    memory_resets,
+    start_documents,
+    to_block_major,
+)
+from famjax.mixers.mixer import BlockWeights, Mixer, kv_bytes, norm_share
 from famjax.mixers.window import SmearedSpec, WindowAttention, WindowState
 from famjax.parallel import sequence_parallel
 
@@ -118,12 +124,8 @@ class BlockRecurrentAttention(Mixer):
     ) -> Array:
         inputs = self.window.project_blocks(x, state.window, ctx)
         recalled, _ = self.scan_states(x, inputs, state, ctx)
-        seen = self.qkv.out(self.window.attend_blocks(inputs, state.window, ctx))
-        recalled, seen = (
-            jnp.linalg.norm(a.astype(param_dtype()), axis=-1) for a in (recalled, seen)
-        )
-        total = recalled + seen  # [b n*w]
-        return mean_of_valid(recalled / jnp.where(total > 0, total, 1), ctx.valid)
+        attended = self.qkv.out(self.window.attend_blocks(inputs, state.window, ctx))
+        return norm_share(recalled, attended, ctx.valid)
 
     def block_weights(
         self, x: Array, state: BlockRecurrentState, ctx: Context, mlp: FeedForward
@@ -143,7 +145,7 @@ class BlockRecurrentAttention(Mixer):
         reset = memory_resets(blocks, ctx, w)
         full = blocks.valid == w
         by_block = (self.window.unrotate(inputs.k), inputs.v, reset, full)
-        xs = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), by_block)
+        xs = to_block_major(by_block)
         graph, params = nnx.split(self.recurrent_cell)
 
         def body(params: Any, states: Array, x: Any) -> tuple[Array, tuple[Array, Array]]:
@@ -156,7 +158,7 @@ class BlockRecurrentAttention(Mixer):
 
         scanned = jax.checkpoint(body) if self.remat else body
         states, kv = sequence_parallel.ring_scan(scanned, params, state.states, xs)
-        k, v = (jnp.moveaxis(a, 0, 1) for a in kv)
+        k, v = from_block_major(kv)
         b, t, d = x.shape
         tokens = self.qkv.normalize(x).reshape(b, t // w, w, d)
         recalled = self.recurrent_cell.read(tokens, k, v)

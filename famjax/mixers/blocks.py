@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from famjax.core.lanes import select_state
-from famjax.core.types import Array, Context, State
+from famjax.core.types import Array, Context, PyTree, State
 from famjax.mixers.mixer import Mixer
 
 
@@ -89,6 +89,16 @@ class ExtraKV(NamedTuple):
         """Return the mask of a block's queries over these keys, the same for all: [b n w s]."""
         *lead, s = self.visible.shape
         return jnp.broadcast_to(self.visible[..., None, :], (*lead, queries, s))
+
+
+def to_block_major(tree: PyTree) -> PyTree:
+    """Return a tree's arrays [b n ...] as [n b ...], the order of a scan over blocks."""
+    return jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), tree)
+
+
+def from_block_major(tree: PyTree) -> PyTree:
+    """Return a tree's arrays [n b ...], such as the results of a scan, as [b n ...]."""
+    return jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1), tree)
 
 
 def join_keys(segments: Array, extra: Array | None, block: Array, axis: int) -> Array:

@@ -15,26 +15,31 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.lanes import select_rows, select_valid
 from famjax.core.remat import tag_small
-from famjax.core.types import Array, Context, param_dtype
+from famjax.core.types import Array, Context
 from famjax.layers import delta_memory
 from famjax.layers.delta_memory import DeltaMemory, Writes, write
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
-from famjax.mixers.blocks import BlockInputs, memory_resets, start_documents
+from famjax.mixers.blocks import (
+    BlockInputs,
+    from_block_major,
+    memory_resets,
+    start_documents,
+    to_block_major,
+)
 from famjax.mixers.mixer import (
     FORMATS,
     BlockWeights,
     MemoryLosses,
     Mixer,
-    mean_of_valid,
     mean_where,
+    norm_share,
 )
 from famjax.mixers.window import SmearedSpec, WindowAttention, WindowState
 from famjax.parallel import sequence_parallel
@@ -119,14 +124,9 @@ class DeltaAttention(Mixer):
 
     def attention_mass(self, x: Array, state: DeltaState, ctx: Context, mlp: FeedForward) -> Array:
         inputs = self.window.project_blocks(x, state.window, ctx)
-        read, _ = self.scan_memory(inputs, state.s, ctx)
+        recalled, _ = self.scan_memory(inputs, state.s, ctx)
         attended = self.window.attend_blocks(inputs, state.window, ctx)
-        recalled, seen = (
-            jnp.linalg.norm(a.reshape(*attended.shape).astype(param_dtype()), axis=-1)
-            for a in (read, attended)
-        )
-        total = recalled + seen  # [b n*w h]
-        return mean_of_valid(recalled / jnp.where(total > 0, total, 1), ctx.valid)
+        return norm_share(recalled.reshape(attended.shape), attended, ctx.valid)
 
     def block_weights(
         self, x: Array, state: DeltaState, ctx: Context, mlp: FeedForward
@@ -177,7 +177,7 @@ class DeltaAttention(Mixer):
         writes = self.writes(inputs.k, inputs.v)
         in_scan = computes_in_scan(full.shape[1])
         blocks = (writes, q) if in_scan else memory.updates(writes)
-        xs = jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), (blocks, reset, full))
+        xs = to_block_major((blocks, reset, full))
         # saved for the backward pass: S before each block, or without remat before each chunk
         write_block = jax.checkpoint(write) if self.remat else write
 
@@ -198,7 +198,7 @@ class DeltaAttention(Mixer):
             return select_rows(full, new, s), recalled
 
         s, ys = sequence_parallel.ring_scan(body, (), s, xs)
-        ys = jnp.moveaxis(ys, 0, 1)
+        ys = from_block_major(ys)
         return memory.scale(ys if in_scan else memory.recall(q, ys), every_q), s.mT
 
     def step(

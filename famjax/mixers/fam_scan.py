@@ -14,11 +14,17 @@ import jax.numpy as jnp
 from flax import nnx
 
 from famjax.core.lanes import select_rows
-from famjax.core.types import Array, Context, PyTree
+from famjax.core.types import Array, Context
 from famjax.layers.dropout import FEEDBACK, split_key
 from famjax.layers.linear import MATMUL_PARAMS
 from famjax.layers.mlp import FeedForward
-from famjax.mixers.blocks import BlockInputs, ExtraKV, memory_resets
+from famjax.mixers.blocks import (
+    BlockInputs,
+    ExtraKV,
+    from_block_major,
+    memory_resets,
+    to_block_major,
+)
 from famjax.ops.deferred_scan import deferred_scan, plain_scan
 from famjax.parallel import sequence_parallel
 from famjax.parallel.sharding import sequence_shards, shard_map_rows
@@ -78,8 +84,8 @@ def scan_memory(
     offset = ctx.offset
     if offset is not None:
         offset = jnp.broadcast_to(offset, (n, *offset.shape))
-    xs = _to_block_major((k, v))
-    non_diff = (*_to_block_major((reset, full, before)), keys, offset)
+    xs = to_block_major((k, v))
+    non_diff = (*to_block_major((reset, full, before)), keys, offset)
     graph, matmul_params, other_params, dropout_keys = cast(
         Any, nnx.split(nnx.List([mixer, mlp]), MATMUL_PARAMS, nnx.Param, ...)
     )
@@ -107,7 +113,7 @@ def scan_memory(
         other_axes = (None, None if offset is None else 0)
         sharded_scan = shard_map_rows(scan_rows, b, (None, other_axes, 0, 1, 1), (0, 1))
         fam, ys = sharded_scan(*shared, state.fam, xs, non_diff)
-    fam_k, fam_v, *kept = jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1), ys)
+    fam_k, fam_v, *kept = from_block_major(ys)
     return BlockFams(fam_k, fam_v, before, fam, updates, *kept)
 
 
@@ -168,8 +174,3 @@ def memory_kv(mixer: Fam, state: FamState, fams: BlockFams) -> ExtraKV:
     visible = jnp.repeat(fams.updates[..., None] >= distance, f, axis=-1)
     shape = (b, n, p * f, g, e)
     return ExtraKV(past_k.reshape(shape), past_v.reshape(shape), visible)
-
-
-def _to_block_major(tree: PyTree) -> PyTree:
-    """[b n ...] -> [n b ...]."""
-    return jax.tree.map(lambda a: jnp.moveaxis(a, 1, 0), tree)

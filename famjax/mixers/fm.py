@@ -43,7 +43,7 @@ from famjax.core.types import Array, Context
 from famjax.layers.dropout import FEEDBACK, split_key
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
-from famjax.mixers.blocks import Blocks, start_documents
+from famjax.mixers.blocks import Blocks, from_block_major, start_documents, to_block_major
 from famjax.mixers.mixer import BlockWeights, Mixer, kv_bytes
 from famjax.mixers.window import BlockwiseSpec, WindowAttention, WindowState
 from famjax.parallel import sequence_parallel
@@ -98,9 +98,7 @@ class FeedbackSegments(Mixer):
         b, n, w = q.shape[:3]
         before = blocks.blocks_since_reset(state.outputs.blocks)
         offset = None if ctx.offset is None else jnp.broadcast_to(ctx.offset, (n, b))
-        by_block = jax.tree.map(
-            lambda a: jnp.moveaxis(a, 1, 0), (x.reshape(b, n, w, -1), q, k, v, before)
-        )
+        by_block = to_block_major((x.reshape(b, n, w, -1), q, k, v, before))
         xs = (*by_block, offset, split_key(ctx.key, FEEDBACK, n))
         past = state.outputs.k[:, :-1].astype(k.dtype), state.outputs.v[:, :-1].astype(v.dtype)
         graph, params = nnx.split(nnx.List([self, mlp]))
@@ -111,7 +109,7 @@ class FeedbackSegments(Mixer):
 
         body = jax.checkpoint(body) if self.recompute_blocks else body
         _, ys = sequence_parallel.ring_scan(body, params, past, xs)
-        y, out_k, out_v = jax.tree.map(lambda a: jnp.moveaxis(a, 0, 1), ys)
+        y, out_k, out_v = from_block_major(ys)
         return y.reshape(x.shape), self.final_state(inputs.k, inputs.v, out_k, out_v, state, blocks)
 
     def scan_body(

@@ -368,6 +368,17 @@ def mean_of_valid(x: Array, valid: Array | None) -> Array:
     return jnp.where(used, x, 0).sum() / jnp.maximum(valid.sum() * x[0, 0].size, 1)
 
 
+def norm_share(recalled: Array, attended: Array, valid: Array | None) -> Array:
+    """Return the mean share of `recalled` in the norms of the two [b t ... d]; 0 of two zeros.
+
+    Args:
+      valid: [b t] bool, the tokens that count; None means all.
+    """
+    part, rest = (jnp.linalg.norm(a.astype(param_dtype()), axis=-1) for a in (recalled, attended))
+    total = part + rest
+    return mean_of_valid(part / jnp.where(total > 0, total, 1), valid)
+
+
 def layer_weights(model: ModelConfig) -> int:
     """Return the number of weights in a layer's projections and feed-forward, without biases."""
     d, h, g, e, hidden = sizes(model)

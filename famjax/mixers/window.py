@@ -25,7 +25,15 @@ from famjax.layers.dropout import ATTENTION_WEIGHTS, split_key
 from famjax.layers.key_smear import KeySmear, init_for_pretrained, previous_keys
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
-from famjax.mixers.blocks import BlockInputs, Blocks, ExtraKV, join_keys, start_documents
+from famjax.mixers.blocks import (
+    BlockInputs,
+    Blocks,
+    ExtraKV,
+    from_block_major,
+    join_keys,
+    start_documents,
+    to_block_major,
+)
 from famjax.mixers.mixer import FORMATS, BlockWeights, Mixer, MixerSpec, kv_bytes
 from famjax.ops.attention import KVFrames, attend_frames
 from famjax.parallel import sequence_parallel
@@ -238,15 +246,14 @@ class WindowAttention(Mixer):
 
         old = (self.smear_state(state)[:, :m].astype(k.dtype), state.v[:, :m].astype(v.dtype))
         extra_k, extra_v, extra_visible = extra or (None, None, None)
-        block_major = jax.tree.map(
-            lambda a: jnp.moveaxis(a, 1, 0),
-            ((q, extra_k, extra_v), (blocks.blocks_since_reset(state.blocks), extra_visible)),
+        xs, (blocks_since_reset, extra_visible) = to_block_major(
+            ((q, extra_k, extra_v), (blocks.blocks_since_reset(state.blocks), extra_visible))
         )
-        xs, (blocks_since_reset, extra_visible) = block_major
         out = sequence_parallel.blockwise_map(
             attend, old, (k, v), xs, (blocks_since_reset, extra_visible, offset, keys)
         )
-        return jnp.moveaxis(out, 0, 1)
+        attended: Array = from_block_major(out)
+        return attended
 
     def attend_block(
         self,

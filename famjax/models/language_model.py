@@ -11,7 +11,7 @@ from flax import nnx
 
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
-from famjax.core.types import Array, Context, Params, PyTree, State, compute_dtype
+from famjax.core.types import Array, Context, Params, State, compute_dtype, tree_bytes
 from famjax.layers.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from famjax.layers.linear import Linear
 from famjax.layers.norm import Norm
@@ -92,10 +92,10 @@ class LanguageModel(nnx.Module):
         Args:
           copies: number of copies of the state that the loop steps.
         """
-        weights = _tree_bytes(nnx.state(self.stack))
+        weights = tree_bytes(nnx.state(self.stack))
         on_cpu = target_device().platform == "cpu"
         is_large = weights / self.stack.repeats >= _LARGE_LAYER and weights <= _LARGEST_COPY
-        unstacked = copies * _tree_bytes(state) > weights or (on_cpu and is_large)
+        unstacked = copies * tree_bytes(state) > weights or (on_cpu and is_large)
         return self.stack.unstack(state) if unstacked else state
 
     def restack(self, state: State) -> State:
@@ -215,8 +215,3 @@ class LanguageModel(nnx.Module):
 def _is_of_head(path: tuple[Any, ...], _: Any) -> bool:
     """Return whether a model's logits depend on the variable, apart from a table that is tied."""
     return path[0] in ("embedding", "norm", "head", "logit_bias")
-
-
-def _tree_bytes(tree: PyTree) -> int:
-    """Return the bytes of a tree's arrays."""
-    return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(tree))

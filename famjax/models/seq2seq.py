@@ -21,6 +21,7 @@ from famjax.core.types import Array
 from famjax.layers.cross_attention import EncodedSource
 from famjax.models.language_model import LanguageModel
 from famjax.ops.lookup import look_up
+from famjax.ops.relative import unmask_empty_rows
 from famjax.parallel.sharding import TOKENS, register_parameter_axes, with_logical_constraint
 from famjax.stacks.encoder import Encoder
 
@@ -74,17 +75,12 @@ class Seq2Seq(LanguageModel):
         keys = self.stack.project_source(self.encode(tokens, source_segment))
         if segment is None:
             mask = (source_segment > 0)[:, None]
-            return self.stack.summarize_source(EncodedSource(keys, self._fill_empty_rows(mask)))
+            return self.stack.summarize_source(EncodedSource(keys, self._unmask_empty_rows(mask)))
         mask = segment[:, :, None] == source_segment[:, None, :]
-        return EncodedSource(keys, self._fill_empty_rows(mask))
+        return EncodedSource(keys, self._unmask_empty_rows(mask))
 
-    def _fill_empty_rows(self, mask: Array) -> Array:
-        return mask if self.allow_empty else fill_empty_rows(mask)
-
-
-def fill_empty_rows(mask: Array) -> Array:
-    """Return a mask [b t s] with all-False rows set to True, so that no softmax is empty."""
-    return mask | ~mask.any(-1, keepdims=True)
+    def _unmask_empty_rows(self, mask: Array) -> Array:
+        return mask if self.allow_empty else unmask_empty_rows(mask)[0]
 
 
 def make_model(config: ModelConfig, *, rngs: nnx.Rngs) -> LanguageModel:

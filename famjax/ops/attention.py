@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from famjax.core.remat import tag_product
-from famjax.core.types import Array
+from famjax.core.types import Array, DropoutFn
 from famjax.ops import attention_kernel as kernel
 from famjax.ops.kernels import kernel_platform
 from famjax.parallel.sharding import runs_on_one_cpu
@@ -262,7 +261,7 @@ def attend_with_dropout(
     mask: Bool[Array, "*#lead #t #s"] | None,
     cap: float,
     bias: Float[Array, "*#lead #g #r #t s"] | None,
-    drop: Callable[[Array], Array],
+    drop: DropoutFn,
 ) -> Float[Array, "... t h e"]:
     """Return SelfAttention(q, k, v) as `attend` does, with dropout of the weights by `drop`."""
     weights = tag_product(drop(attention_weights(q, k, mask, cap, bias)).astype(v.dtype))

@@ -6,20 +6,16 @@ For a token whose first visible entry has index i, that is the distance of entry
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Integer
 
-from famjax.core.types import Array
+from famjax.core.types import Array, DropoutFn
 from famjax.ops.attention import attend, attend_with_dropout, soft_cap
 from famjax.ops.einsum_tape import history_einsum
 
 # instead of -inf, whose gradient would be NaN
 MASK_VALUE = -1e30
-
-DropoutFn = Callable[[Array], Array]
 
 
 def scatter_bias(

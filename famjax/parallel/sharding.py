@@ -81,23 +81,18 @@ def register_parameter_axes(*rows: tuple[str, Axes]) -> None:
     PARAMETER_AXES[:0] = [row for row in rows if row not in PARAMETER_AXES]
 
 
-def make_mesh(
-    config: MeshConfig,
-    devices: list[jax.Device] | None = None,
-    demand: MeshDemand | None = None,
-) -> Mesh:
+def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Mesh:
     """Return the mesh (data, fsdp, tensor, sequence) over all devices.
 
     Args:
-      config: sizes of the axes. A single -1 is inferred; several are chosen to meet the demand.
+      config: sizes of the axes. A single -1 is inferred; for several see `famjax.train.resolve`.
       devices: devices of the mesh; None means all devices.
-      demand: what a config requires, see `famjax.parallel.mesh.choose_mesh`.
 
     Raises:
       UserError: the sizes do not multiply to the number of devices.
     """
     devices = devices or jax.devices()
-    sizes = vars(choose_mesh(config, len(devices), demand or MeshDemand()))
+    sizes = vars(choose_mesh(config, len(devices), MeshDemand()))
     axis_types = (jax.sharding.AxisType.Auto,) * len(sizes)
     # an axis may be part of a physical axis of a TPU torus; jax.make_mesh allows that only on v5e
     device_array = mesh_utils.create_device_mesh(

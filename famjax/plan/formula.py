@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from famjax.config.resolved import ResolvedConfig, ResolvedModelConfig, sizes
 from famjax.config.schema import ModelConfig
-from famjax.core.types import PyTree
+from famjax.core.types import PyTree, tree_bytes
 from famjax.mixers import mixer_specs
 from famjax.optimizers import OPTIMIZERS
 from famjax.plan.chips import Topology
@@ -100,8 +100,7 @@ def count_parameters(model: ModelConfig, only: str) -> tuple[int, int, int]:
     def elements(tree: PyTree) -> int:
         return sum(a.size for a in jax.tree.leaves(tree))
 
-    held = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(frozen))
-    return elements(trained), elements(frozen), held
+    return elements(trained), elements(frozen), tree_bytes(frozen)
 
 
 def layer_activations(model: ResolvedModelConfig, tokens: float, rows: float, tensor: int) -> float:

@@ -22,7 +22,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from famjax.config.resolved import ResolvedConfig
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json
-from famjax.core.types import PyTree
+from famjax.core.types import PyTree, tree_bytes
 from famjax.data.lanes import empty_row
 from famjax.data.pair_rows import empty_pair_row
 from famjax.experiment.load import from_json
@@ -117,7 +117,7 @@ def _count_bytes(tree: PyTree) -> dict[str, float]:
     here = (math.prod(a.sharding.shard_shape(a.shape)) * a.dtype.itemsize for a in leaves)
     return {
         "elements": sum(a.size for a in leaves),
-        "bytes": sum(a.size * a.dtype.itemsize for a in leaves),
+        "bytes": tree_bytes(tree),
         "device_bytes": sum(here),
     }
 

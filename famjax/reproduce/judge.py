@@ -26,11 +26,11 @@ class Judgement(NamedTuple):
     high: float
 
 
-def mean_and_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, float]:
-    """Return the mean over seeds, and half the width of Student's interval; NaN for one seed."""
+def mean_and_interval(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean over seeds, and half the width of Student's 95% interval (NaN for one)."""
     if len(values) < 2:
         return float(np.mean(values)), float("nan")
-    quantile = stats.t.ppf((1 + level) / 2, len(values) - 1)
+    quantile = stats.t.ppf(0.975, len(values) - 1)
     return float(np.mean(values)), float(quantile * np.std(values, ddof=1) / len(values) ** 0.5)
 
 

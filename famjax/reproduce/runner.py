@@ -16,6 +16,7 @@ from typing import Any
 
 from famjax.core.errors import UserError
 from famjax.core.json_files import RUN_AGAIN, read_json
+from famjax.core.units import counted
 from famjax.processes import runtime
 from famjax.reproduce.cell import DATA, RESULT, Cell
 from famjax.reproduce.cost import trained_tokens
@@ -334,4 +335,4 @@ def format_time(seconds: float) -> str:
         return f"{round(minutes / 1440)} days"
     if minutes >= 60:
         return f"{minutes // 60}:{minutes % 60:02d} hours"
-    return "1 minute" if minutes == 1 else f"{minutes} minutes"
+    return counted(minutes, "minute")

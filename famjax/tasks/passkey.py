@@ -49,19 +49,13 @@ _PIECE_TOKENS = 4096
 LENGTHS = [256, 1024, 4096, 16384]
 
 
-def sample_text(names: bool = False) -> str:
+def sample_text() -> str:
     """Return text with every word and digit of the task, to train a tokenizer on.
 
-    Args:
-      names: include the texts of documents with several keys.
+    The texts of documents with several keys are not included.
     """
     keys = [f"{i:05d}" for i in range(0, 100_000, 997)]
-    text = "".join(NEEDLE.format(key=key) for key in keys) + "".join(FILLER) * 100 + QUESTION * 100
-    if names:
-        for i, key in enumerate(keys):
-            name = NAMES[i % len(NAMES)]
-            text += NAMED_NEEDLE.format(name=name, key=key) + NAMED_QUESTION.format(name=name)
-    return text
+    return "".join(NEEDLE.format(key=key) for key in keys) + "".join(FILLER) * 100 + QUESTION * 100
 
 
 class Passkey:

@@ -23,7 +23,7 @@ import famjax
 from famjax.config.keys import values
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
-from famjax.core.types import Batch, PyTree
+from famjax.core.types import Batch, PyTree, tree_bytes
 from famjax.core.units import byte_size
 from famjax.data.lanes import join_rows_state
 from famjax.data.sources import Source
@@ -140,7 +140,7 @@ def gather_to_first_process(tree: PyTree) -> PyTree:
         return tree
     from jax.experimental import multihost_utils
 
-    needed, available = sum(leaf.nbytes for leaf in jax.tree.leaves(tree)), device_memory(used=1)
+    needed, available = tree_bytes(tree), device_memory(used=1)
     if needed > available.bytes:
         raise UserError(
             f"eval.tasks: the whole model takes {byte_size(needed)}, and {available.name} "

@@ -15,7 +15,7 @@ from jax.sharding import Mesh
 from famjax.config.derived import layer_mixers
 from famjax.config.resolved import ResolvedConfig
 from famjax.config.schema import Config
-from famjax.core.types import Array, Batch, Params, PyTree, State
+from famjax.core.types import Array, Batch, Params, PyTree, State, tree_bytes
 from famjax.experiment.mesh_checks import call_blocks, check_divides, tensor_sizes
 from famjax.mixers import MIXERS
 from famjax.models.seq2seq import make_model, source_of
@@ -115,17 +115,13 @@ def mesh_demand(config: ResolvedConfig, device_bytes: int | None = None) -> Mesh
     # gradients have the size of the parameters
     weights = (shapes.params, shapes.params, shapes.opt_state, shapes.frozen)
     return MeshDemand(
-        weights=_bytes(weights),
-        state=_bytes(shapes.memory),
+        weights=tree_bytes(weights),
+        state=tree_bytes(shapes.memory),
         rows=config.data.batch // config.train.accumulate,
         tensor=(*tensor_sizes(config).values(), config.model.kv_heads),
         blocks=call_blocks(config),
         limit=int(WEIGHTS_SHARE * (device_bytes or local_device_bytes())),
     )
-
-
-def _bytes(shapes: PyTree) -> int:
-    return sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(shapes))
 
 
 def local_device_bytes() -> int:

@@ -30,8 +30,8 @@ def small_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("famjax.processes.runtime.setup", lambda: None)
     original = sharding.make_mesh
 
-    def make_mesh(config: MeshConfig, devices: Any = None, **given: Any) -> Mesh:
-        return original(config, jax.devices()[:1], **given)
+    def make_mesh(config: MeshConfig, devices: Any = None) -> Mesh:
+        return original(config, jax.devices()[:1])
 
     monkeypatch.setattr(sharding, "make_mesh", make_mesh)
     monkeypatch.setattr(toy, "CHUNK", 32)

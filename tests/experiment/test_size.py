@@ -10,6 +10,7 @@ import jax
 import pytest
 from flax import nnx
 
+from famjax.config.keys import replace_value
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import (
     AdaptiveConfig,
@@ -123,8 +124,7 @@ HUGE = [
 
 @pytest.mark.parametrize(("key", "value"), HUGE)
 def test_error_names_the_key_that_is_too_large(key, value):
-    *path, name = key.split(".")
-    config = memory._replace_value(Config(), tuple(path), name, value)
+    config = replace_value(Config(), key, value)
     with pytest.raises(
         UserError, match=rf"^{key}={value}: parameters, .* would take at least [\d.]"
     ):

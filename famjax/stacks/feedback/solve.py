@@ -17,9 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from famjax.core.remat import remat_with_policy
-from famjax.core.types import Array, Params
+from famjax.core.types import Array, DropoutFn, Params
 from famjax.layers.cross_attention import EncodedSource
-from famjax.layers.dropout import DropoutFn
 from famjax.ops import relative
 from famjax.ops.token_scan import Visible, token_scan
 from famjax.parallel.sharding import row_shards, shard_map_rows

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from famjax.core.lanes import select_state
-from famjax.core.types import Array, Context
-from famjax.layers.dropout import DropoutFn, apply_dropout
+from famjax.core.types import Array, Context, DropoutFn
+from famjax.layers.dropout import apply_dropout
 from famjax.ops import relative
 from famjax.ops.attention import soft_cap
 from famjax.stacks.feedback import ring
