@@ -39,9 +39,11 @@ _TRAININGS = re.compile(r"^(\d+) of \d+ trainings, ", re.MULTILINE)
 _COSTS = ("parameters", "tokens", "TFLOP")
 # characters of a line of a figure's title
 _TITLE_WIDTH = 70
-# an axis is logarithmic if the largest x is at least so many times the smallest, or if at least so
-# many x are powers of a number, up to a factor
+# an axis is logarithmic if the ratio of the largest x to the smallest is at least the first number,
+# or if at least the second number of x have equal ratios
 _FAR_APART, _FEW_POINTS = 100, 4
+# maximum number of whole x that are all written on a linear axis
+_MAX_TICKS = 10
 
 
 @dataclass(frozen=True)
@@ -415,6 +417,8 @@ def _draw_lines(
         axes.set_xticks(places, [f"{x:g}" for x in places])
     elif places and min(places) > 0 and max(places) >= _FAR_APART * min(places):
         axes.set_xscale("log")
+    elif len(places) <= _MAX_TICKS and all(x == round(x) for x in places):
+        axes.set_xticks(places, [f"{x:g}" for x in places])
     level = [pair for pair in zip(variants, points, strict=True) if pair[0].x is None]
     for number, (variant, point) in enumerate(level, len(lines)):
         axes.axhline(point[0], linestyle=":", color=f"C{number}", label=variant.name)

@@ -41,8 +41,9 @@ def code_version() -> str:
         return result.stdout.strip()
 
     try:
-        # experiments write pages of docs/
-        unused = ("bench", "export", "reproduce/experiments", "reproduce/papers.py", "demo*.py")
+        # experiments write pages of docs/, by cli
+        own = "reproduce/experiments", "reproduce/papers.py"
+        unused = ("bench", "cli", "demo*.py", "export", *own)
         code = ("--", "famjax", "configs", *(f":(exclude)famjax/{one}" for one in unused))
         commit = git("log", "-1", "--format=%h", "--abbrev=10", *code)
         new = git("ls-files", "--others", "--exclude-standard", "--full-name", *code).splitlines()

@@ -634,7 +634,7 @@ def test_a_figure_may_have_several_scores():
     scores = {score.name: 0.5 for score in experiment.scores}
     found = {v.name: {0: {"scores": scores}} for v in experiment.variants}
     panels = plot(Results(experiment, found, len(found))).axes
-    assert [panel.get_ylabel() for panel in panels] == ["tokenized BLEU", "tokens/s"]
+    assert [panel.get_ylabel() for panel in panels] == ["tokenized BLEU", "greedy tokens/s"]
     assert len({variant.line for variant in experiment.variants}) == len(panels[1].containers)
 
 
