@@ -139,7 +139,9 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
     ),
     "Transformers into RNNs (arXiv 2103.13076)": (
         Entry("Table 1", "from scratch and from a Transformer", "t2r-table-1"),
-        Entry("Table 2", "translation", "t2r-table-2"),
+        Entry("Table 2", "translation, En-De", "t2r-table-2"),
+        Entry("Table 2", "translation, En-Fr", "t2r-table-2-en-fr"),
+        Entry("Table 2", "translation, Zh-En", "t2r-table-2-zh-en"),
         Entry("Tables 3, 4", "settings of WikiText-103", command=f"famjax plan t2r_lm_paper{_ON}"),
         Entry(
             "Tables 5, 6",

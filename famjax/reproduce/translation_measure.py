@@ -13,7 +13,6 @@ from famjax.reproduce.experiment import Measure, Measured, Score
 from famjax.tasks.task import Request
 from famjax.train.run import Run
 
-_LANGUAGES = "de", "en"
 _BLEU, _TOKENIZED, _SPEED = "BLEU", "tokenized BLEU", "tokens/s"
 _GREEDY_BLEU, _GREEDY_SPEED = "greedy BLEU", "greedy tokens/s"
 
@@ -22,12 +21,13 @@ _GREEDY_BLEU, _GREEDY_SPEED = "greedy BLEU", "greedy tokens/s"
 class TranslationMeasure(Measure):
     """BLEU of a test set and tokens of the outputs per second, by beam search and greedily.
 
-    The pairs are in a folder of the data folder: `train.de`, `train.en`, `test.de` and `test.en`,
-    or all with .gz, a sentence on each line. If a run is trained on other files, its test files are
-    beside them, with "test" in place of "train" in the name of each file.
+    The pairs are in a folder of the data folder: `train.de`, `train.en`, `test.de` and `test.en`
+    (for German-English), or all with .gz, a sentence on each line. If a run is trained on other
+    files, its test files are beside them, with "test" in place of "train" in the name of each file.
 
     Attributes:
       folder: name of the folder with the pairs; "" is none, and models are trained on other files.
+      languages: ends of the names of the sources' and the targets' files in this folder.
       vocabulary: number of tokens of the joint SentencePiece model.
       beam: see `famjax.eval.beam`.
       length_penalty: see `famjax.eval.beam`; None is that with the best BLEU on the development
@@ -37,6 +37,7 @@ class TranslationMeasure(Measure):
     """
 
     folder: str
+    languages: tuple[str, str] = ("de", "en")
     vocabulary: int = 4000
     beam: int = 5
     length_penalty: float | None = None
@@ -60,7 +61,7 @@ class TranslationMeasure(Measure):
         pairs = folder / self.folder
         source, target = (
             pair_files.find_file(pairs / f"train.{language}", pairs / f"train.{language}.gz")
-            for language in _LANGUAGES
+            for language in self.languages
         )
         for path in (source, target):
             pair_files.find_file(Path(pair_files.name_test_files(str(path))))

@@ -303,6 +303,28 @@ def test_teachers_and_recurrent_models_have_the_papers_features():
             assert model.linear.features == 4
 
 
+def test_each_pair_of_languages_has_the_papers_numbers_and_teacher():
+    pairs = {
+        "t2r-table-2": ("wmt14_ende_paper", 28.7, 28.9, 30000, 20000),
+        "t2r-table-2-en-fr": ("wmt14_enfr_paper", 42.1, 42.2, 60000, 40000),
+        "t2r-table-2-zh-en": ("wmt17_zhen_paper", 23.8, 24.2, 30000, 20000),
+    }
+    for name, (teacher, t2r, transformer, scratch_steps, steps) in pairs.items():
+        experiment = EXPERIMENTS[name]
+        found = {v.name: v.paper.get("tokenized BLEU") for v in experiment.variants}
+        assert (found["T2R pretrained"], found["Transformer"]) == (t2r, transformer)
+        assert experiment.make_base_config(0, "paper").name == teacher
+        for variant in experiment.variants:
+            config = experiment.make_config(variant, 0, "paper")
+            expected = steps if variant.continues else scratch_steps
+            assert config.train.steps == expected
+        # ELU diverged on English-French
+        claims = {claim.better for claim in experiment.orderings}
+        assert ("ELU from scratch" in claims) == (found["ELU from scratch"] is not None)
+        hours = {variant.paper.get("GPU hours") for variant in experiment.variants}
+        assert (hours == {None}) == (name != TABLE_2)
+
+
 def test_a_gap_is_judged_to_be_wider_than_another():
     """Three seeds: by 3, 4 and 5 with one layer, by 1, 1 and 2 with four."""
     experiment = EXPERIMENTS[FIGURE_4]

@@ -26,6 +26,7 @@ _FEEDBACK = ("model.stack=feedback",)
 _OWN_KEYS = ("model.feedback.shared_kv=false",)
 DEPTHS, PAPER_DEPTHS = (1, 2, 4), (1, 2, 4, 6)
 SPLIT = " Tokenized BLEU has compounds split, as the papers' of WMT14 English-German."
+WHOLE = "Tokenized BLEU splits no compounds."
 SPEEDS = (
     "Tokens of the outputs a second, and seconds of training, on one process's part of the cores "
     "and while others train: rough figures."
