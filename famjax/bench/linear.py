@@ -6,7 +6,8 @@ is the time that its FLOPs take at the speed of one large matrix product in the 
 
 Decoding: a Transformer with a KV cache of a given length is compared with linear attention with
 each feature map, on models of equal shape. T2R's map is folded into the projections (Equation 8)
-where possible, as `famjax generate` does, and is also measured unfolded.
+where possible, as `famjax generate` does, and is also measured unfolded. In an encoder-decoder the
+source is as long as the target (3.3), and linear attention also has one matrix for each head of it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
 from famjax.core.types import Params, State, tree_bytes
 from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
-from famjax.models.language_model import LanguageModel
+from famjax.models.seq2seq import Seq2Seq, make_model
 from famjax.ops import attention
 from famjax.ops.kernels import kernel_platform, without_kernels
 from famjax.ops.linear_attention import EPS, Sums, chunkwise_attention, recurrent_attention
@@ -261,7 +262,7 @@ class Decoding(NamedTuple):
       name: name of the model.
       length: number of tokens before.
       seconds: seconds of each repetition for `TOKENS` tokens in all lanes; empty if skipped.
-      state_bytes: size of the attention state of all lanes.
+      state_bytes: size of the attention state of all lanes, with that of their sources.
     """
 
     name: str
@@ -278,12 +279,14 @@ def bench_models(model: ModelConfig, length: int) -> dict[str, ModelConfig]:
     """Return the measured models by name, all with the same width and depth.
 
     Args:
-      model: config with the shape.
+      model: config with the shape; it may have an encoder.
       length: size of the Transformer's KV cache in tokens.
     """
+    encoder = replace(model.encoder, cross="linear", features=model.linear.features)
 
     def linear(kind: Any) -> ModelConfig:
-        return replace(model, mixer="linear", linear=replace(model.linear, map=kind, rope=False))
+        maps = replace(model.linear, map=kind, rope=False)
+        return replace(model, mixer="linear", linear=maps, encoder=encoder)
 
     maps = {FOLDED: linear("relu"), "T2R, map not folded": linear("relu")}
     maps |= {"elu": linear("elu"), "rfa": linear("rfa")}
@@ -300,16 +303,17 @@ def measure_decoding(
 ) -> Iterator[Decoding]:
     """Measure all models, interleaved, on the last `TOKENS` tokens of each of `CONTEXTS`."""
     spent, before = 0.0, 1
+    what = "translation" if model.encoder.layers else "decoding"
     # linear attention has one program for all lengths
     decoders: dict[tuple[str, int], _Decoder] = {}
     for i, length in enumerate(CONTEXTS):
-        note(f"decoding: {length:,} tokens, {len(CONTEXTS) - i} lengths left")
+        note(f"{what}: {length:,} tokens, {len(CONTEXTS) - i} lengths left")
         runs, sizes, count = {}, {}, min(TOKENS, length)
         for name, config in bench_models(model, length).items():
             if name == "transformer" and spent * length / before > MAX_SECONDS:
                 continue
             if name == "transformer" or (name, count) not in decoders:
-                decoders[name, count] = _decoder(config, count, name == FOLDED)
+                decoders[name, count] = _decoder(config, count, name == FOLDED, length)
             runs[name] = functools.partial(decoders[name, count].run, length)
             sizes[name] = decoders[name, count].state_bytes
         times = time_interleaved(runs, repetitions)
@@ -325,30 +329,42 @@ class _Decoder(NamedTuple):
     state_bytes: int
 
 
-def _decoder(model: ModelConfig, count: int, fold: bool) -> _Decoder:
-    """Compile the decoding of `count` tokens, with T2R's map folded if possible."""
-    module = LanguageModel(model, rngs=nnx.Rngs(0))
+def _decoder(model: ModelConfig, count: int, fold: bool, length: int) -> _Decoder:
+    """Compile the decoding of `count` tokens, with T2R's map folded if possible.
+
+    Args:
+      length: number of tokens of each source, for a model with an encoder.
+    """
+    module = make_model(model, rngs=nnx.Rngs(0))
     if fold and not why_not_foldable(model)["causal"]:
         module = fold_feature_maps(module, model)
     graph, params = nnx.split(module)
     # unstacked layer states are donated and updated in place between calls
     state = jax.jit(lambda: module.unstack(module.init_state(LANES)))()
-    size = tree_bytes(state)
+    source = _make_source(module, length) if isinstance(module, Seq2Seq) else None
+    size = tree_bytes((state, source))
     token = jnp.zeros((LANES, 1), jnp.int32)
 
-    def write(params: Params, state: State, token: jax.Array, read: jax.Array) -> Any:
-        return make_writer(graph, count)(params, _set_length(state, read), token)
+    def write(params: Params, state: State, token: jax.Array, read: jax.Array, source: Any) -> Any:
+        return make_writer(graph, count)(params, _set_length(state, read), token, source)
 
-    arguments = (params, state, token, jnp.int32(0))
+    arguments = (params, state, token, jnp.int32(0), source)
     compiled = jax.jit(write, donate_argnums=1).lower(*arguments).compile()
 
     def run(length: int) -> Any:
         nonlocal state, token
         for _ in range(TOKENS // count):
-            token, state = compiled(params, state, token, jnp.int32(length - count))
+            token, state = compiled(params, state, token, jnp.int32(length - count), source)
         return token
 
     return _Decoder(run, size)
+
+
+def _make_source(model: Seq2Seq, length: int) -> Any:
+    """Return what a decoder attends to, of ones instead of encoded sources of `length` tokens."""
+    tokens = jax.ShapeDtypeStruct((LANES, length), jnp.int32)
+    shapes = jax.eval_shape(model.read_source, tokens, tokens)
+    return jax.tree.map(lambda a: jnp.ones(a.shape, a.dtype), shapes)
 
 
 def _set_length(state: State, length: jax.Array) -> State:

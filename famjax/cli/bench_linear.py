@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from famjax.bench import linear as bench
@@ -57,15 +58,19 @@ def run(
     console.print(_decoding_table(decoded, model))
     for line in _decoding_aims(decoded):
         console.print(line)
+    translator = replace(model, encoder=replace(model.encoder, layers=model.layers))
+    translated = list(bench.measure_decoding(translator, sizes.repetitions, note.print))
+    console.print(_decoding_table(translated, translator))
     if as_json:
         report = {
             "attention": [to_dict(row) for row in attended],
             "peers": [to_dict(row) for row in peer_rows],
             "decoding": [to_dict(row) for row in decoded],
+            "translation": [to_dict(row) for row in translated],
         }
         print(json.dumps(report))
     if plot:
-        _draw(decoded, plot)
+        _draw(decoded, translated, plot)
         note.print(f"wrote {plot}")
 
 
@@ -128,8 +133,9 @@ def _peers_table(rows: list[peers.LinearPeer]) -> Table:
 
 def _decoding_table(rows: list[Decoding], model: ModelConfig) -> Table:
     why = bench.fold_obstacle(model)
+    what = "Translation of as many tokens" if model.encoder.layers else "Decoding"
     table = Table(
-        f"Decoding, greedy, {bench.LANES} lanes, {model.layers} layers, width {model.width}, "
+        f"{what}, greedy, {bench.LANES} lanes, {model.layers} layers, width {model.width}, "
         f"{model.linear.features} features, after this many tokens; "
         f"T2R's map {f'not folded: {why}' if why else 'folded'}",
         ("tokens", "", "tokens/s", "attention"),
@@ -167,18 +173,20 @@ def _all_seconds(rows: list[Decoding], name: str) -> list[float]:
     return list(itertools.chain.from_iterable(row.seconds for row in rows if row.name == name))
 
 
-def _draw(rows: list[Decoding], path: Path) -> None:
-    """Plot speed (Figure 2) and attention's memory (Figure 3) against length."""
-    figure, (left, right) = new_figure(1, 2, (10, 4))
-    for name in dict.fromkeys(row.name for row in rows):
-        mine = [row for row in rows if row.name == name and row.seconds]
-        lengths = [row.length for row in mine]
-        left.plot(lengths, [row.tokens_per_second for row in mine], "o-", label=name)
-        right.plot(lengths, [row.state_bytes / 1e6 for row in mine], "o-", label=name)
-    for axes in (left, right):
-        axes.set_xscale("log", base=2)
-        axes.set(xlabel="tokens")
-    left.set(ylabel="tokens/s", ylim=(0, None))
-    right.set(ylabel="MB of attention state", yscale="log")
-    left.legend(fontsize="small")
+def _draw(decoded: list[Decoding], translated: list[Decoding], path: Path) -> None:
+    """Plot speed (Figure 2) and attention's memory (Figure 3) against length, with translation."""
+    figure, panels = new_figure(2, 2, (10, 8))
+    titles = "language model", "encoder-decoder, sources of equal length"
+    for rows, title, (left, right) in zip((decoded, translated), titles, panels, strict=True):
+        for name in dict.fromkeys(row.name for row in rows):
+            mine = [row for row in rows if row.name == name and row.seconds]
+            lengths = [row.length for row in mine]
+            left.plot(lengths, [row.tokens_per_second for row in mine], "o-", label=name)
+            right.plot(lengths, [row.state_bytes / 1e6 for row in mine], "o-", label=name)
+        for axes in (left, right):
+            axes.set_xscale("log", base=2)
+            axes.set(xlabel="tokens", title=title)
+        left.set(ylabel="tokens/s", ylim=(0, None))
+        right.set(ylabel="MB of attention state", yscale="log")
+        left.legend(fontsize="small")
     save_figure(figure, path)

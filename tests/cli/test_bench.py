@@ -21,7 +21,7 @@ from famjax.bench import (
 )
 from famjax.cli import bench, bench_feedback, bench_mesh
 from famjax.cli.main import main
-from famjax.config.schema import Config, FeedbackConfig, LinearConfig, ModelConfig
+from famjax.config.schema import Config, EncoderConfig, FeedbackConfig, LinearConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.experiment.load import to_json
 from famjax.ops import kernels
@@ -263,9 +263,29 @@ def test_decoding_uses_folded_maps_and_reports_exceptions(monkeypatch):
     monkeypatch.setattr(linear, "fold_feature_maps", lambda m, _: folded.append(m) or m)
     for features in (2, 100):
         model = replace(SMALL_LINEAR, width=16, linear=LinearConfig(features=features))
-        linear._decoder(linear.bench_models(model, 1)["T2R"], 1, fold=True)
+        linear._decoder(linear.bench_models(model, 1)["T2R"], 1, fold=True, length=1)
         assert bool(linear.fold_obstacle(model)) == (features == 100)
     assert len(folded) == 1
+
+
+def test_translation_attends_to_sources_as_long_as_the_target(monkeypatch):
+    monkeypatch.setattr(linear, "LANES", 2)
+    monkeypatch.setattr(linear, "TOKENS", 4)
+    monkeypatch.setattr(linear, "CONTEXTS", (8, 16))
+    model = replace(SMALL_LINEAR, width=16, linear=LinearConfig(features=2))
+    translator = replace(model, encoder=EncoderConfig(layers=1))
+    alone, pairs = (
+        {(row.name, row.length): row for row in linear.measure_decoding(m, 2, lambda _: None)}
+        for m in (model, translator)
+    )
+    assert alone.keys() == pairs.keys()
+    assert all(len(row.seconds) == 2 for row in pairs.values())
+    source = {key: pairs[key].state_bytes - alone[key].state_bytes for key in pairs}
+    # keys and values of each token, and its mask, in all lanes; or the sums, whatever the length
+    layers, d = model.layers, 16
+    for length in (8, 16):
+        assert source["transformer", length] == 2 * length * (layers * 2 * d * 4 + 1)
+    assert source["T2R", 8] == source["T2R", 16] < source["transformer", 8]
 
 
 def test_long_runs_are_repeated_less_often():
