@@ -70,7 +70,8 @@ def run(argv: list[str]) -> int:
     command = f"finetune init={target}{off} data.files=..."
     if config.model.encoder.layers:
         # the config finetune is for texts
-        command = f"multi30k init={target} data.source=... data.target=..."
+        rate = "optimizer.learning_rate=2e-4"  # that of T2R's Table 6, for what is trained already
+        command = f"multi30k init={target} {rate} data.source=... data.target=..."
     print(f"wrote {target}; next: famjax train {command}")
     return 0
 

@@ -45,7 +45,11 @@ def check_unused_keys(config: Config, overridden: Iterable[str]) -> None:
         for rule in find_rules(key):
             off = now[key] in (0, "", "none")
             if not (rule.switch and off) and (value := rule.unused(config)):
-                raise UserError(f"{key}: has no effect with {value}; remove it, or set {rule.fix}")
+                fix = rule.fix
+                if value.startswith("model.stack=") and fix.startswith("model.mixer="):
+                    # mixers are layers of this stack alone
+                    fix = f"model.stack=residual {fix}"
+                raise UserError(f"{key}: has no effect with {value}; remove it, or set {fix}")
 
 
 def has_effect(key: str, config: Config) -> bool:

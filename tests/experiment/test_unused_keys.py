@@ -42,6 +42,11 @@ def test_every_pattern_matches_a_key() -> None:
             "remove it, or set train.bptt_start to less than data.length",
         ),
         ("model.capacity=2048", "model.capacity: has no effect with model.mixer=fam"),
+        (
+            "model.stack=transformer model.block_len=1 model.capacity=64",
+            "model.capacity: has no effect with model.stack=transformer; remove it, or set "
+            "model.stack=residual model.mixer=full",
+        ),
         ("model.mixer=bswa model.fam_len=4", "model.fam_len: has no effect with model.mixer=bswa"),
         ("model.mixer=bswa model.fam_previous=2", "model.fam_previous: has no effect"),
         ("model.mixer=bswa model.fam_update=gated", "model.fam_update: has no effect with"),
