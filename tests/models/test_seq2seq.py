@@ -553,8 +553,8 @@ def test_flops_are_those_of_the_products_with_weights(name):
     attention = d * (2 * h * e + 2 * g * e)
     expected = c.encoder.layers * 2 * (attention + 3 * d * hidden) + c.layers * 2 * attention
     if c.encoder.cross == "linear":
-        # W of queries and keys, S and phi(q) S
-        expected += c.layers * 2 * c.encoder.features * e * (2 * h + 2 * g)
+        # W of queries and keys, S, and phi(q) S and phi(q) z
+        expected += c.layers * 2 * c.encoder.features * (e * (2 * h + 2 * g) + h)
     assert forward_flops(c) - forward_flops(without) == expected
 
 
