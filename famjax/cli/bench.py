@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -129,46 +130,10 @@ def run(argv: list[str]) -> int:
             "GLIBC_TUNABLES is already set, so memory is returned to the system between steps and "
             "page faults add noise to the times; unset it for more stable ones"
         )
-    if arguments.name == "lora":
-        _bench_lora(model, arguments, console)
-        return 0
-    if arguments.name == "delta":
-        _bench_delta(model, arguments, console, note)
-        return 0
     sizes = BenchSizes(
         arguments.batch, arguments.length, arguments.repetitions, arguments.plot, lengths
     )
-    if arguments.name == "linear":
-        from famjax.cli import bench_linear
-
-        alone = model if arguments.config else replace(model, heads=4, head_dim=64)
-        bench_linear.run(alone, model, sizes, arguments.json, console, note)
-        return 0
-    if arguments.name == "eval":
-        _bench_evaluation(model, arguments, console)
-        return 0
-    if arguments.name == "beam":
-        from famjax.cli import bench_beam
-
-        bench_beam.run(model, sizes, arguments.json, console, note)
-        return 0
-    if arguments.name == "mesh":
-        from famjax.cli import bench_mesh
-
-        bench_mesh.run(model, sizes, arguments.json, console, note)
-        return 0
-    if arguments.name == "feedback":
-        from famjax.cli import bench_feedback
-
-        measure = bench_feedback.run_lengths if sizes.lengths else bench_feedback.run
-        measure(_reshape(model, arguments), sizes, arguments.json, console, note)
-        return 0
-    from famjax.bench import fam
-
-    costs = _bench_costs(fam, model, arguments, console, note)
-    longs = _bench_long_documents(fam, model, console, note)
-    if arguments.json:
-        print(json.dumps({"costs": costs, "lengths": longs}))
+    _BENCHES[arguments.name](model, arguments, sizes, console, note)
     return 0
 
 
@@ -295,16 +260,26 @@ def _cost_to_dict(cost: Any) -> dict[str, Any]:
     return cost._asdict() | pairs
 
 
+def _bench_fam(
+    model: ModelConfig, arguments: Any, sizes: BenchSizes, console: Output, note: Output
+) -> None:
+    from famjax.bench import fam
+
+    costs = _bench_costs(fam, model, sizes, console, note)
+    longs = _bench_long_documents(fam, model, console, note)
+    if arguments.json:
+        print(json.dumps({"costs": costs, "lengths": longs}))
+
+
 def _bench_costs(
-    fam, model: ModelConfig, arguments: Any, console: Output, note: Output
+    fam, model: ModelConfig, sizes: BenchSizes, console: Output, note: Output
 ) -> list[dict]:
     rows = []
     table = Table(
-        f"FAM / BSWA, {model.layers} layers, width {model.width}, "
-        f"{arguments.batch} x {arguments.length}",
+        f"FAM / BSWA, {model.layers} layers, width {model.width}, {sizes.batch} x {sizes.length}",
         ("block", "FAM", *_COST_COLUMNS),
     )
-    for cost in fam.measure_costs(model, arguments.batch, arguments.length, arguments.repetitions):
+    for cost in fam.measure_costs(model, sizes.batch, sizes.length, sizes.repetitions):
         note.print(f"measured block {cost.block_len}, FAM {cost.fam_len}")
         table.add_row(str(cost.block_len), str(cost.fam_len), *_cost_cells(cost))
         rows.append(_cost_to_dict(cost))
@@ -312,19 +287,19 @@ def _bench_costs(
     return rows
 
 
-def _bench_delta(model: ModelConfig, arguments: Any, console: Output, note: Output) -> None:
+def _bench_delta(
+    model: ModelConfig, arguments: Any, sizes: BenchSizes, console: Output, note: Output
+) -> None:
     from famjax.bench import delta
 
     rows = []
     table = Table(
         f"Delta-rule memory / BSWA, {model.layers} layers, width {model.width}, "
-        f"{arguments.batch} x {arguments.length}",
+        f"{sizes.batch} x {sizes.length}",
         ("mixer", "block", *_COST_COLUMNS),
         words=(0,),
     )
-    for cost in delta.measure_costs(
-        model, arguments.batch, arguments.length, arguments.repetitions
-    ):
+    for cost in delta.measure_costs(model, sizes.batch, sizes.length, sizes.repetitions):
         note.print(f"measured {cost.mixer}, block {cost.block_len}")
         table.add_row(cost.mixer, str(cost.block_len), *_cost_cells(cost))
         rows.append(_cost_to_dict(cost))
@@ -354,16 +329,18 @@ def _bench_long_documents(fam, model: ModelConfig, console: Output, note: Output
     return rows
 
 
-def _bench_evaluation(model: ModelConfig, arguments: Any, console: Output) -> None:
+def _bench_evaluation(
+    model: ModelConfig, arguments: Any, sizes: BenchSizes, console: Output, note: Output
+) -> None:
     from famjax.bench import evaluation
 
-    results = evaluation.compare(model, arguments.batch, arguments.length, arguments.repetitions)
+    results = evaluation.compare(model, sizes.batch, sizes.length, sizes.repetitions)
     if arguments.json:
         print(json.dumps([to_dict(row) for row in results]))
         return
     table = Table(
         f"Evaluation against the forward pass alone, {model.mixer}, {model.layers} layers, width "
-        f"{model.width}, {arguments.batch} documents of {arguments.length:,} tokens; upper bound 1",
+        f"{model.width}, {sizes.batch} documents of {sizes.length:,} tokens; upper bound 1",
         ("", "forward, tokens/s", "evaluation, tokens/s", "ratio", "median"),
         words=(0,),
     )
@@ -375,15 +352,17 @@ def _bench_evaluation(model: ModelConfig, arguments: Any, console: Output) -> No
     console.print(format_aim("share of the bare throughput", lowest, 0.9, is_minimum=True))
 
 
-def _bench_lora(model: ModelConfig, arguments: Any, console: Output) -> None:
+def _bench_lora(
+    model: ModelConfig, arguments: Any, sizes: BenchSizes, console: Output, note: Output
+) -> None:
     from famjax.bench import lora
 
     model = lora.llama_config(model)
-    sizes = (model, arguments.rank, arguments.batch, arguments.length, arguments.repetitions)
-    results = [lora.compare(*sizes)]
+    setting = (model, arguments.rank, sizes.batch, sizes.length, sizes.repetitions)
+    results = [lora.compare(*setting)]
     if lora.has_peers():
-        results.append(lora.compare_peft(*sizes))
-    floor = lora.flops_floor(model, arguments.rank, arguments.length)
+        results.append(lora.compare_peft(*setting))
+    floor = lora.flops_floor(model, arguments.rank, sizes.length)
     if arguments.json:
         rows = [row._asdict() | {"time": row.time._asdict()} for row in results]
         print(
@@ -394,7 +373,7 @@ def _bench_lora(model: ModelConfig, arguments: Any, console: Output) -> None:
         return
     table = Table(
         f"Adapters of rank {arguments.rank} against training all weights, Llama, {model.layers} "
-        f"layers, width {model.width}, {arguments.batch} x {arguments.length} tokens, AdamW; "
+        f"layers, width {model.width}, {sizes.batch} x {sizes.length} tokens, AdamW; "
         f"lower bound of the ratio by FLOPs {floor:.3f}",
         ("", "trained", "optimizer", "temporary", "step s", "ratio", "median"),
         words=(0,),
@@ -417,3 +396,52 @@ def _bench_lora(model: ModelConfig, arguments: Any, console: Output) -> None:
     console.print(table)
     if not lora.has_peers():
         console.print(missing_peers("PyTorch", lora.PEERS))
+
+
+def _bench_feedback(
+    model: ModelConfig, arguments: Any, sizes: BenchSizes, console: Output, note: Output
+) -> None:
+    from famjax.cli import bench_feedback
+
+    measure = bench_feedback.run_lengths if sizes.lengths else bench_feedback.run
+    measure(_reshape(model, arguments), sizes, arguments.json, console, note)
+
+
+def _bench_linear(
+    model: ModelConfig, arguments: Any, sizes: BenchSizes, console: Output, note: Output
+) -> None:
+    from famjax.cli import bench_linear
+
+    alone = model if arguments.config else replace(model, heads=4, head_dim=64)
+    bench_linear.run(alone, model, sizes, arguments.json, console, note)
+
+
+def _bench_beam(
+    model: ModelConfig, arguments: Any, sizes: BenchSizes, console: Output, note: Output
+) -> None:
+    from famjax.cli import bench_beam
+
+    bench_beam.run(model, sizes, arguments.json, console, note)
+
+
+def _bench_mesh(
+    model: ModelConfig, arguments: Any, sizes: BenchSizes, console: Output, note: Output
+) -> None:
+    from famjax.cli import bench_mesh
+
+    bench_mesh.run(model, sizes, arguments.json, console, note)
+
+
+# (model, arguments, sizes, console, note) -> None: measures, and prints the tables or JSON. Each
+# imports its own modules, so that a bench does not wait for those of the others
+_Bench = Callable[[ModelConfig, Any, BenchSizes, Output, Output], None]
+_BENCHES: dict[str, _Bench] = {
+    "fam": _bench_fam,
+    "delta": _bench_delta,
+    "lora": _bench_lora,
+    "feedback": _bench_feedback,
+    "linear": _bench_linear,
+    "eval": _bench_evaluation,
+    "beam": _bench_beam,
+    "mesh": _bench_mesh,
+}

@@ -213,16 +213,16 @@ def _request(
     return Request(
         name,
         None if files in ("", HOLDOUT) else files,
-        lengths,
-        arguments.examples,
-        arguments.batch,
-        arguments.window,
-        arguments.score,
-        arguments.words,
-        arguments.questions,
-        arguments.facts,
-        parse_ablations(arguments.ablate),
-        folder,
+        lengths=lengths,
+        examples=arguments.examples,
+        batch=arguments.batch,
+        window=arguments.window,
+        score=arguments.score,
+        words=arguments.words,
+        questions=arguments.questions,
+        facts=arguments.facts,
+        ablate=parse_ablations(arguments.ablate),
+        folder=folder,
         shots=arguments.shots,
         chat=arguments.chat,
         skip_broken=arguments.skip_broken,
@@ -235,44 +235,41 @@ def _request(
     )
 
 
-# options that only some tasks take
-_OPTIONS = (
-    *("lengths", "examples", "questions", "facts", "ablate", "window", "score", "words"),
-    *("shots", "chat", "skip_broken", "beam", "length_penalty", "no_repeat_ngram"),
-    *("tune", "max_tokens", "tokenized"),
-)
+_OF_LONG_TASKS = "{given}: is for tasks on long documents; remove it"
+_OF_TEXTS = "{given}: is for texts; remove it or add text:FILES"
+_OF_HARNESS = "{given}: is for tasks of lm-evaluation-harness, lm_eval:NAMES"
+_OF_PAIRS = "{given}: is for translate and summarize; remove it"
+# options that only some tasks take, with the error if none of the given tasks does
+_OPTIONS = {
+    "lengths": (
+        "--lengths is for passkey, RULER's, BABILong's and toy tasks; the given tasks have no "
+        "lengths to choose; remove it, or add passkey to --tasks"
+    ),
+    "examples": "{given}: texts are read whole; name fewer files, and remove it",
+    "questions": _OF_LONG_TASKS,
+    "facts": _OF_LONG_TASKS,
+    "ablate": "{given}: is for passkey, documents with questions and texts; remove it",
+    "window": "{given}: is for texts, and for questions in files; remove it or add text:FILES",
+    "score": _OF_TEXTS,
+    "words": _OF_TEXTS,
+    "shots": _OF_HARNESS,
+    "chat": _OF_HARNESS,
+    "skip_broken": "{given}: is for files with questions; remove it",
+    "beam": _OF_PAIRS,
+    "length_penalty": _OF_PAIRS,
+    "no_repeat_ngram": _OF_PAIRS,
+    "tune": _OF_PAIRS,
+    "max_tokens": _OF_PAIRS,
+    "tokenized": "{given}: is for translate; remove it",
+}
 
 
 def _check_options(arguments: Arguments, tasks: list[Task]) -> None:
     """Raise a `UserError` if an option is given that no task takes, or if two options clash."""
-    for option in _OPTIONS:
+    for option, error in _OPTIONS.items():
         value = getattr(arguments, option)
-        if not _is_given(value) or any(option in task.options for task in tasks):
-            continue
-        if option == "lengths":
-            raise UserError(
-                "--lengths is for passkey, RULER's, BABILong's and toy tasks; the given tasks have "
-                "no lengths to choose; remove it, or add passkey to --tasks"
-            )
-        given = _as_flag(option, value)
-        if option == "examples":
-            raise UserError(f"{given}: texts are read whole; name fewer files, and remove it")
-        if option in ("beam", "length_penalty", "no_repeat_ngram", "tune", "max_tokens"):
-            raise UserError(f"{given}: is for translate and summarize; remove it")
-        if option == "tokenized":
-            raise UserError("--tokenized: is for translate; remove it")
-        if option == "skip_broken":
-            raise UserError("--skip-broken: is for files with questions; remove it")
-        if option == "ablate":
-            raise UserError(
-                f"{given}: is for passkey, documents with questions and texts; remove it"
-            )
-        if option in ("questions", "facts"):
-            raise UserError(f"{given}: is for tasks on long documents; remove it")
-        if option in ("shots", "chat"):
-            raise UserError(f"{given}: is for tasks of lm-evaluation-harness, lm_eval:NAMES")
-        also = ", and for questions in files" if option == "window" else ""
-        raise UserError(f"{given}: is for texts{also}; remove it or add text:FILES")
+        if _is_given(value) and not any(option in task.options for task in tasks):
+            raise UserError(error.format(given=_as_flag(option, value)))
     if arguments.length_penalty is not None:
         if arguments.tune:
             raise UserError("--tune tries length penalties; leave out --length-penalty")

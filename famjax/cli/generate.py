@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
@@ -258,14 +258,15 @@ def _translate(arguments: Arguments, opened: Run, texts: list[str]) -> int:
                 f"--{name.replace('_', '-')}: a model with an encoder writes the target of a "
                 "source, which is the prompt alone; remove it"
             )
-    search = (a.beam or 1, a.length_penalty, a.no_repeat_ngram)
     sampling = None
     if a.temperature:
         size = opened.tokenizer.output_size
         sampling = Sampling(jax.random.key(a.seed), a.temperature, a.top_k, a.top_p, size)
     translator = Translator(
         opened.for_inference(),
-        *search,
+        beams=a.beam or 1,
+        length_penalty=a.length_penalty,
+        no_repeat_ngram=a.no_repeat_ngram,
         batch=min(len(texts), _BATCH),
         sampling=sampling,
         max_tokens=a.max_tokens,
@@ -343,14 +344,15 @@ def _write(
 
     a = arguments
     if a.beam is not None:
-        limits = (max_tokens, a.length_penalty, a.no_repeat_ngram)
         with TokenProgress("generate") as progress, progress.compiling():
-            found = generator.search(prompt, a.beam, *limits, a.stop, state, a.chat, 1)
+            found = generator.search(
+                prompt, a.beam, max_tokens, **_search_options(a), state=state, best=1
+            )
         print(found[0].text if found else "")
         return
     with TokenProgress("generate") as progress, progress.compiling():
         texts = generator.generate(
-            prompt, max_tokens, a.temperature, a.top_k, a.top_p, a.stop, a.seed, state, a.chat
+            prompt, max_tokens, **_sampling_options(a), seed=a.seed, state=state
         )
         # the second token compiles the last program; take both before any text is printed, so that
         # no spinner interrupts it
@@ -372,21 +374,42 @@ def _write_lines(
 
     a = arguments
     max_tokens = _fitting_tokens(a.max_tokens, generator.max_tokens(lines, state, a.chat))
-    limits = (max_tokens, a.length_penalty, a.no_repeat_ngram, a.stop)
 
     def write(first: int, group: list[str]) -> list[Hypothesis]:
         if a.temperature:
-            draws = (a.temperature, a.top_k, a.top_p, a.stop, (a.seed + first) % 2**32)
-            text = "".join(generator.generate(group[0], max_tokens, *draws, state, a.chat))
+            seed = (a.seed + first) % 2**32
+            text = "".join(
+                generator.generate(
+                    group[0], max_tokens, **_sampling_options(a), seed=seed, state=state
+                )
+            )
             return [Hypothesis(text, 0.0, len(opened.tokenizer.encode(text)))]
         if state is not None:
-            found = generator.search(group[0], a.beam or 1, *limits, state, a.chat, 1)
+            found = generator.search(
+                group[0], a.beam or 1, max_tokens, **_search_options(a), state=state, best=1
+            )
             return found or [Hypothesis("", 0.0, 0)]
-        return generator.search_all(group, a.beam or 1, *limits, a.chat, _BATCH)
+        return generator.search_all(
+            group, a.beam or 1, max_tokens, **_search_options(a), batch=_BATCH
+        )
 
     # samples, and lines that continue a memory, which may end within a block, are written singly
     group = 1 if a.temperature or state is not None else _GROUP
     _print_groups(lines, group, write, as_lines=True)
+
+
+def _sampling_options(arguments: Arguments) -> dict[str, Any]:
+    """Return the options of `Generator.generate` that are the same for every line."""
+    a = arguments
+    sampling = {"temperature": a.temperature, "top_k": a.top_k, "top_p": a.top_p}
+    return {**sampling, "stop": a.stop, "chat": a.chat}
+
+
+def _search_options(arguments: Arguments) -> dict[str, Any]:
+    """Return the options that `Generator.search` and `search_all` have in common."""
+    a = arguments
+    search = {"length_penalty": a.length_penalty, "no_repeat_ngram": a.no_repeat_ngram}
+    return {**search, "stop": a.stop, "chat": a.chat}
 
 
 def _fitting_tokens(given: int | None, max_tokens: int | None) -> int:

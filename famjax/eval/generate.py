@@ -94,6 +94,7 @@ class Generator:
         self,
         prompt: str,
         max_tokens: int = 256,
+        *,
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,
@@ -125,7 +126,14 @@ class Generator:
         """
         tokens = self._encode_prompt(prompt, state, chat)
         return self.continue_tokens(
-            tokens, max_tokens, temperature, top_k, top_p, stop, seed, state
+            tokens,
+            max_tokens,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            stop=stop,
+            seed=seed,
+            state=state,
         )
 
     def _encode_prompt(self, prompt: str, state: StreamState | None, chat: bool) -> np.ndarray:
@@ -143,6 +151,7 @@ class Generator:
         prompt: str,
         beams: int,
         max_tokens: int = 256,
+        *,
         length_penalty: float = 1.0,
         no_repeat_ngram: int = 0,
         stop: Sequence[str] = (),
@@ -175,6 +184,7 @@ class Generator:
         prompts: Sequence[str],
         beams: int = 1,
         max_tokens: int = 256,
+        *,
         length_penalty: float = 1.0,
         no_repeat_ngram: int = 0,
         stop: Sequence[str] = (),
@@ -232,11 +242,11 @@ class Generator:
         return BeamSettings(
             beams,
             max_tokens,
-            self._tokenizer.vocab_size,
-            float(length_penalty),
-            no_repeat_ngram,
-            best,
-            size,
+            size=self._tokenizer.vocab_size,
+            length_penalty=float(length_penalty),
+            no_repeat_ngram=no_repeat_ngram,
+            best=best,
+            output_size=size,
         )
 
     def max_tokens(
@@ -304,6 +314,7 @@ class Generator:
         self,
         tokens: np.ndarray,
         max_tokens: int = 256,
+        *,
         temperature: float = 0.0,
         top_k: int = 0,
         top_p: float = 1.0,

@@ -35,7 +35,7 @@ from famjax.eval.memory_usage import memory_report, update_tokens
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import check_capacity
 from famjax.tasks import TASKS
-from famjax.tasks.long.document import Document, LongTask, Question
+from famjax.tasks.long.document import Document, LongTask, Material, Question
 from famjax.tasks.task import Request
 from famjax.train.run import Run
 
@@ -52,14 +52,14 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
         run,
         request.task,
         request.lengths or LENGTHS,
-        request.examples or EXAMPLES,
-        request.batch,
-        request.questions or 1,
-        files,
-        facts,
-        request.ablate,
-        request.quiet,
-        request.folder,
+        examples=request.examples or EXAMPLES,
+        batch=request.batch,
+        questions=request.questions or 1,
+        files=files,
+        facts=facts,
+        ablate=request.ablate,
+        quiet=request.quiet,
+        folder=request.folder,
     )
 
 
@@ -67,10 +67,7 @@ def check_documents(run: Run, request: Request) -> None:
     """Raise the errors of `evaluate` that can be found before anything is read by the model."""
     task, examples = find_task(request.task), request.examples or EXAMPLES
     material = task.load(*_files(run, request), run.tokenizer)
-
-    def document(length: int, number: int) -> Document:
-        return task.evaluated_document(run.tokenizer, length, number, examples, material)
-
+    document = _evaluated_documents(run, task, examples, material)
     lengths = sorted(request.lengths or LENGTHS)
     _check(run, request.task, document, lengths, examples, request.questions or 1)
 
@@ -81,6 +78,17 @@ def _files(run: Run, request: Request) -> tuple[str, str]:
     own = data.files if data.task != "text" else ""
     files = request.files or (own if task.has_files else "")
     return files, (request.facts or data.long.facts) if task.has_facts else ""
+
+
+def _evaluated_documents(
+    run: Run, task: LongTask, examples: int, material: Material
+) -> Callable[[int, int], Document]:
+    """Return a function from a length and a number to the document that is evaluated."""
+
+    def document(length: int, number: int) -> Document:
+        return task.evaluated_document(run.tokenizer, length, number, examples, material)
+
+    return document
 
 
 def find_task(name: str) -> LongTask:
@@ -94,6 +102,7 @@ def evaluate_long(
     run: Run,
     name: str,
     lengths: Sequence[int],
+    *,
     examples: int = EXAMPLES,
     batch: int = 8,
     questions: int = 1,
@@ -144,10 +153,7 @@ def evaluate_long(
         raise UserError(f"{name}:{files}: the task has its own filler; write {name}")
     material = task.load(files, facts, run.tokenizer)
     lengths = sorted(set(lengths))
-
-    def document(length: int, number: int) -> Document:
-        return task.evaluated_document(run.tokenizer, length, number, examples, material)
-
+    document = _evaluated_documents(run, task, examples, material)
     _check(run, name, document, lengths, examples, questions)
     batch = min(batch, examples)
     reading = AblatedReading(run, batch, batch, ablations=ablate)

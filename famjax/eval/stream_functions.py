@@ -9,9 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import ArrayLike
 
 from famjax.core.types import Array, Context, Params, State
 from famjax.eval.beam import BeamSettings, Hypotheses, beam_search
+from famjax.eval.sampling import Sampling
 from famjax.models.language_model import LanguageModel
 
 # maximum tokens that one call generates, to amortize dispatch and synchronization
@@ -39,14 +41,20 @@ class StreamFunctions(NamedTuple):
     `longest` (static) is the most tokens that a document has at the end of its text.
     """
 
-    start: Callable[..., Any]
-    read: Callable[..., Any]
-    skim: Callable[..., Any]
-    losses: Callable[..., Any]
-    step: Callable[..., Any]
-    draw: Callable[..., Any]
-    write: Callable[..., Any]
-    search: Callable[..., Any]
+    start: Callable[[Params, int], State]
+    # the arguments are `...` where one, `steps`, is given by name
+    read: Callable[..., tuple[Array, State]]
+    skim: Callable[[Params, State, Array, Context], tuple[Array, State]]
+    losses: Callable[..., tuple[Array, Array, Array, State]]
+    step: Callable[[Params, State, Array, Context], tuple[Array, State]]
+    draw: Callable[[Array, Sampling, ArrayLike], Array]
+    write: Callable[
+        [Params, State, int, ArrayLike, ArrayLike, ArrayLike, Sampling, ArrayLike],
+        tuple[Array, Array, Array, State],
+    ]
+    search: Callable[
+        [Params, State, int, Array, BeamSettings, ArrayLike, ArrayLike | None], Hypotheses
+    ]
 
 
 @functools.lru_cache(maxsize=8)
@@ -94,32 +102,17 @@ def jit_functions(graph: Any) -> StreamFunctions:
         return logits[:, 0], state
 
     def write(
-        params: Params, state: State, longest: int, token: Array, position: Array, *arguments: Any
+        params: Params,
+        state: State,
+        longest: int,
+        token: Array,
+        position: Array,
+        count: Array,
+        sampling: Sampling,
+        stops: Array,
     ):
-        count, sampling, stops = arguments
         model = nnx.merge(graph, params)
-
-        def keep_writing(carry: Any) -> Array:
-            token, written, *_ = carry
-            return (written < count) & ~jnp.isin(token, stops).any()
-
-        def write_token(carry: Any) -> Any:
-            token, written, tokens, _, state = carry
-            logits, state = model.step(token, state)
-            token = sampling.draw(logits[:, 0], position + written.astype(position.dtype))
-            tokens = tokens.at[written].set(token[0, 0])
-            return token, written + 1, tokens, logits[:, 0], state
-
-        shape = jax.eval_shape(model.step, token, state)[0]
-        tokens, logits = (
-            jnp.zeros(TOKENS_PER_CALL, jnp.int32),
-            jnp.zeros(shape.shape[::2], shape.dtype),
-        )
-        whole, state = state, model.unstack(model.stack.shorten(state, longest))
-        model.stack.unstack_layers(state)
-        carry = (token, jnp.int32(0), tokens, logits, state)
-        _, written, tokens, logits, state = jax.lax.while_loop(keep_writing, write_token, carry)
-        return tokens, written, logits, model.stack.lengthen(model.restack(state), whole)
+        return _write_tokens(model, state, longest, token, position, count, sampling, stops)
 
     def search(
         params: Params,
@@ -127,23 +120,24 @@ def jit_functions(graph: Any) -> StreamFunctions:
         longest: int,
         logits: Array,
         settings: BeamSettings,
-        *arguments: Any,
+        stops: Array,
+        prompt: Array | None,
     ) -> Hypotheses:
         model = nnx.merge(graph, params)
         state = model.unstack(model.stack.shorten(state, longest), settings.beams)
         model.stack.unstack_layers(state)
         axes = model.stack.row_axes(state)
-        return beam_search(model.step, logits, state, axes, settings, *arguments)
+        return beam_search(model.step, logits, state, axes, settings, stops, prompt)
 
     return StreamFunctions(
-        jax.jit(start, static_argnums=1),
-        jax.jit(read, donate_argnums=1, static_argnames="steps"),
-        jax.jit(skim, donate_argnums=1),
-        jax.jit(losses, donate_argnums=1, static_argnames="steps"),
-        jax.jit(step, donate_argnums=1),
-        jax.jit(lambda logits, sampling, position: sampling.draw(logits, position)),
-        jax.jit(write, donate_argnums=1, static_argnums=2),
-        jax.jit(search, static_argnums=2),
+        start=jax.jit(start, static_argnums=1),
+        read=jax.jit(read, donate_argnums=1, static_argnames="steps"),
+        skim=jax.jit(skim, donate_argnums=1),
+        losses=jax.jit(losses, donate_argnums=1, static_argnames="steps"),
+        step=jax.jit(step, donate_argnums=1),
+        draw=jax.jit(lambda logits, sampling, position: sampling.draw(logits, position)),
+        write=jax.jit(write, donate_argnums=1, static_argnums=2),
+        search=jax.jit(search, static_argnums=2),
     )
 
 
@@ -176,3 +170,50 @@ def _run_stack(
     carry = (jnp.zeros_like(last), y, state)
     _, y, state = jax.lax.while_loop(lambda carry: carry[0] <= last, read_token, carry)
     return y, model.restack(state)
+
+
+def _write_tokens(
+    model: LanguageModel,
+    state: State,
+    longest: int,
+    token: Array,
+    position: Array,
+    count: Array,
+    sampling: Sampling,
+    stops: Array,
+) -> tuple[Array, Array, Array, State]:
+    """Alternately read a token and sample the next one, up to a stop token or `count` tokens.
+
+    Args:
+      model: the model.
+      state: the state of one lane.
+      longest: maximum number of tokens of the document, at the end of the text.
+      token: [1 1], the first token to read.
+      position: position of the first token to sample.
+      count: maximum number of tokens to sample, at most TOKENS_PER_CALL.
+      sampling: the sampling parameters.
+      stops: [...], stop tokens.
+
+    Returns:
+      the sampled tokens [TOKENS_PER_CALL], their number, the last logits [1 v], and the state.
+    """
+
+    def keep_writing(carry: Any) -> Array:
+        token, written, *_ = carry
+        return (written < count) & ~jnp.isin(token, stops).any()
+
+    def write_token(carry: Any) -> Any:
+        token, written, tokens, _, state = carry
+        logits, state = model.step(token, state)
+        token = sampling.draw(logits[:, 0], position + written.astype(position.dtype))
+        tokens = tokens.at[written].set(token[0, 0])
+        return token, written + 1, tokens, logits[:, 0], state
+
+    shape = jax.eval_shape(model.step, token, state)[0]
+    tokens = jnp.zeros(TOKENS_PER_CALL, jnp.int32)
+    logits = jnp.zeros(shape.shape[::2], shape.dtype)
+    whole, state = state, model.unstack(model.stack.shorten(state, longest))
+    model.stack.unstack_layers(state)
+    carry = (token, jnp.int32(0), tokens, logits, state)
+    _, written, tokens, logits, state = jax.lax.while_loop(keep_writing, write_token, carry)
+    return tokens, written, logits, model.stack.lengthen(model.restack(state), whole)

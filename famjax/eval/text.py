@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -33,6 +33,7 @@ from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK, Streamer, check_capacity
 from famjax.tasks import TASKS
 from famjax.tasks.task import Request
+from famjax.tokenizers.tokenizer import Tokenizer
 from famjax.train.run import Run
 
 # the first bucket of positions holds 2 ** 8 tokens
@@ -72,6 +73,7 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
 def evaluate_text(
     run: Run,
     files: str | None = None,
+    *,
     max_bytes: int | None = None,
     batch: int = 8,
     quiet: bool = False,
@@ -125,10 +127,56 @@ def evaluate_text(
     if batch < 1 or (max_bytes is not None and max_bytes < 1):
         raise UserError(f"text: batch={batch}, max_bytes={max_bytes}: must be at least 1")
     _check_window(run, window, score)
+    score = score or window
     source = text_source(run, files)
-    block = update_tokens(run.config)
+    names = [name for name in ablate if name != "reset"]
+    reading = _start_reading(run, source, max_bytes, batch, window, score, names)
+    sums = _TextSums(run.tokenizer, reading.lanes, names)
+    with TokenProgress("text", source.text_bytes, quiet) as progress:
+        with progress.compiling():  # now, so that timings exclude compilation
+            _compile(reading.streams)
+        begin = time.perf_counter()
+        _accumulate(run, reading, sums, progress)
+    if sums.with_memory.bytes == 0:
+        raise UserError(f"text:{files or 'holdout'}: the documents are empty")
+    seconds = time.perf_counter() - begin
+    return {"window": window, "score": score, **_report(source, reading, sums, seconds, words)}
+
+
+class _Reading(NamedTuple):
+    """What an evaluation reads, and the streams that read it.
+
+    Attributes:
+      documents: the pass over the documents.
+      rows: batches of rows of documents, or of windows, [b t].
+      streams: streams of b lanes: with memory, with a reset at each block, and with each ablation.
+      lanes: number of lanes that follow documents: b, or 1 for windows, which are in order.
+    """
+
+    documents: DocumentPass
+    rows: Iterator[Batch[np.ndarray]]
+    streams: tuple[Streamer, ...]
+    lanes: int
+
+
+def _start_reading(
+    run: Run,
+    source: TextSource,
+    max_bytes: int | None,
+    batch: int,
+    window: int | None,
+    score: int | None,
+    names: Sequence[str],
+) -> _Reading:
+    """Return the reading of a source, before its first batch.
+
+    Args:
+      max_bytes, batch, window, score: as in `evaluate_text`; a window needs a score.
+      names: names of the ablations but `reset`.
+    """
     documents = DocumentPass(source, max_bytes)
     if window is None:
+        block = update_tokens(run.config)
         batch = min(batch, len(source))
         if max_bytes is None:
             _check_documents(run, source)
@@ -136,62 +184,59 @@ def evaluate_text(
         streamer = Streamer(run.model, batch, max(CHUNK // block, 1) * block)
         rows = one_pass(documents, streamer.batch, streamer.chunk, block)
     else:
-        score = score or window
+        assert score is not None
         streamer = Streamer(run.model, batch, window)
         rows = windows(documents, batch, window, score)
-    names = [name for name in ablate if name != "reset"]
     ablated = [LaneStream(run.model, streamer.batch, streamer.chunk, name) for name in names]
-    streams = (streamer, streamer.new_stream(), *ablated)
-    sums = [_MetricSums() for _ in streams]
-    with_memory_sums, reset_sums, *ablated_sums = sums
-    by_document = DocumentSums(streamer.batch if window is None else 1)
-    counts = TokenCounts(run.tokenizer.vocab_size)
-    tokens = 0
-    with TokenProgress("text", source.text_bytes, quiet) as progress:
-        with progress.compiling():  # now, so that timings exclude compilation
-            empty = stack_rows([empty_row(streamer.chunk)] * streamer.batch)
-            for stream in streams:
-                stream.new_stream().batch_losses(empty)
-        begin = time.perf_counter()
-        for batch_read, positions, results in _predictions(run, rows, streams, block):
-            counted = batch_read["weights"] > 0
-            size = run.tokenizer.token_bytes[batch_read["targets"]] * counted
-            for totals, (nll, correct) in zip(sums, results, strict=True):
-                totals.add(counted, positions, nll, correct, size)
-            values = np.stack([counted, size, *(nll * counted for nll, _ in results)])
-            if window is None:
-                by_document.add(batch_read["reset"], values)
-            else:  # the windows of a document follow each other, as if in one lane
-                starts = batch_read["starts"].reshape(1, -1)
-                by_document.add(starts, values.reshape(len(values), 1, -1))
-            counts.add(batch_read["targets"][counted])
-            valid = batch_read["valid"]
-            # the overlap of windows is not new text
-            new = batch_read.get("new", valid)
-            read = int(run.tokenizer.token_bytes[batch_read["tokens"][new]].sum())
-            documents.bytes += read
-            tokens += int(valid.sum())
-            # every stream reads them, as in tokens_per_second
-            progress.advance(int(new.sum()) * len(streams), read)
-    if with_memory_sums.bytes == 0:
-        raise UserError(f"text:{files or 'holdout'}: the documents are empty")
-    seconds = time.perf_counter() - begin
+    lanes = streamer.batch if window is None else 1
+    return _Reading(documents, rows, (streamer, streamer.new_stream(), *ablated), lanes)
+
+
+def _compile(streams: Sequence[Streamer]) -> None:
+    """Compile the programs of streams of equal sizes."""
+    empty = stack_rows([empty_row(streams[0].chunk)] * streams[0].batch)
+    for stream in streams:
+        stream.new_stream().batch_losses(empty)
+
+
+def _accumulate(run: Run, reading: _Reading, sums: _TextSums, progress: TokenProgress) -> None:
+    """Read all batches, and add them to the sums."""
+    block = update_tokens(run.config)
+    for batch, positions, results in _predictions(run, reading.rows, reading.streams, block):
+        sums.add(batch, positions, results)
+        # the overlap of windows is not new text
+        new = batch.get("new", batch["valid"])
+        read = int(run.tokenizer.token_bytes[batch["tokens"][new]].sum())
+        reading.documents.bytes += read
+        # every stream reads them, as in tokens_per_second
+        progress.advance(int(new.sum()) * len(reading.streams), read)
+
+
+def _report(
+    source: TextSource, reading: _Reading, sums: _TextSums, seconds: float, words: int | None
+) -> dict[str, Any]:
+    """Return the results of `evaluate_text`, from documents on.
+
+    Args:
+      seconds: time that all streams together took to read.
+      words: as in `evaluate_text`.
+    """
+    streamer, keys = reading.streams[0], reading.documents.keys
+    with_memory, names = sums.with_memory, sums.names
     return {
-        "window": window,
-        "score": score,
-        "documents": len(documents.keys),
-        "documents_left": len(source) - len(documents.keys),
-        "tokens": int(with_memory_sums.tokens.sum()),
-        "bytes": with_memory_sums.bytes,
+        "documents": len(keys),
+        "documents_left": len(source) - len(keys),
+        "tokens": int(with_memory.tokens.sum()),
+        "bytes": with_memory.bytes,
         "seconds": seconds,
-        "tokens_per_second": tokens * len(streams) / seconds,
+        "tokens_per_second": sums.read * len(reading.streams) / seconds,
         "state_bytes": streamer.state_bytes() // streamer.batch,
-        **_scores(with_memory_sums, reset_sums),
-        **_word_scores(source, documents.keys, words, float(with_memory_sums.nll.sum())),
-        "ablations": _ablation_scores(names, ablated_sums, by_document),
-        "by_document": _document_rows(by_document, documents.keys, names),
-        "unigram": with_memory_sums.compute_scores(*counts.unigram()),
-        "uniform": with_memory_sums.compute_scores(*counts.uniform()),
+        **_scores(with_memory, sums.reset),
+        **_word_scores(source, keys, words, float(with_memory.nll.sum())),
+        "ablations": _ablation_scores(names, sums.ablated, sums.by_document),
+        "by_document": _document_rows(sums.by_document, keys, names),
+        "unigram": with_memory.compute_scores(*sums.counts.unigram()),
+        "uniform": with_memory.compute_scores(*sums.counts.uniform()),
     }
 
 
@@ -242,6 +287,15 @@ def _check_documents(run: Run, source: TextSource) -> None:
 
 
 def text_source(run: Run, files: str | None) -> TextSource:
+    """Return the texts in files, or the holdout of a run's training texts.
+
+    Args:
+      run: the run, whose tokenizer reads the texts.
+      files: texts, in the form of `data.files`; None is the holdout.
+
+    Raises:
+      UserError: there are no such files, or nothing was held out.
+    """
     if files is not None:
         return TextSource(files, run.tokenizer, seed=0, holdout=0)
     if run.config.data.task != "text" and not run.config.data.text_rows:
@@ -380,6 +434,48 @@ class _MetricSums:
             "perplexity": math.exp(loss) if loss < 700 else math.inf,
             "bits_per_byte": nll / self.bytes / math.log(2),
         }
+
+
+class _TextSums:
+    """Sums over all that was read, with memory, without, and with each ablation.
+
+    Attributes:
+      names: names of the ablations.
+      with_memory, reset, ablated: metrics of each stream; `ablated` has one for each name.
+      by_document: tokens, bytes and nats of each document; the nats are those of each stream.
+      counts: how often each token occurs as a target.
+      read: number of tokens that a stream has read, with the overlap of windows.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, lanes: int, names: Sequence[str]):
+        self.names = names
+        self.with_memory, self.reset = _MetricSums(), _MetricSums()
+        self.ablated = [_MetricSums() for _ in names]
+        self.by_document = DocumentSums(lanes)
+        self.counts = TokenCounts(tokenizer.vocab_size)
+        self.read = 0
+        self._token_bytes = tokenizer.token_bytes
+
+    def add(
+        self,
+        batch: Batch[np.ndarray],
+        positions: np.ndarray,
+        results: Sequence[tuple[np.ndarray, np.ndarray]],
+    ) -> None:
+        """Add one batch of `_predictions`."""
+        counted = batch["weights"] > 0
+        size = self._token_bytes[batch["targets"]] * counted
+        totals = (self.with_memory, self.reset, *self.ablated)
+        for metrics, (nll, correct) in zip(totals, results, strict=True):
+            metrics.add(counted, positions, nll, correct, size)
+        values = np.stack([counted, size, *(nll * counted for nll, _ in results)])
+        if "starts" in batch:  # the windows of a document follow each other, as if in one lane
+            starts = batch["starts"].reshape(1, -1)
+            self.by_document.add(starts, values.reshape(len(values), 1, -1))
+        else:
+            self.by_document.add(batch["reset"], values)
+        self.counts.add(batch["targets"][counted])
+        self.read += int(batch["valid"].sum())
 
 
 def _word_scores(

@@ -238,52 +238,19 @@ def _backward(
         xs: tuple[Tokens[Xs, NonDiff], list[Array], Ys],
     ) -> tuple[tuple[History, list[Array], OtherParams], Xs]:
         d_history, d_weights, d_other = carry
-        (indices, x, non_diff), outputs, d_y = xs
+        tokens, outputs, d_y = xs
+        indices, _, _ = tokens
         index = indices[0]
         past = _past_entries(history, index, t)
         current, d_current = (
             jax.tree.map(lambda a: _entries(a, index + _span(a, t), block), arrays)
             for arrays in (history, d_history)
         )
-
-        def token_backward(
-            carry: tuple[History, OtherParams], xs: tuple[Tokens[Xs, NonDiff], list[Array], Ys]
-        ) -> tuple[tuple[History, OtherParams], tuple[Xs, list[Array]]]:
-            d_current, d_other = carry
-            (index, x, non_diff), outputs, d_y = xs
-            index_in_block = index % block
-
-            def f(
-                other_params: OtherParams, current: History, x: Xs, probes: list[Array]
-            ) -> tuple[Ys, History]:
-                with use_tape(ReplayTape(transposed, outputs, probes)):
-                    return token_fn(
-                        matmul_params,
-                        other_params,
-                        Visible(past, current, index_in_block, index),
-                        (x, non_diff),
-                    )
-
-            probes = jax.tree.map(jnp.zeros_like, outputs)
-            d_entries = jax.tree.map(
-                lambda a, b: _read_entry(a, index_in_block).astype(b.dtype), d_current, current
-            )
-            _, vjp = jax.vjp(f, other_params, current, x, probes)
-            d_other_i, d_current_i, d_x, d_outputs = vjp((d_y, d_entries))
-            add = functools.partial(jax.tree.map, jnp.add)
-            return (add(d_current, d_current_i), add(d_other, d_other_i)), (d_x, d_outputs)
-
-        (_, d_other), (d_x, d_outputs) = jax.lax.scan(
-            token_backward,
-            (d_current, d_other),
-            ((indices, x, non_diff), outputs, d_y),
-            reverse=True,
-        )
-
         constants = (matmul_params, other_params, past, current)
-        d_weights_i, d_past = _block_gradients(
-            token_fn, constants, (indices, x, non_diff), outputs, d_outputs
+        d_other, d_x, d_outputs = _token_gradients(
+            token_fn, constants, transposed, tokens, outputs, (d_current, d_other), d_y
         )
+        d_weights_i, d_past = _block_gradients(token_fn, constants, tokens, outputs, d_outputs)
         d_weights = [a + b for a, b in zip(d_weights, d_weights_i, strict=True)]
         d_history = jax.tree.map(lambda a, new: _add_entries(a, new, index), d_history, d_past)
         return (d_history, d_weights, d_other), d_x
@@ -303,6 +270,64 @@ def _backward(
 
 
 token_scan.defvjp(_forward, _backward)
+
+
+def _token_gradients(
+    token_fn: TokenFn[MatmulParams, OtherParams, History, Xs, NonDiff, Ys],
+    constants: tuple[MatmulParams, OtherParams, History, History],
+    transposed: list[Array],
+    tokens: Tokens[Xs, NonDiff],
+    outputs: list[Array],
+    later: tuple[History, OtherParams],
+    d_y: Ys,
+) -> tuple[OtherParams, Xs, list[Array]]:
+    """Return the gradients that need the tokens of a block one by one, from the last to the first.
+
+    Args:
+      constants: matmul_params, other_params, past, current.
+      transposed: the kernels of the weight einsums, as `ReplayTape` takes them.
+      tokens, outputs: of the block, [c ...].
+      later: gradients that later blocks and the result have added: of `current` and of
+        `other_params`.
+      d_y: gradients of the block's ys, [c ...].
+
+    Returns:
+      the gradients of `other_params`, with those of later blocks; of the xs, [c ...]; and of the
+      outputs of each einsum, [c ...].
+    """
+    matmul_params, other_params, past, current = constants
+
+    def token_backward(
+        carry: tuple[History, OtherParams], xs: tuple[Tokens[Xs, NonDiff], list[Array], Ys]
+    ) -> tuple[tuple[History, OtherParams], tuple[Xs, list[Array]]]:
+        d_current, d_other = carry
+        (index, x, non_diff), outputs, d_y = xs
+        index_in_block = index % _block_len(current)
+
+        def f(
+            other_params: OtherParams, current: History, x: Xs, probes: list[Array]
+        ) -> tuple[Ys, History]:
+            with use_tape(ReplayTape(transposed, outputs, probes)):
+                return token_fn(
+                    matmul_params,
+                    other_params,
+                    Visible(past, current, index_in_block, index),
+                    (x, non_diff),
+                )
+
+        probes = jax.tree.map(jnp.zeros_like, outputs)
+        d_entries = jax.tree.map(
+            lambda a, b: _read_entry(a, index_in_block).astype(b.dtype), d_current, current
+        )
+        _, vjp = jax.vjp(f, other_params, current, x, probes)
+        d_other_i, d_current_i, d_x, d_outputs = vjp((d_y, d_entries))
+        add = functools.partial(jax.tree.map, jnp.add)
+        return (add(d_current, d_current_i), add(d_other, d_other_i)), (d_x, d_outputs)
+
+    (_, d_other), (d_x, d_outputs) = jax.lax.scan(
+        token_backward, later, (tokens, outputs, d_y), reverse=True
+    )
+    return d_other, d_x, d_outputs
 
 
 def _block_gradients(
@@ -325,7 +350,7 @@ def _block_gradients(
             token: Tokens[Xs, NonDiff], outputs: list[Array]
         ) -> tuple[list[Array], list[Array]]:
             index, x, non_diff = token
-            index_in_block = index % jax.tree.leaves(current)[0].shape[ENTRY_AXIS]
+            index_in_block = index % _block_len(current)
             with use_tape(CollectTape(outputs)) as tape:
                 token_fn(
                     matmul_params,
@@ -364,6 +389,11 @@ def _entries(history: Array, start: Array | int, size: int) -> Array:
 def _span(history: Array, t: int) -> int:
     """Return the number of entries from before the call."""
     return history.shape[ENTRY_AXIS] - t
+
+
+def _block_len(current: History) -> int:
+    """Return the number of tokens of a block, given its entries."""
+    return jax.tree.leaves(current)[0].shape[ENTRY_AXIS]
 
 
 def _past_entries(history: History, index: Array | int, t: int) -> History:

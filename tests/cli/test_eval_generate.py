@@ -286,7 +286,8 @@ def test_beam_search_writes_the_best_hypothesis(
     ask = ["--prompt", "the", "--max-tokens", "8", "--beam", "3"]
     more = ["--length-penalty", "0.5", "--no-repeat-ngram", "2"]
     assert main(["generate", run, *ask, *more]) == 0
-    best = Generator(open_run(run)).search("the", 3, 8, 0.5, 2)[0].text
+    generator = Generator(open_run(run))
+    best = generator.search("the", 3, 8, length_penalty=0.5, no_repeat_ngram=2)[0].text
     assert capsys.readouterr().out == best + "\n"
     # from the memory of a document, and from its file
     state = str(tmp_path / "s")

@@ -108,14 +108,14 @@ def analyze_tables() -> Iterator[Table]:
 
 def bench_tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
     out: Any = RecordedOutput()
-    asked = SimpleNamespace(batch=16, length=16384, repetitions=7, rank=64, json=False)
+    asked = SimpleNamespace(rank=64, json=False)
     cost = fam.FamCost(512, 64, PAIR, PAIR, 1.125)
     long = fam.LongDocument(1_000_000, 123.4, 121.2, 1_234_567_890, 987_654_321, 1_234_567)
     measured = SimpleNamespace(
         measure_costs=lambda *_: [cost],
         measure_long_documents=lambda *_: [long, long._replace(state_bytes=0)],
     )
-    bench._bench_costs(measured, MODEL, asked, out, RecordedOutput())  # type: ignore[arg-type]
+    bench._bench_costs(measured, MODEL, SIZES, out, RecordedOutput())  # type: ignore[arg-type]
     bench._bench_long_documents(measured, MODEL, out, RecordedOutput())  # type: ignore[arg-type]
     kept = lora.TrainingFootprint(1_234_567, 9_876_543, 123_456_789)
     compared = lora.LoraTimes("famjax", kept, kept, PAIR)
@@ -127,7 +127,7 @@ def bench_tables(monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
         "flops_floor": 0.678,
     }.items():
         monkeypatch.setattr(lora, name, lambda *_, result=result: result)
-    bench._bench_lora(MODEL, asked, out)
+    bench._bench_lora(MODEL, asked, SIZES, out, RecordedOutput())  # type: ignore[arg-type]
     yield from (item for item in out.items if isinstance(item, Table))
 
     step = feedback.TrainingStep("feedback, 2 sweeps", PAIR, PAIR, 123_456_789, 0.987, 1.2e-3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -127,8 +128,8 @@ def test_a_stopped_evaluation_continues(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    arguments: tuple[Any, ...] = (run, "vt", [700, 1300], 3, 2)
-    whole = evaluate_long(*arguments, quiet=True)
+    evaluate = functools.partial(evaluate_long, run, "vt", [700, 1300], examples=3, quiet=True)
+    whole = evaluate(batch=2)
     ask, calls = long._ask, []
 
     def stop_at_third(*given: Any) -> Any:
@@ -140,34 +141,34 @@ def test_a_stopped_evaluation_continues(
     monkeypatch.setattr(long, "_ask", stop_at_third)
     folder = tmp_path / "eval"
     with pytest.raises(KeyboardInterrupt):
-        evaluate_long(*arguments, quiet=True, folder=folder)
+        evaluate(batch=2, folder=folder)
     (file,) = folder.glob("vt-*.jsonl")
     assert len(file.read_text().splitlines()) == 1 + 3 + 2
-    resumed = evaluate_long(*arguments, quiet=True, folder=folder)
+    resumed = evaluate(batch=2, folder=folder)
     assert len(calls) == 3 + 2
     for row, other in zip(resumed["rows"], whole["rows"], strict=True):
         for name in ("length", "examples", "score", "by_depth", "cut", "updates", "state_bytes"):
             assert row[name] == other[name]
-    evaluate_long(*arguments, quiet=True, folder=folder)
+    evaluate(batch=2, folder=folder)
     assert len(calls) == 5
     # another batch size changes no answer
-    evaluate_long(run, "vt", [700, 1300], 3, 1, quiet=True, folder=folder)
+    evaluate(batch=1, folder=folder)
     assert len(calls) == 5
     # another evaluation begins anew, says so, and keeps what there is
     capsys.readouterr()
-    evaluate_long(run, "vt", [700], 2, 2, quiet=True, folder=folder)
+    evaluate_long(run, "vt", [700], examples=2, batch=2, quiet=True, folder=folder)
     assert len(calls) == 6
     (told,) = capsys.readouterr().err.splitlines()
     assert told == (
         f"vt: starts from the beginning (examples changed); earlier answers are kept in {file}"
     )
-    evaluate_long(*arguments, quiet=True, folder=folder)
+    evaluate(batch=2, folder=folder)
     assert len(calls) == 6
     assert capsys.readouterr().err == ""
     file.write_text(file.read_text()[:-20])
     number = len(file.read_text().splitlines())
     with pytest.raises(UserError, match=rf"damaged at line {number} \(.*; remove it, and run"):
-        evaluate_long(*arguments, quiet=True, folder=folder)
+        evaluate(batch=2, folder=folder)
 
 
 def test_other_texts_of_equal_size_are_others(
@@ -177,7 +178,14 @@ def test_other_texts_of_equal_size_are_others(
     for word in ("river", "house"):
         book.write_text(f"The {word} is there. " * 99)
         evaluate_long(
-            run, "niah_multikey_1", [900], 1, 1, files=str(book), quiet=True, folder=tmp_path / "e"
+            run,
+            "niah_multikey_1",
+            [900],
+            examples=1,
+            batch=1,
+            files=str(book),
+            quiet=True,
+            folder=tmp_path / "e",
         )
     assert "starts from the beginning (texts changed)" in capsys.readouterr().err
 
@@ -211,7 +219,7 @@ def test_the_peak_of_memory_is_that_when_a_length_was_read(
     peaks = iter(range(100))
     report = lambda: {"peak_bytes": next(peaks)}  # noqa: E731
     monkeypatch.setattr(long, "memory_report", report)
-    rows = evaluate_long(run, "vt", [700, 1300], 3, 2, quiet=True)["rows"]
+    rows = evaluate_long(run, "vt", [700, 1300], examples=3, batch=2, quiet=True)["rows"]
     assert [row["peak_bytes"] for row in rows] == [1, 3]
     monkeypatch.setattr("famjax.eval.passkey.memory_report", report)
     rows = evaluate_passkey(tiny.run(), [260, 450], 4, 2, quiet=True)
@@ -221,7 +229,7 @@ def test_the_peak_of_memory_is_that_when_a_length_was_read(
 
 def test_without_memory_only_the_last_block_is_known(run: Run, short_answers: None) -> None:
     w = run.model.block_len
-    found = long_examples(run, "vt", [2400, 700], 3, 2, ablate=["reset"], quiet=True)
+    found = long_examples(run, "vt", [2400, 700], examples=3, batch=2, ablate=["reset"], quiet=True)
     task = TASKS["vt"]
     assert isinstance(task, LongTask)
     for example in found:
@@ -261,7 +269,7 @@ def test_gains_are_paired_and_have_intervals(run: Run) -> None:
 
 @pytest.mark.long
 def test_rows_say_how_long_and_how_deep(run: Run) -> None:
-    result = evaluate_long(run, "niah_single_1", [1200, 600], 5, 5, quiet=True)
+    result = evaluate_long(run, "niah_single_1", [1200, 600], examples=5, batch=5, quiet=True)
     assert result["source"].startswith("RULER")
     assert [row["length"] for row in result["rows"]] == [600, 1200]
     for row in result["rows"]:
@@ -338,12 +346,12 @@ def test_mistakes_are_told(run: Run) -> None:
 
 def test_a_story_is_evaluated(run: Run) -> None:
     result = evaluate_long(
-        run, "babilong", [900], 3, 2, facts=facts(), ablate=["reset"], quiet=True
+        run, "babilong", [900], examples=3, batch=2, facts=facts(), ablate=["reset"], quiet=True
     )
     (row,) = result["rows"]
     assert row["examples"] == 3
     assert 0 <= row["score"] <= 1
-    asked = evaluate_long(run, "qa_1", [900], 2, 2, facts=facts("qa_1"), quiet=True)
+    asked = evaluate_long(run, "qa_1", [900], examples=2, batch=2, facts=facts("qa_1"), quiet=True)
     assert asked["rows"][0]["examples"] == 2
     row = long._row(
         run,
@@ -354,8 +362,8 @@ def test_a_story_is_evaluated(run: Run) -> None:
     )
     # shares, also where all are right
     assert row["interval"] == pytest.approx([0.8316, 1], abs=1e-4)
-    lengths = evaluate_long(run, "cwe", [5000], 1, 1, quiet=True)["rows"][0]["by_depth"]
-    assert lengths == [None] * 5
+    (row,) = evaluate_long(run, "cwe", [5000], examples=1, batch=1, quiet=True)["rows"]
+    assert row["by_depth"] == [None] * 5
 
 
 def test_the_memory_of_a_stack_without_blocks_is_its_span(run: Run) -> None:
