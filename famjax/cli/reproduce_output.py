@@ -372,14 +372,19 @@ def _draw_points(axes: Any, results: Results) -> None:
     experiment = results.experiment
     points = experiment.measure.points
     unit = experiment.score(next(iter(points))).unit
-    for variant in experiment.variants:
+    count = len(experiment.variants)
+    for number, variant in enumerate(experiment.variants, 1):
+        later = count - number  # number of lines drawn over this one
         values = [results.values(variant.name, name) for name in points]
         if values[0]:
             line = np.array([mean_and_interval(each) for each in values]) * (100 if unit else 1)
             mean, half = line.T
             bars = _error_bars(mean, half, unit)
             x = list(points.values())
-            axes.errorbar(x, mean, yerr=bars, marker="o", capsize=3, label=variant.name)
+            # wider and larger than those drawn over it, so that equal ones stay visible
+            look = {"marker": "o", "markersize": 5 + later, "linewidth": 1.5 + later / 2}
+            bar_look = {"capsize": 3, "elinewidth": 1.5, "label": variant.name}
+            axes.errorbar(x, mean, yerr=bars, **look, **bar_look)
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(points.values()), list(points))
     axes.set(xlabel=experiment.axis, ylabel=unit or "")
