@@ -13,8 +13,7 @@ Expected: tokenized BLEU (compounds not split) by decoder depth in Figure 7 of t
 The files are those of fairseq's preparation, lower case and tokenized by Moses, hence --tokenized.
 The paper gives neither the number of steps, the batch size nor the vocabulary; 50,000 steps of
 4,096 target tokens, and 10,000 pieces, are fairseq's for this data set, whose weight decay of 1e-4
-is left out. For departures of the
-model, the tokens and the optimizer see `_seq2seq_paper`.
+is left out. For departures of the model, the tokens and the optimizer see `_seq2seq_paper`.
 """
 
 from famjax import Config, load_config, replace_values

@@ -522,7 +522,7 @@ MUTANTS = (
         "tests/train/test_step.py",
     ),
     Mutant(
-        "step: parts of a batch are averaged, not summed",
+        "step: microbatches are averaged, not summed",
         "train/step.py",
         "return jax.tree.map(jnp.add, total, (grads, sums)), memory",
         "return jax.tree.map(lambda a, b: (a + b) / 2, total, (grads, sums)), memory",

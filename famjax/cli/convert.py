@@ -69,8 +69,8 @@ def run(argv: list[str]) -> int:
     off = " train.rpo=false" if _prevents_rpo(config) else ""
     command = f"finetune init={target}{off} data.files=..."
     if config.model.encoder.layers:
-        # the config finetune is for texts
-        rate = "optimizer.learning_rate=2e-4"  # that of T2R's Table 6, for what is trained already
+        # the config finetune is for texts; the rate is T2R's for a Transformer big (Table 6)
+        rate = "optimizer.learning_rate=2e-4"
         command = f"multi30k init={target} {rate} data.source=... data.target=..."
     print(f"wrote {target}; next: famjax train {command}")
     return 0

@@ -422,7 +422,7 @@ def _draw_lines(
         axes.set_xticks(places, [f"{x:g}" for x in places])
     elif places and min(places) > 0 and max(places) >= _FAR_APART * min(places):
         axes.set_xscale("log")
-    elif len(places) <= _MAX_TICKS and all(x == round(x) for x in places):
+    elif places and len(places) <= _MAX_TICKS and all(x == round(x) for x in places):
         axes.set_xticks(places, [f"{x:g}" for x in places])
     level = [pair for pair in zip(variants, points, strict=True) if pair[0].x is None]
     for number, (variant, point) in enumerate(level, len(lines)):

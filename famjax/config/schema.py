@@ -544,8 +544,9 @@ class TrainConfig:
     log_every: int = 10
     # number of steps between checkpoints
     checkpoint_every: int = 200
-    # number of checkpoints to keep, and one more after a stop or a checkpoint of eval.best between
-    # them. A resumed run uses the newest valid one; famjax average by default takes the last 10
+    # number of checkpoints to keep, and one more if the newest is not a regular one, but was saved
+    # by a stop or by eval.best. A resumed run uses the newest valid one; famjax average by default
+    # takes the last 10
     keep: int = 2
 
 
@@ -584,7 +585,7 @@ class EvalConfig:
     # the files, and for generated documents as many as famjax eval has
     examples: int = 20
     # translate, summarize: number of hypotheses of a beam search, 1 is greedy decoding; its length
-    # penalty; and the size of n-grams that do not occur twice in an output, 0 is any
+    # penalty; and the size of n-grams that may not occur twice in an output, 0 allows all
     beam: int = 1
     length_penalty: float = 1.0
     no_repeat_ngram: int = 0

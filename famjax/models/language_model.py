@@ -19,7 +19,7 @@ from famjax.ops.attention import soft_cap
 from famjax.ops.lookup import look_up
 from famjax.ops.losses import chunked_cross_entropy, smoothed_token_losses, token_losses
 from famjax.ops.weight_einsum import weight_einsum
-from famjax.parallel.sharding import TOKENS, target_device, with_logical_constraint
+from famjax.parallel.sharding import TOKENS, path_name, target_device, with_logical_constraint
 from famjax.stacks import make_stack
 
 # On CPU, layers of at least `_LARGE_LAYER` bytes are unstacked before a loop of `step`, if all
@@ -28,9 +28,6 @@ from famjax.stacks import make_stack
 # time for layers of 1 MiB. Small layers stay stacked, because programs with unstacked layers take
 # longer to compile.
 _LARGE_LAYER, _LARGEST_COPY = 2 << 20, 2 << 30
-
-# the stack's output [... d] -> logits [... v]
-Logits = Callable[[Array], Array]
 
 
 class LanguageModel(nnx.Module):
@@ -127,11 +124,9 @@ class LanguageModel(nnx.Module):
             assert isinstance(self.head, AdaptiveSoftmax)
             return self.head.log_probs(self._normalize(x), self.embedding)
         if self.head is None:
-            return self._tied_logits(x, self.embedding[...].astype(self.dtype))
+            table = self.embedding[...].astype(self.dtype)
+            return self._cap_logits(weight_einsum("...d,dv->...v", self._normalize(x), table.T))
         return self._cap_logits(self.head(self._normalize(x)))
-
-    def _tied_logits(self, x: Array, table: Array) -> Array:
-        return self._cap_logits(weight_einsum("...d,dv->...v", self._normalize(x), table.T))
 
     def _cap_logits(self, y: Array) -> Array:
         y = y.astype(jnp.promote_types(y.dtype, jnp.float32))
@@ -145,11 +140,11 @@ class LanguageModel(nnx.Module):
           nll [b t] in nats, -log p(target); correct [b t] bool, whether the target is the argmax.
         """
 
-        def score(model: LanguageModel, logits: Logits, x: Array, targets: Array) -> Any:
+        def score(model: LanguageModel, x: Array, targets: Array) -> Any:
             if isinstance(model.embedding, AdaptiveEmbedding):
                 assert isinstance(model.head, AdaptiveSoftmax)
                 return model.head.losses(model._normalize(x), targets, model.embedding)
-            return token_losses(logits(x), targets)
+            return token_losses(model.logits(x), targets)
 
         return self._chunked_scores(score, x, targets)
 
@@ -162,37 +157,32 @@ class LanguageModel(nnx.Module):
         """
         assert not isinstance(self.embedding, AdaptiveEmbedding)
 
-        def score(model: LanguageModel, logits: Logits, x: Array, targets: Array) -> Any:
-            return smoothed_token_losses(logits(x), targets, smoothing)
+        def score(model: LanguageModel, x: Array, targets: Array) -> Any:
+            return smoothed_token_losses(model.logits(x), targets, smoothing)
 
         return self._chunked_scores(score, x, targets)
 
     def _chunked_scores(
-        self,
-        score: Callable[[LanguageModel, Logits, Array, Array], Any],
-        x: Array,
-        targets: Array,
+        self, score: Callable[[LanguageModel, Array, Array], Any], x: Array, targets: Array
     ) -> Any:
-        """Return score(model, logits, x, targets), computed in chunks of tokens.
+        """Return score(model, x, targets), computed in chunks of tokens.
 
         Args:
-          score: a function of the model without its stack, its `logits`, x and targets.
+          score: a function of the model, of which it does not use the stack, x and targets.
         """
         graph, head, rest = cast(Any, nnx.split(self, _is_of_head, ...))
-        table = None
-        if self.head is None:
-            # cast and gathered once here, not in every chunk
-            assert isinstance(self.embedding, nnx.Param)
-            table = with_logical_constraint(self.embedding[...].astype(self.dtype), ("vocab", None))
 
-        def score_chunk(arrays: tuple[Params, Array | None], x: Array, targets: Array) -> Any:
-            head, table = arrays
-            model = nnx.merge(graph, head, rest)
-            if table is None:
-                return score(model, model.logits, x, targets)
-            return score(model, lambda x: model._tied_logits(x, table), x, targets)
+        def gather_tied(path: tuple[Any, ...], leaf: Array) -> Array:
+            if self.head is not None or path_name(path) != "embedding":
+                return leaf
+            return with_logical_constraint(leaf.astype(self.dtype), ("vocab", None))
 
-        return chunked_cross_entropy(score_chunk, (head, table), x, targets, self.vocab_size)
+        def score_chunk(head: Params, x: Array, targets: Array) -> Any:
+            return score(nnx.merge(graph, head, rest), x, targets)
+
+        # a tied table is cast and gathered once here, not in every chunk
+        head = jax.tree_util.tree_map_with_path(gather_tied, head)
+        return chunked_cross_entropy(score_chunk, head, x, targets, self.vocab_size)
 
     def _normalize(self, x: Array) -> Array:
         return x.astype(self.dtype) if self.norm is None else self.norm(x, self.dtype)

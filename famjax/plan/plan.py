@@ -115,7 +115,7 @@ class Plan:
 
 
 def plan(config: Config, topology: Topology) -> Plan:
-    """Compile a config's training step for a topology and analyse it.
+    """Compile a config's training step for a topology and analyze it.
 
     Args:
       config: config with `model.vocab_size` filled in, see `fill_vocab_size`.

@@ -6,11 +6,11 @@ Files for development and test are beside those to train on, with "val" and "tes
 
 from __future__ import annotations
 
-import glob
 from pathlib import Path
 
 from famjax.config.schema import Config, DataConfig
 from famjax.core.errors import UserError
+from famjax.data.find_files import list_files
 from famjax.data.pairs import Pairs
 from famjax.data.train_tokenizer import train_sentencepiece
 from famjax.eval import translate
@@ -115,7 +115,7 @@ def _find_development_files(data: DataConfig) -> tuple[str, str]:
     """Return the development files of sources and of targets that belong to the training files."""
     for split in _DEVELOPMENT:
         files = name_test_files(data.source, split), name_test_files(data.target, split)
-        if all(_exists(part, split) for names in files for part in names.split(",")):
+        if all(_exists(names, split) for names in files):
             return files
     first, others = name_test_files(data.source, _DEVELOPMENT[0]), " or ".join(_DEVELOPMENT[1:])
     raise UserError(
@@ -124,11 +124,14 @@ def _find_development_files(data: DataConfig) -> tuple[str, str]:
     )
 
 
-def _exists(name: str, split: str) -> bool:
-    """Return whether a glob matches files; for a split of a data set, whether it is TFDS's name."""
-    if name.startswith(_DATA_SETS):
+def _exists(names: str, split: str) -> bool:
+    """Return whether files of these names exist; of data sets, whether it is TFDS's split."""
+    if names.startswith(_DATA_SETS):
         return split == "validation"
-    return not name or bool(glob.glob(name))
+    try:
+        return not names or bool(list_files(names, "data.source"))
+    except UserError:
+        return False
 
 
 def _name_part(training: str, split: str) -> str:

@@ -148,9 +148,7 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
             "settings of translation",
             command=f"famjax plan t2r_mt_paper model.vocab_size=32000{_ON}",
         ),
-        Entry(
-            "Figures 2, 3", "speed and memory, of language models", command="famjax bench linear"
-        ),
+        Entry("Figures 2, 3", "speed and memory by length", command="famjax bench linear"),
         Entry("Figure 4", "number of features", "t2r-figure-4"),
         Entry("Figure 5", "distance of attention", "t2r-figure-5"),
         Entry("Figure 6", "entropy of attention", "t2r-figure-6"),

@@ -30,8 +30,8 @@ class TranslationMeasure(Measure):
       languages: ends of the names of the sources' and the targets' files in this folder.
       vocabulary: number of tokens of the joint SentencePiece model.
       beam: see `famjax.eval.beam`.
-      length_penalty: see `famjax.eval.beam`; None is that with the best BLEU on the development
-        files, which are beside the test files (`famjax.reproduce.pair_files`).
+      length_penalty: see `famjax.eval.beam`; None is that with the best sacrebleu on the
+        development files, which are beside the test files (`famjax.reproduce.pair_files`).
       tokenized: whether the files are already tokenized, for example by Moses.
       compounds: whether tokenized BLEU splits compounds, as papers on WMT14 English-German do.
     """

@@ -95,7 +95,7 @@ def _mean(total: PyTree, count: int, like: Params) -> Params:
 
 
 def open_average(folder: Path, max_checkpoints: int) -> Run:
-    """Return a run with the mean of its last `max_checkpoints` checkpoints, or of all of fewer."""
+    """Return a run with the mean of its last checkpoints, at most `max_checkpoints`."""
     mean = average(folder, min(max_checkpoints, len(Checkpoints(folder / CHECKPOINTS).steps())))
     run = open_run(folder, mean.steps[-1])
     config = run.config

@@ -82,7 +82,7 @@ def forward_flops(
     Args:
       computed: in layers of the residual stack, count all query-key pairs that are computed, not
         only unmasked ones.
-      sources: the source tokens, with an encoder.
+      sources: the source tokens, with an encoder; their `keys` are counted in every stack.
 
     Raises:
       ValueError: the vocabulary size is not resolved.

@@ -166,6 +166,15 @@ def test_the_length_penalty_is_tuned_on_the_development_files(tmp_path, monkeypa
         measure.check(Run.config)
 
 
+def test_development_files_are_found_as_those_to_train_on(tmp_path, monkeypatch):
+    """~ is expanded, brackets may be in a name, and there may be spaces in a list."""
+    folder = write_pairs(tmp_path / "a[1]")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for source in ("~/a[1]/train.de", f"{folder}/train.de", f"{folder}/train.de, ~/a[1]/train.de"):
+        data = DataConfig(source=source, target=source.replace(".de", ".en"))
+        assert _find_development_files(data)[0] == source.replace("train", "val")
+
+
 def test_development_splits_of_data_sets_are_those_of_tfds():
     name = "tfds:wmt14_translate/de-en:train:"
     found = _find_development_files(DataConfig(source=f"{name}en", target=f"{name}de"))

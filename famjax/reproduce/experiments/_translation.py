@@ -16,9 +16,6 @@ SHAPE = (
     "data.length=64",
     "data.source_length=72",
     "train.steps=1600",
-    # the last ten are averaged where the papers do so
-    "train.checkpoint_every=50",
-    "train.keep=10",
     # as in the papers; deeper than any decoder here
     "model.encoder.layers=6",
 )
@@ -26,7 +23,7 @@ _FEEDBACK = ("model.stack=feedback",)
 _OWN_KEYS = ("model.feedback.shared_kv=false",)
 DEPTHS, PAPER_DEPTHS = (1, 2, 4), (1, 2, 4, 6)
 SPLIT = " Tokenized BLEU has compounds split, as the papers' of WMT14 English-German."
-WHOLE = "Tokenized BLEU splits no compounds."
+WHOLE = " Tokenized BLEU splits no compounds."
 SPEEDS = (
     "Tokens of the outputs a second, and seconds of training, on one process's part of the cores "
     "and while others train: rough figures."

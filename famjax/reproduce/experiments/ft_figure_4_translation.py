@@ -65,7 +65,7 @@ FT_FIGURE_4_TRANSLATION = Experiment(
     variants=_variants(_translation.DEPTHS),
     measure=_MEASURE,
     orderings=_claims(_translation.DEPTHS),
-    overrides=_translation.SHAPE,
+    overrides=(*_translation.SHAPE, "train.checkpoint_every=50", "train.keep=10"),
     at_paper=PaperSize(
         config="wmt14_ende_paper",
         measure=replace(_MEASURE, folder=""),
