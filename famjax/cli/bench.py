@@ -71,11 +71,11 @@ class Arguments:
     """Measure the ratio of two programs in one process: the cost of memory (fam and delta: against
     BSWA of equal shape; feedback: training and generation against a Transformer, and against
     feedback-transformer-pytorch if installed); the savings of adapters (lora: against training all
-    weights, and against PyTorch's peft if installed); linear attention (linear: alone, in
-    decoding and in translation, against softmax attention, and against performer-pytorch if
-    installed); the throughput of evaluation (eval: against the bare forward pass); beam search (beam: against greedy decoding,
-    and against transformers if installed); the overhead of sharding a model along each mesh axis
-    (mesh: 8 fake devices on a CPU, or all accelerators)."""
+    weights, and against PyTorch's peft if installed); linear attention (linear: alone, in decoding
+    and in translation, against softmax attention, and against performer-pytorch if installed); the
+    throughput of evaluation (eval: against the bare forward pass); beam search (beam: against
+    greedy decoding, and against transformers if installed); the overhead of sharding a model along
+    each mesh axis (mesh: 8 fake devices on a CPU, or all accelerators)."""
 
     name: tyro.conf.Positional[
         Literal["fam", "delta", "lora", "feedback", "linear", "eval", "beam", "mesh"]
