@@ -219,11 +219,13 @@ def test_a_converted_model_goes_on_with_its_source(
     argv = ["convert", str(home / "run"), new, "--to", "t2r", "model.encoder.cross=linear"]
     assert main(argv) == 0
     said = capsys.readouterr().out.split("next: famjax ")[1].split()
-    assert said == ["train", "multi30k", f"init={new}", "data.source=...", "data.target=..."]
+    rate = "optimizer.learning_rate=2e-4"
+    own = ["train", "multi30k", f"init={new}", rate]
+    assert said == [*own, "data.source=...", "data.target=..."]
     files = [f"data.source={home / 'words'}", f"data.target={home / 'backwards'}"]
     small = ["data.batch=2", "data.length=32", "data.source_length=28", "train.steps=1"]
     monkeypatch.chdir(tmp_path)
-    assert main([*said[:3], *files, *small, "name=tuned"]) == 0
+    assert main([*own, *files, *small, "name=tuned"]) == 0
     model = open_run(tmp_path / "runs" / "tuned").config.model
     assert (model.mixer, model.encoder.cross) == ("linear", "linear")
 
