@@ -89,5 +89,8 @@ FT_FIGURE_4_TRANSLATION = Experiment(
     + " As in the paper, the mean of the last ten checkpoints, and the length penalty that is best "
     "on the development set. Speeds are compared greedily, since a search takes as long as its "
     "length penalty makes it. The paper has also six layers.",
-    minutes=13.0,
+    follow_up="With half the rate (`optimizer.learning_rate=1.5e-3`), one layer and seed 0 the "
+    "Transformer has 31.8 and the Feedback Transformer 31.0 tokenized BLEU, instead of 34.6 and "
+    "33.8: the gap is the same.",
+    minutes=9.0,
 )
