@@ -680,8 +680,10 @@ def in_training(name: str, **rates: float) -> tuple[Any, Any, Any]:
     c = replace(MODELS[name], dropout=DropoutConfig(**rates))
     graph, _, keys, rest = nnx.split(make_model(c, rngs=nnx.Rngs(0)), nnx.Param, DropoutKey, ...)
 
+    params = runner(name)[1]
+
     def read(keys: Any, rest: Any, row: Any) -> Any:
-        return read_row(nnx.merge(graph, runner(name)[1], keys, rest), row)[0]
+        return read_row(nnx.merge(graph, params, keys, rest), row)[0]
 
     return jax.jit(read), keys, rest
 
