@@ -62,7 +62,7 @@ class Cell:
     Attributes:
       root: folder of all experiments.
       experiment: id of the experiment.
-      variant: name of the variant; "" is the base that the variants of this seed continue.
+      variant: name of the variant; "" is the base that variants of this seed continue.
       seed: seed of the training.
       size: size of the training: that of this repository ("here") or the paper's.
       given: the user's overrides.
@@ -100,19 +100,14 @@ class Cell:
 
     def config(self, experiment: Experiment) -> Config:
         """Prepare the data, and return the training config."""
-        base, seed = self.base(experiment), self.seed
-        if base is None:
-            return self._config(experiment, seed)
-        return self._config(
-            experiment, seed + _CONTINUED, (f"init={base.training_folder(experiment)}",)
-        )
+        bases = self.bases(experiment)
+        init = [f"init={base.training_folder(experiment)}" for base in bases[:1]]
+        return self._config(experiment, self.seed + _CONTINUED * len(bases), (*init,))
 
     def settings(self, experiment: Experiment) -> str:
         """Return a digest of everything that the result depends on, except for data and code."""
-        variant = experiment.variant(self.variant)
-        configs = [experiment.make_config(variant, self.seed, self.size, self.given)]
-        if self.base(experiment) is not None:
-            configs.append(experiment.make_base_config(self.seed, self.size, self.given))
+        cells = (self, *self.bases(experiment))
+        configs = [cell._make_config(experiment, self.seed, self.given) for cell in cells]
         return _digest((configs, experiment.measure, experiment.averaged))
 
     def check(self, experiment: Experiment) -> None:
@@ -125,18 +120,24 @@ class Cell:
 
     def _config(self, experiment: Experiment, seed: int, own: tuple[str, ...] = ()) -> Config:
         data = experiment.measure.prepare(Path(self.root) / DATA)
-        given = (*own, *data, *self.given)
+        return self._make_config(experiment, seed, (*own, *data, *self.given))
+
+    def _make_config(self, experiment: Experiment, seed: int, given: tuple[str, ...]) -> Config:
         if not self.variant:
             return experiment.make_base_config(seed, self.size, given)
         return experiment.make_config(experiment.variant(self.variant), seed, self.size, given)
 
     def base(self, experiment: Experiment) -> Cell | None:
-        """Return the cell of the base that this training continues; None if there is none."""
-        if not self.variant or not experiment.has_base(self.size):
+        """Return the cell that this training continues; None if there is none."""
+        continued = experiment.variant(self.variant).continues if self.variant else None
+        if continued is None or not (continued or experiment.has_base(self.size)):
             return None
-        if not experiment.variant(self.variant).continues:
-            return None
-        return replace(self, variant="")
+        return replace(self, variant=continued)
+
+    def bases(self, experiment: Experiment) -> list[Cell]:
+        """Return the cell that this training continues, the one that that continues, and so on."""
+        base = self.base(experiment)
+        return [] if base is None else [base, *base.bases(experiment)]
 
 
 def _check_tokenizer(config: Config) -> None:
@@ -207,4 +208,8 @@ def _base_result(cell: Cell, experiment: Experiment) -> dict[str, Any]:
     keys = {"base_tokens": "tokens", "base_seconds": "train_seconds", "base_code": "code"}
     # results from before 2026-11-29 have no FLOPs
     keys |= {"base_flops": "flops"} if "flops" in found else {}
-    return {name: found[key] for name, key in keys.items()}
+    # a base may continue another one, by the same version
+    return {
+        name: found[key] + found.get(name, 0) if name != "base_code" else found[key]
+        for name, key in keys.items()
+    }

@@ -53,14 +53,14 @@ def _trainings(
         # folders differ although the trainings are the same, if their bases are
         return replace(_with_vocab_size(config), init=repr(base) if init else config.init)
 
-    if base is None or not any(v.continues for v in variants):
+    if base is None or all(v.continues is None for v in variants):
         return [make(variant) for variant in variants]
     with tempfile.TemporaryDirectory() as folder:
         # variants take their model from the base's folder; its vocabulary is not needed
         known = replace(base, data=replace(base.data, tokenizer="bytes"))
         (Path(folder) / "config.json").write_text(to_json(known), encoding="utf-8")
         init = f"init={folder}"
-        return [base, *(make(v, init) if v.continues else make(v) for v in variants)]
+        return [base, *(make(v) if v.continues is None else make(v, init) for v in variants)]
 
 
 def chip_seconds(flops: float) -> float:

@@ -114,8 +114,8 @@ class Variant:
       paper: the paper's numbers, by score; shares are from 0 to 1.
       x: x of the variant in the figure.
       line: line of the figure that the variant is on.
-      continues: whether its training continues the experiment's base, if there is one; if not, it
-        is trained from scratch.
+      continues: name of the variant whose training it continues; "" is the experiment's base, if
+        there is one. None trains it from scratch.
       at_paper: overrides that replace `overrides` at the paper's size; None is the same ones.
       here_only: whether the variant is not in the paper, and thus is not trained at its size.
     """
@@ -125,7 +125,7 @@ class Variant:
     paper: Mapping[str, float] = field(default_factory=dict)
     x: float | None = None
     line: str = ""
-    continues: bool = True
+    continues: str | None = ""
     at_paper: tuple[str, ...] | None = None
     here_only: bool = False
 
@@ -291,11 +291,11 @@ class Experiment:
           given: overrides for the data, and the user's.
         """
         # a variant from scratch has the shape of the base's model, so it takes the base's config
-        name = self._config_name(size) if variant.continues else self.base_config_name(size)
+        name = self.base_config_name(size) if variant.continues is None else self._config_name(size)
         if size == "paper":
             own = variant.overrides if variant.at_paper is None else variant.at_paper
             return load_config(name, [f"seed={seed}", *own, *given])
-        own = () if variant.continues or self.base is None else self.base
+        own = self.base or () if variant.continues is None else ()
         overrides = [f"seed={seed}", *self.overrides, *own, *variant.overrides, *given]
         return load_config(name, overrides)
 

@@ -100,11 +100,18 @@ class Runner:
     def _needed(self, cells: Sequence[Cell]) -> list[Cell]:
         """Return the cells to run: those without a result, and the bases that they continue."""
         # by folder, since experiments share bases
-        by_folder = {cell.folder(self._experiment(cell)): cell for cell in cells}
-        left = [cell for cell in by_folder.values() if not self._is_done(cell)]
-        continued = [base for cell in left if (base := cell.base(self._experiment(cell)))]
-        folders = {base.folder(self._experiment(base)) for base in set(continued)}
-        return [c for c in left if c.variant or c.folder(self._experiment(c)) in folders]
+        needed: dict[Path, Cell] = {}
+
+        def add(cell: Cell) -> None:
+            base = cell.base(self._experiment(cell))
+            if base is not None and not self._is_trained(base):
+                add(base)
+            needed.setdefault(cell.folder(self._experiment(cell)), cell)
+
+        for cell in cells:
+            if cell.variant and not self._is_done(cell):
+                add(cell)
+        return sorted(needed.values(), key=lambda cell: bool(cell.variant))
 
     def _next(self, waiting: Sequence[Cell], running: Sequence[_Process]) -> Cell | None:
         """Return the first cell whose base is trained, and whose training is not yet running."""
@@ -123,7 +130,10 @@ class Runner:
 
     def _is_trained(self, base: Cell) -> bool:
         """Return whether a base is trained. Called often, so it does not look at the data."""
-        return (self._training_folder(base) / RESULT).exists()
+        if not base.variant:
+            return (self._training_folder(base) / RESULT).exists()
+        found = read_result(base, self._experiment(base))
+        return found is not None and found["code"] == base.code
 
     def _is_done(self, cell: Cell) -> bool:
         return read_result(cell, self._experiment(cell)) is not None
@@ -199,7 +209,7 @@ def expected_seconds(
 
     def tokens(variant: Variant, given: tuple[str, ...]) -> int:
         config = experiment.make_config(variant, 0, size, given)
-        return 0 if config == base and not variant.continues else trained_tokens(config)
+        return 0 if config == base and variant.continues is None else trained_tokens(config)
 
     found = {variant.name: tokens(variant, given) for variant in experiment.variants}
     usual = [tokens(v, ()) for v in experiment.variants] if given else found.values()
@@ -301,8 +311,9 @@ def make_cells(
         for seed in range(seeds)
         for name in names
     ]
-    bases = dict.fromkeys(base for cell in cells if (base := cell.base(experiment)) is not None)
-    return [*bases, *cells]
+    # before what continues them
+    bases = [base for cell in cells for base in reversed(cell.bases(experiment))]
+    return list(dict.fromkeys((*bases, *cells)))
 
 
 def prepare(experiment: Experiment, root: Path) -> None:

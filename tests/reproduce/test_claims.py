@@ -93,11 +93,10 @@ def configs_of(experiment, root: Path, size):
         config = cell.config(experiment)
         if cell.variant:
             found[cell.variant] = config
-        else:
-            folder = cell.folder(experiment)
-            folder.mkdir(parents=True)
-            (folder / "config.json").write_text(to_json(config))
-            (folder / "tokenizer.model").touch()
+        folder = cell.training_folder(experiment)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "config.json").write_text(to_json(config))
+        (folder / "tokenizer.model").touch()
     return found
 
 
@@ -109,7 +108,8 @@ def test_models_are_what_their_names_say(experiment, size, tmp_path, no_data):
     for name, config in configs_of(experiment, tmp_path, size).items():
         assert kind(config.model) == expected(experiment, name), name
         variant = experiment.at(size).variant(name)
-        assert bool(config.init) == (experiment.has_base(size) and variant.continues)
+        continues = variant.continues or (experiment.has_base(size) and variant.continues == "")
+        assert bool(config.init) == bool(continues)
         segments = re.match(r"F?M(\d+)", name)
         if segments:
             assert config.model.memory_segments == int(segments[1])
@@ -120,12 +120,14 @@ def test_variants_have_equally_many_tokens_unless_said(experiment, tmp_path):
     def tokens(config):
         return config.train.steps * config.data.batch * config.data.length
 
-    found = set()
-    for variant in experiment.variants:
-        total = tokens(experiment.make_config(variant, 0, "here"))
-        if experiment.base is not None and variant.continues:
-            total += tokens(experiment.make_base_config(0))
-        found.add(total)
+    def total(variant):
+        own = tokens(experiment.make_config(variant, 0, "here"))
+        if variant.continues:
+            return own + total(experiment.variant(variant.continues))
+        is_based = experiment.base is not None and variant.continues is not None
+        return own + (tokens(experiment.make_base_config(0)) if is_based else 0)
+
+    found = {total(variant) for variant in experiment.variants}
     assert (len(found) > 1) == bool(experiment.unequal)
 
 

@@ -180,7 +180,7 @@ def test_t2r_has_the_papers_teacher_and_features():
     assert experiment.has_base("paper")
     for variant in experiment.variants:
         config = experiment.make_config(variant, 0, "paper")
-        assert config.train.steps == (142_000 if variant.continues else 286_000)
+        assert config.train.steps == (286_000 if variant.continues is None else 142_000)
         if variant.name[:3] in ("T2R", "RFA"):
             assert config.model.linear.features == 32
     assert "T2R from scratch" in [variant.name for variant in experiment.variants]

@@ -346,6 +346,32 @@ def test_bases_come_first_and_are_shared(fake, tmp_path, monkeypatch):
 
 
 @pytest.mark.long
+def test_a_variant_that_another_continues_comes_first(fake, tmp_path, monkeypatch):
+    monkeypatch.setattr("famjax.reproduce.measures.CodeMeasure.prepare", lambda *_: ())
+    experiment = EXPERIMENTS["memory-growing"]
+    runner = Runner({experiment.id: experiment}, 4, (lines := []).append)
+    cells = make_cells(experiment, tmp_path, 1, ("parts, then whole",), "here", ())
+    names = ["", "parts", "parts, then whole"]
+    assert [cell.variant for cell in cells] == names
+    # in any order: the fake asserts that what it continues is there
+    assert runner.run(cells[::-1]) == []
+    done = [line for line in lines if not line.startswith("training ")]
+    assert [re.search("growing: (.*), seed", line)[1] or "base" for line in done] == [
+        "base",
+        *names[1:],
+    ]
+    # a second one continues what is done
+    second = make_cells(experiment, tmp_path, 1, ("parts, then parts",), "here", ())
+    assert runner.run(second) == []
+    # newer code trains again what it continues
+    for file in tmp_path.glob("memory-growing/parts-then-whole/*/result.json"):
+        file.unlink()
+    lines.clear()
+    assert runner.run([replace(cell, code="newer") for cell in cells]) == []
+    assert len([line for line in lines if line.startswith("training ")]) == 3
+
+
+@pytest.mark.long
 def test_experiments_of_papers_take_at_most_two_hours_of_two_cores():
     for experiment in EXPERIMENTS.values():
         if experiment.at_paper:
@@ -535,6 +561,17 @@ def test_what_was_continued_counts(tmp_path):
     file.write_text(json.dumps({**result, "base_code": "older"}))
     with pytest.raises(UserError, match=r"its results are from .*older\)"):
         collect(base, cells, mixed=False)
+    file.write_text(json.dumps(result))
+    # and what continues this continues the base, too, with other documents than either
+    variants = (*base.variants, Variant("two", ("train.steps=1",), continues="one"))
+    chain = replace(base, variants=variants)
+    cells = make_cells(chain, tmp_path, 1, ("two",), "here", ())
+    run_cell(cells[2], chain)
+    second = read_result(cells[2], chain)
+    assert (second["tokens"], second["base_tokens"]) == (32, 32 + 64)
+    assert second["base_flops"] == result["flops"] + result["base_flops"]
+    assert second["scores"][ALL_SECONDS] == pytest.approx(whole + second["train_seconds"])
+    assert len({cell.config(chain).seed for cell in cells}) == 3
 
 
 def test_a_page_has_a_follow_up():

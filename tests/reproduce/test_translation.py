@@ -325,7 +325,7 @@ def test_each_pair_of_languages_has_the_papers_numbers_and_teacher():
         assert experiment.make_base_config(0, "paper").name == teacher
         for variant in experiment.variants:
             config = experiment.make_config(variant, 0, "paper")
-            expected = steps if variant.continues else scratch_steps
+            expected = scratch_steps if variant.continues is None else steps
             assert config.train.steps == expected
         # ELU diverged on English-French
         claims = {claim.better for claim in experiment.orderings}

@@ -29,7 +29,7 @@ UNEQUAL = "what continues the teacher has its tokens, too, as in the paper"
 # of a training that continues the teacher, and of one from scratch
 MINUTES, MINUTES_FROM_SCRATCH = 4.0, 12.0
 # the base itself, so that its training is shared
-TRANSFORMER = Variant("Transformer", (), continues=False)
+TRANSFORMER = Variant("Transformer", (), continues=None)
 # a sixteenth, a quarter and all of a head's size; the paper's tables have a quarter
 FEATURES = (4, 16, 64)
 

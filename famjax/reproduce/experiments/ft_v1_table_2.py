@@ -34,7 +34,7 @@ FT_V1_TABLE_2 = Experiment(
             _TRANSFORMER,
             (*_bytes.TRANSFORMER, *_bytes.at_depth(4), f"train.steps={_bytes.STEPS}"),
             {"dev": 1.256, "test": 1.227},
-            continues=False,
+            continues=None,
             at_paper=_bytes.TRANSFORMER,
         ),
         Variant(_FEEDBACK, _FINETUNED, {"dev": 1.181, "test": 1.160}, at_paper=_FINETUNED_AT_PAPER),

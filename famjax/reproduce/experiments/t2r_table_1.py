@@ -56,7 +56,7 @@ def _scratch(name: str, paper: float, hours: float) -> Variant:
     own = (*_t2r.FROM_SCRATCH, *_map(name))
     figures = {"perplexity": paper, "GPU hours": hours}
     at_paper = _map(name, _FEATURES_AT_PAPER)
-    return Variant(f"{name} from scratch", own, figures, continues=False, at_paper=at_paper)
+    return Variant(f"{name} from scratch", own, figures, continues=None, at_paper=at_paper)
 
 
 def _pretrained(name: str, paper: float, hours: float) -> Variant:

@@ -41,7 +41,7 @@ def _scratch(name: str, column: Mapping[str, float], hours: Mapping[str, float])
         # with the config's rate it diverges (Table 5)
         at_paper = (*at_paper, "optimizer.learning_rate=3e-4")
     figures = _figures(variant, column, hours)
-    return Variant(variant, own, figures, continues=False, at_paper=at_paper)
+    return Variant(variant, own, figures, continues=None, at_paper=at_paper)
 
 
 def _pretrained(
@@ -99,7 +99,7 @@ def _table(
         variants=(
             *(_scratch(name, column, hours) for name in _MAPS),
             *(_pretrained(name, column, hours, at_paper) for name in _MAPS),
-            Variant("Transformer", (), _figures("Transformer", column, {}), continues=False),
+            Variant("Transformer", (), _figures("Transformer", column, {}), continues=None),
         ),
         measure=measure,
         orderings=(
