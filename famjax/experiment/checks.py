@@ -29,6 +29,7 @@ from famjax.experiment.eval_checks import check_eval
 from famjax.experiment.hints import translate_projections
 from famjax.experiment.ranges import check_ranges
 from famjax.mixers import MIXERS, mixer_specs
+from famjax.mixers.other_names import suggest_mixer
 from famjax.optimizers import OPTIMIZERS
 from famjax.tasks import TASKS
 
@@ -177,7 +178,7 @@ def _check_mixers(config: Config) -> Iterator[str]:
     for name in pattern:
         if name not in MIXERS:
             yield (
-                f"model.mixer={m.mixer!r}: unknown mixer {name!r}{did_you_mean(name, MIXERS)} "
+                f"model.mixer={m.mixer!r}: unknown mixer {name!r}{suggest_mixer(name, MIXERS)} "
                 f"(known: {', '.join(MIXERS)})"
             )
     if pattern and m.layers % len(pattern):

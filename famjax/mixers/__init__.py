@@ -9,7 +9,7 @@ from flax import nnx
 from famjax.config.derived import mixer_pattern
 from famjax.config.resolved import ResolvedModelConfig
 from famjax.config.schema import ModelConfig
-from famjax.core.errors import UserError, did_you_mean
+from famjax.core.errors import UserError
 from famjax.mixers.block_recurrent import BlockRecurrentSpec
 from famjax.mixers.delta import DeltaSpec
 from famjax.mixers.fam import FamSpec
@@ -17,6 +17,7 @@ from famjax.mixers.fm import FmSpec
 from famjax.mixers.full import FullSpec
 from famjax.mixers.linear import LinearSpec
 from famjax.mixers.mixer import Mixer, MixerSpec
+from famjax.mixers.other_names import suggest_mixer
 from famjax.mixers.window import BswaSpec, BswaStopGradientSpec, SwaSpec
 from famjax.ops.ngrams import context_lengths
 
@@ -36,7 +37,7 @@ MIXERS: dict[str, MixerSpec] = {
 def make_mixer(name: str, config: ResolvedModelConfig, *, rngs: nnx.Rngs) -> Mixer:
     """Return a new mixer by its registered name."""
     if name not in MIXERS:
-        raise UserError(f"model.mixer: unknown mixer {name!r}{did_you_mean(name, MIXERS)}")
+        raise UserError(f"model.mixer: unknown mixer {name!r}{suggest_mixer(name, MIXERS)}")
     return MIXERS[name].make(config, rngs)
 
 

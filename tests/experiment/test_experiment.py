@@ -513,6 +513,24 @@ def test_sizes_must_be_positive(key: str) -> None:
             "model.kv_heads=3 does not divide model.heads=4; take one of 1, 2, 4",
         ),
         (["model.mixer=famm"], "model.mixer='famm': unknown mixer 'famm'; did you mean 'fam'?"),
+        (
+            ["model.mixer=Transformer-XL"],
+            "model.mixer='Transformer-XL': unknown mixer 'Transformer-XL'; write model.mixer=swa "
+            "with model.window equal to model.block_len (TransformerFAM B.4.5) (known: full, ",
+        ),
+        *(
+            (
+                [f"model.mixer={name}"],
+                f"model.mixer={name!r}: unknown mixer {name!r}; write {words} (",
+            )
+            for name, words in (
+                ("rmt", "model.stack=rmt"),
+                ("Block-Recurrent", "model.mixer=block_recurrent"),
+                ("linear_attention", "model.mixer=linear"),
+                ("M3", "model.mixer=bswa with model.memory_segments=3"),
+                ("M1_SG", "model.mixer=bswa_sg with model.memory_segments=1"),
+            )
+        ),
         (["model.mixer=fam,"], "model.mixer='fam,': unknown mixer ''"),
         (
             ["model.mixer=linear", "model.linear.map=rellu"],
