@@ -49,7 +49,7 @@ def by_features(sizes: tuple[int, ...] = FEATURES) -> tuple[Variant, ...]:
             (*(FINETUNED if is_pretrained else FROM_SCRATCH), *own),
             x=features,
             line=line,
-            continues=is_pretrained,
+            continues="" if is_pretrained else None,
             at_paper=own,
         )
 
