@@ -55,12 +55,12 @@ def memories() -> tuple[Variant, Variant]:
 
 
 DOCUMENTS_NOTE = (
-    "0.14 million parameters trained from scratch, where the paper finetunes Flan-PaLM 1B on "
-    "18,000 tokens. Blocks of 32; the key comes first and the question ends its block; keys are "
-    "not smeared. All models train on equally many tokens of the same documents, which get longer "
-    "when a model knows the short ones."
+    "Trained from scratch, where the paper finetunes Flan-PaLM 1B on 18,000 tokens. Blocks of 32; "
+    "the key comes first and the question ends its block; keys are not smeared. All models train on "
+    "equally many tokens of the same documents, which get longer when a model knows the short ones."
 )
 NOTE = (
-    DOCUMENTS_NOTE + " FAM adds its update, as in the paper, gated FAM has ours; both without "
-    "memory segments, as the paper's."
+    DOCUMENTS_NOTE
+    + " Models have 0.14 million parameters. FAM adds its update, as in the paper, gated FAM has "
+    "ours; both without memory segments, as the paper's."
 )
