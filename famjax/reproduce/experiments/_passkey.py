@@ -56,8 +56,9 @@ def memories() -> tuple[Variant, Variant]:
 
 DOCUMENTS_NOTE = (
     "Trained from scratch, where the paper finetunes Flan-PaLM 1B on 18,000 tokens. Blocks of 32; "
-    "the key comes first and the question ends its block; keys are not smeared. All models train on "
-    "equally many tokens of the same documents, which get longer when a model knows the short ones."
+    "the key comes first and the question ends its block; keys are not smeared. All models train "
+    "on equally many tokens of the same documents, which get longer when a model knows the short "
+    "ones."
 )
 NOTE = (
     DOCUMENTS_NOTE
