@@ -8,7 +8,6 @@ hypothesis ends early.
 from __future__ import annotations
 
 import functools
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -30,6 +29,7 @@ from famjax.eval.beam import BeamSettings, Hypotheses, repeat_rows
 from famjax.eval.streaming import Streamer
 from famjax.eval.translator import search_sources
 from famjax.models.language_model import LanguageModel
+from famjax.processes import runtime
 
 PEERS = ("torch", "transformers")
 BEAMS = 5
@@ -219,7 +219,7 @@ def _start_torch() -> None:
 
     transformers.utils.logging.disable_progress_bar()
     torch.manual_seed(0)
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(runtime.count_cores())
 
 
 def _peer_runner(net: Any, batch: int, tokens: int) -> Callable[[], np.ndarray]:

@@ -28,6 +28,7 @@ from famjax.core.optional import missing_modules
 from famjax.core.types import Context, Params
 from famjax.models.language_model import LanguageModel
 from famjax.parallel import sharding
+from famjax.processes import runtime
 from famjax.stacks.feedback import Feedback
 
 PEERS = ("torch", "feedback_transformer_pytorch")
@@ -112,11 +113,9 @@ def _peer_model(model: ModelConfig) -> Any:
 
 
 def _peer_step(model: ModelConfig, tokens: np.ndarray) -> Callable[[], Any]:
-    import os
-
     import torch
 
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(runtime.count_cores())
     net, ids = _peer_model(model), torch.tensor(tokens.astype(np.int64))
 
     def run() -> None:

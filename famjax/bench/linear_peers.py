@@ -7,7 +7,6 @@ has a minimum; for positive features the mathematics is the same.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from famjax.bench.linear import Inputs, chunkwise, forward_backward, random_inpu
 from famjax.bench.timing import PairedTimes, compare_times, time_interleaved
 from famjax.config.schema import ModelConfig
 from famjax.core.optional import missing_modules
+from famjax.processes import runtime
 
 PEERS = ("torch", "performer_pytorch")
 NAME = "performer-pytorch"
@@ -81,7 +81,7 @@ def _peer_runner(arrays: Inputs) -> Callable[[], list[np.ndarray]]:
         warnings.simplefilter("ignore")  # it imports names that Python and PyTorch have moved
         from performer_pytorch.performer_pytorch import causal_linear_attention_noncuda
 
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    torch.set_num_threads(runtime.count_cores())
     q, k, v, to_y = (torch.tensor(np.asarray(a)).transpose(1, 2).contiguous() for a in arrays)
     for a in (q, k, v):
         a.requires_grad_()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -296,7 +295,4 @@ def _check(arguments: Arguments) -> None:
 def _jobs(arguments: Arguments) -> int:
     if arguments.jobs is not None:
         return arguments.jobs
-    if runtime.has_accelerator():
-        return 1
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return cores or 1
+    return 1 if runtime.has_accelerator() else runtime.count_cores()

@@ -62,7 +62,8 @@ def run_in_halves(
 ) -> None:
     """Call `work(item, quiet)` for all items, in order, each in the first process that is free.
 
-    With an accelerator all of them are done in this process, since a TPU admits only one.
+    With an accelerator all of them are done in this process, since a TPU admits only one, and with
+    a single core too.
 
     Args:
       work: a function that can be pickled; `quiet` is True in the other process.
@@ -73,7 +74,7 @@ def run_in_halves(
     Raises:
       UserError: the other process failed.
     """
-    if runtime.has_accelerator():
+    if runtime.has_accelerator() or runtime.count_cores() == 1:
         for each in items:
             work(each, False)
         return

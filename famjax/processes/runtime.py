@@ -109,9 +109,13 @@ def share_cores(rows: int) -> None:
     The matrix products in a scan over tokens or blocks are too small for multithreading, so the
     cores are used by a mesh over rows instead.
     """
+    set_cpu_devices(max(n for n in range(1, count_cores() + 1) if rows % n == 0))
+
+
+def count_cores() -> int:
+    """Return the number of cores that this process may use."""
     affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    set_cpu_devices(max(n for n in range(1, cores + 1) if rows % n == 0))
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def set_cpu_devices(count: int) -> None:

@@ -46,6 +46,17 @@ def test_every_item_is_done_once_by_two_processes(tmp_path: Path) -> None:
         assert (int(process) == os.getpid()) == (flag == "False")
 
 
+def test_a_single_core_has_one_process(tmp_path: Path) -> None:
+    cores = os.sched_getaffinity(0)
+    done: list[tuple[str, bool]] = []
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        run_in_halves(lambda *call: done.append(call), ["one", "two"], tmp_path / "log", Console())
+    finally:
+        os.sched_setaffinity(0, cores)
+    assert done == [("one", False), ("two", False)]
+
+
 def test_an_accelerator_has_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime, "DEVICES", tmp_path)
     monkeypatch.delenv("JAX_PLATFORMS", raising=False)
