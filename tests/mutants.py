@@ -397,7 +397,7 @@ MUTANTS = (
     Mutant(
         "fam: a gate never closes",
         "layers/memory_gate.py",
-        "jax.nn.sigmoid(logits)[..., None] - THRESHOLD) / (1 - THRESHOLD)",
+        "jax.nn.sigmoid(logits)[..., None] - c) / (1 - c)",
         "jax.nn.sigmoid(logits)[..., None])",
         "tests/layers/test_memory_gate.py",
     ),

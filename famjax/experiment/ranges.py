@@ -146,6 +146,7 @@ _SHARES = (
     "optimizer.beta1",
     "optimizer.beta2",
     "train.label_smoothing",
+    "model.fam_gate_threshold",
     "model.lora.dropout",
     *(f"model.dropout.{field.name}" for field in fields(DropoutConfig)),
 )

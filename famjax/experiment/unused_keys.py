@@ -286,7 +286,7 @@ _RULES = (
     ),
     Rule(("model.linear.features",), _elu_map, "another map"),
     Rule(
-        ("model.fam_min_timescale", "model.fam_max_timescale"),
+        ("model.fam_min_timescale", "model.fam_max_timescale", "model.fam_gate_threshold"),
         _unused_unless(lambda c: c.model.fam_update == "gated", "model.fam_update"),
         "model.fam_update=gated",
     ),

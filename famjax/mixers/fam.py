@@ -59,7 +59,7 @@ from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.lanes import select_rows, select_state, select_valid
 from famjax.core.types import Array, Context, param_dtype
-from famjax.layers.memory_gate import THRESHOLD, MemoryGate, count_params
+from famjax.layers.memory_gate import MemoryGate, count_params
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.mixers import fam_measures, fam_scan
@@ -391,6 +391,7 @@ class FamSpec(SmearedSpec):
         "model.fam_position",
         "model.fam_min_timescale",
         "model.fam_max_timescale",
+        "model.fam_gate_threshold",
     )
     switches = (
         *("model.smeared_keys", "train.rsp"),
@@ -430,13 +431,14 @@ class FamSpec(SmearedSpec):
         return gate + prefix + super().parameters(model)
 
     def constants(self, model: ModelConfig) -> dict[str, float]:
-        gate = {"memory_gate.threshold": THRESHOLD} if model.fam_update == "gated" else {}
-        return gate | super().constants(model)
+        # a key since 2026-11-29; memory files have it as a constant
+        gates = {"memory_gate.threshold": model.fam_gate_threshold}
+        return (gates if model.fam_update == "gated" else {}) | super().constants(model)
 
     def check(self, config: Config) -> Iterator[str]:
         yield from super().check(config)
         m = config.model
-        low, high = m.fam_min_timescale, m.fam_max_timescale
+        low, high, threshold = m.fam_min_timescale, m.fam_max_timescale, m.fam_gate_threshold
         if low <= 1:
             yield f"model.fam_min_timescale={low:g}: is a number of blocks; must be greater than 1"
         if high < low:
@@ -444,11 +446,11 @@ class FamSpec(SmearedSpec):
                 f"model.fam_max_timescale={high:g}: is less than model.fam_min_timescale={low:g}; "
                 "set it to at least that"
             )
-        if high >= 1 / THRESHOLD:
+        if high * threshold >= 1:
             yield (
                 f"model.fam_max_timescale={high:g}: such a gate would never open (a gate opens by "
-                f"1 / timescale, and is closed below {THRESHOLD:g}); must be less than "
-                f"{1 / THRESHOLD:g}"
+                f"1 / timescale, and is closed below model.fam_gate_threshold={threshold:g}); must "
+                f"be less than {1 / threshold:g}"
             )
 
     def keys_seen(self, model: ModelConfig) -> float:

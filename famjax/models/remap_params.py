@@ -33,8 +33,8 @@ from famjax.parallel.sharding import path_name
 # Feedback Transformer (`feedback_weight`).
 #
 # `check_compatible` checks the values that the given weights depend on: stack, arch, linear,
-# smeared_keys, ngram_memory, the gates' timescales, the encoder's layers and embedding, and with
-# learned positions capacity.
+# smeared_keys, ngram_memory, the gates' timescales and threshold, the encoder's layers and
+# embedding, and with learned positions capacity.
 _MAY_DIFFER = {
     "mixer",
     "block_len",
@@ -48,6 +48,7 @@ _MAY_DIFFER = {
     "fam_position",
     "fam_min_timescale",
     "fam_max_timescale",
+    "fam_gate_threshold",
     "delta_order",
     "delta_heads",
     "ngram_memory",
@@ -327,7 +328,7 @@ def _check_rotation(old: ModelConfig, new: ModelConfig) -> None:
 
 
 def _check_gates(old: ModelConfig, new: ModelConfig) -> None:
-    """Raise a `UserError` if changed timescales would have no effect, since gates are kept."""
+    """Raise a `UserError` if timescales or a threshold are not those of the gates that are kept."""
     has_gates = (m.fam_update == "gated" and _has_memory(m) for m in (old, new))
     if not all(has_gates) or old.fam_len != new.fam_len:
         return
@@ -338,6 +339,12 @@ def _check_gates(old: ModelConfig, new: ModelConfig) -> None:
                 f"model.{field}={given:g}: the given gates are trained, starting from {there:g}, "
                 "and are not reinitialized; keep that value"
             )
+    given, there = new.fam_gate_threshold, old.fam_gate_threshold
+    if given != there:
+        raise UserError(
+            f"model.fam_gate_threshold={given:g}: the given gates are trained with {there:g}; keep "
+            "that value"
+        )
 
 
 def _has_memory(model: ModelConfig) -> bool:

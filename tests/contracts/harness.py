@@ -92,6 +92,7 @@ CASES: dict[str, ModelConfig] = {
         fam_update="gated",
         kv_heads=4,
         fam_max_timescale=90.0,
+        fam_gate_threshold=0.005,
     ),
     "fam-static": replace(
         BASE,

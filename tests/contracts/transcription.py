@@ -64,7 +64,7 @@ def residual_layers(c: ModelConfig, p: Any) -> list[tuple[transformer.LayerWeigh
             hyper |= {"phi": _phi(c, mixer.get("map"))}
         if kind == "fam" and c.fam_update == "gated":
             gate = w["mixer"]["memory_gate"]
-            hyper |= {"gate": (gate["weight"], gate["bias"])}
+            hyper |= {"gate": (gate["weight"], gate["bias"], c.fam_gate_threshold)}
         if kind == "fam":
             hyper |= {"static": c.fam_update == "static", "position": c.fam_position}
             hyper |= {"fam_init": w["mixer"]["prefix"]} if c.fam_init == "prefix" else {}

@@ -474,8 +474,12 @@ def test_sizes_must_be_positive(key: str) -> None:
     [
         (
             ["model.fam_update=gated", "model.fam_max_timescale=100"],
-            "model.fam_max_timescale=100: such a gate would never open (a gate opens by "
-            "1 / timescale, and is closed below 0.01); must be less than 100",
+            "model.fam_max_timescale=100: such a gate would never open (a gate opens by 1 / "
+            "timescale, and is closed below model.fam_gate_threshold=0.01); must be less than 100",
+        ),
+        (
+            ["model.fam_update=gated", "model.fam_gate_threshold=1"],
+            "model.fam_gate_threshold=1.0: must be at least 0 and less than 1",
         ),
         # not to set model.capacity=1000, which is not a multiple either
         (

@@ -54,6 +54,7 @@ def test_every_pattern_matches_a_key() -> None:
         ("model.ngram_slots=9", "model.ngram_slots: has no effect with model.ngram_memory=0"),
         ("model.fam_update=static model.fam_max_timescale=9", "with model.fam_update=static"),
         ("model.fam_update=sum model.fam_max_timescale=9", "with model.fam_update=sum"),
+        ("model.fam_update=sum model.fam_gate_threshold=0", "with model.fam_update=sum"),
         ("model.fam_update=sum model.fam_min_timescale=9", "with model.fam_update=sum"),
         ("model.mixer=full model.memory_segments=2", "model.memory_segments: has no effect"),
         ("model.mixer=linear model.memory_segments=2", "model.memory_segments: has no effect"),

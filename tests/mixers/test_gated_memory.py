@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import jax
@@ -110,6 +111,7 @@ def test_a_gated_memory_is_rejected_by_other_updates(
     ("given", "said"),
     [
         ("--to fam model.fam_max_timescale=100", "such a gate would never open"),
+        ("--to keep model.fam_gate_threshold=0.001", "the given gates are trained with 0.01; keep"),
         ("--to bswa model.fam_update=gated", "model.fam_update: has no effect with"),
     ],
 )
@@ -122,15 +124,12 @@ def test_conversions_reject_what_no_model_can_use(
     assert not made.exists()
 
 
-def test_a_memory_of_another_threshold_is_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Gates with it are another function of equal parameters; the sum has none."""
-    runs = [open_run(folder / name) for name in ("sum", "gated")]
-    before = [model_fingerprint(run) for run in runs]
-    monkeypatch.setattr("famjax.mixers.fam.THRESHOLD", 1e-3)
-    after = [model_fingerprint(run) for run in runs]
-    assert (after[0] == before[0], after[1] == before[1]) == (True, False)
+def test_a_memory_of_another_threshold_is_refused(folder: Path) -> None:
+    """Gates with it are another function of equal parameters."""
+    run = open_run(folder / "gated")
+    model = replace(run.config.model, fam_gate_threshold=0.001)
+    other = replace(run, config=replace(run.config, model=model))
+    assert model_fingerprint(other) != model_fingerprint(run)
 
 
 @pytest.mark.slow
@@ -156,7 +155,7 @@ def test_a_folder_without_the_key_uses_the_update_of_the_paper(
     assert main(["export", str(folder / "sum"), str(tmp_path / "hf")]) == 0
     path = tmp_path / "hf" / "config.json"
     hf = json.loads(path.read_text())
-    for name in ("fam_update", "fam_min_timescale", "fam_max_timescale"):
+    for name in ("fam_update", "fam_min_timescale", "fam_max_timescale", "fam_gate_threshold"):
         del hf[name]
     path.write_text(json.dumps(hf))
     assert open_model(str(tmp_path / "hf")).config.model.fam_update == "sum"

@@ -230,7 +230,7 @@ def fam_layer(
     block: int,
     segments: int,
     previous: int = 1,
-    gate: tuple[Array, Array] | None = None,
+    gate: tuple[Array, Array, float] | None = None,
     static: bool = False,
     position: str = "last",
     smear_weight: Array | None = None,
@@ -239,7 +239,8 @@ def fam_layer(
 ) -> tuple[Array, Array, list[Array]]:
     """Algorithm 2, with the first update's zero residual (B.1) and FAM's positions (B.2.1).
 
-    With a gate, with weight [d] and bias [f], F_tau interpolates between F_{tau-1} and the sum.
+    With a gate, with weight [d], bias [f] and threshold, F_tau interpolates between F_{tau-1} and
+    the sum.
 
     Static (C.3), query and residual of every update are those of the prompt, and the previous FAM
     is a key and a value alone.
@@ -316,12 +317,12 @@ def fam_layer(
     return y, fam, fams
 
 
-def _opening(gate: tuple[Array, Array], a: Array, j: int) -> float:
+def _opening(gate: tuple[Array, Array, float], a: Array, j: int) -> float:
     """The gate of memory token j, from its attention output [d]."""
-    weight, bias = f64(gate[0]), f64(gate[1])
+    weight, bias, threshold = f64(gate[0]), f64(gate[1]), gate[2]
     rms = math.sqrt(sum(a[i] ** 2 for i in range(len(a))) / len(a) + 1e-6)
     logit = sum(weight[i] * a[i] / rms for i in range(len(a))) + bias[j]
-    return max(0.0, 1 / (1 + math.exp(-logit)) - 0.01) / 0.99
+    return max(0.0, 1 / (1 + math.exp(-logit)) - threshold) / (1 - threshold)
 
 
 def fm_layer(
@@ -653,7 +654,7 @@ def fam_losses(
     position: str = "last",
     rope_base: float = 10_000.0,
     static: bool = False,
-    gate: tuple[Array, Array] | None = None,
+    gate: tuple[Array, Array, float] | None = None,
 ) -> tuple[float, float, float | None]:
     """Equation 2, the reconstruction of C.5, and the mean gate, of one layer of FAM.
 

@@ -38,7 +38,8 @@ _FIELDS = [
 ]
 # keys that older exports lack, since their models all had the defaults
 _LATER = (
-    *("fam_update", "fam_init", "fam_position", "fam_min_timescale", "fam_max_timescale"),
+    *("fam_update", "fam_init", "fam_position"),
+    *("fam_min_timescale", "fam_max_timescale", "fam_gate_threshold"),
     *("delta_order", "delta_heads", "recurrent_gate", "smeared_keys"),
     *("ngram_memory", "ngram_slots"),
 )

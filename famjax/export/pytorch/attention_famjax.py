@@ -90,10 +90,9 @@ class Rotary:
 class MemoryGate(nn.Module):
     """How far each memory token moves towards its new value, from 0 (it is kept) to 1."""
 
-    threshold = 1e-2  # a gate below this is closed
-
     def __init__(self, config):
         super().__init__()
+        self.threshold = config.fam_gate_threshold
         self.weight = nn.Parameter(torch.zeros(config.width))
         self.bias = nn.Parameter(torch.zeros(config.fam_len))
 

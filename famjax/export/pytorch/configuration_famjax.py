@@ -25,6 +25,7 @@ class FamjaxConfig(PreTrainedConfig):
       fam_update: sum; gated: memory tokens move towards their new value by a gate; static: the
         prompt is the query of every update.
       fam_min_timescale, fam_max_timescale: initial gates in training; not read here.
+      fam_gate_threshold: gates below it are closed.
       delta_order: number of features of a key in the memory of delta, divided by 2 * head_dim.
       delta_heads: number of key heads that have a memory of delta, the last ones; 0 means all.
       ngram_memory: number of contexts of the n-gram memory; 0 is no such memory.
@@ -74,6 +75,7 @@ class FamjaxConfig(PreTrainedConfig):
         fam_update="sum",
         fam_min_timescale=1.5,
         fam_max_timescale=64.0,
+        fam_gate_threshold=0.01,
         delta_order=2,
         delta_heads=0,
         ngram_memory=0,
@@ -107,6 +109,7 @@ class FamjaxConfig(PreTrainedConfig):
         self.fam_update = fam_update
         self.fam_min_timescale = fam_min_timescale
         self.fam_max_timescale = fam_max_timescale
+        self.fam_gate_threshold = fam_gate_threshold
         self.delta_order = delta_order
         self.delta_heads = delta_heads
         self.ngram_memory = ngram_memory

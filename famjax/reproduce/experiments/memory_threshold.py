@@ -1,0 +1,37 @@
+"""The threshold below which gates are closed, alone (docs/memory.md)."""
+
+from __future__ import annotations
+
+from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.measures import PasskeyMeasure
+
+_LENGTHS = (128, 512, 2048, 8192, 32_768, 262_144)
+_LONGEST = f"{_LENGTHS[-1]:,}"
+
+
+def _threshold(c: float) -> Variant:
+    return Variant(f"c = {c:g}", (f"model.fam_gate_threshold={c}",))
+
+
+MEMORY_THRESHOLD = Experiment(
+    id="memory-threshold",
+    title="Gates that can close, and gates that cannot",
+    source="famjax",
+    config="passkey",
+    variants=tuple(map(_threshold, (0.0, 0.001, 0.01))),
+    measure=PasskeyMeasure(_LENGTHS, examples=32),
+    orderings=(
+        Ordering("c = 0.01", "c = 0", _LONGEST),
+        Ordering("c = 0.01", "c = 0.001", _LONGEST, margin=0.05, may_be_better=True),
+    ),
+    # as memory_timescales
+    overrides=(
+        *("data.passkey.needle_within=0", "train.steps=1100"),
+        *("model.smeared_keys=false", "model.memory_segments=0"),
+    ),
+    axis="tokens of the document",
+    note="FAM without a segment, with initial timescales of 1.5 to 64 blocks. The key is first in "
+    "the document, questions are anywhere in a block; 0.14 million parameters, documents of at "
+    "most 4,096 tokens in training. With c = 0 gates are sigmoids, which never close.",
+    minutes=6.0,
+)
