@@ -48,4 +48,6 @@ def test_a_memory_of_version_0_1_loads(capsys: pytest.CaptureFixture[str]) -> No
     assert main([*argv, "--max-tokens", "4", "--temperature", "0"]) == 0
     capsys.readouterr()
     run = open_run("run")
+    # the key is newer: the update is the paper's
+    assert run.config.model.fam_update == "sum"
     assert load_state("old.memory", run) is not None
