@@ -350,8 +350,8 @@ def test_a_variant_that_another_continues_comes_first(fake, tmp_path, monkeypatc
     monkeypatch.setattr("famjax.reproduce.measures.CodeMeasure.prepare", lambda *_: ())
     experiment = EXPERIMENTS["memory-growing"]
     runner = Runner({experiment.id: experiment}, 4, (lines := []).append)
-    cells = make_cells(experiment, tmp_path, 1, ("parts, then whole",), "here", ())
-    names = ["", "parts", "parts, then whole"]
+    cells = make_cells(experiment, tmp_path, 1, ("parts then whole",), "here", ())
+    names = ["", "parts", "parts then whole"]
     assert [cell.variant for cell in cells] == names
     # in any order: the fake asserts that what it continues is there
     assert runner.run(cells[::-1]) == []
@@ -361,7 +361,7 @@ def test_a_variant_that_another_continues_comes_first(fake, tmp_path, monkeypatc
         *names[1:],
     ]
     # a second one continues what is done
-    second = make_cells(experiment, tmp_path, 1, ("parts, then parts",), "here", ())
+    second = make_cells(experiment, tmp_path, 1, ("parts then parts",), "here", ())
     assert runner.run(second) == []
     # newer code trains again what it continues
     for file in tmp_path.glob("memory-growing/parts-then-whole/*/result.json"):
