@@ -281,8 +281,7 @@ class ModelConfig:
     fam_min_timescale: float = 1.5
     # gated: longest initial timescale of the gates, in blocks
     fam_max_timescale: float = 64.0
-    # gated: c, gates below it are closed; with 0 gates only approach 0, and memories fade
-    # (docs/memory.md)
+    # gated: c, a gate whose sigmoid is below it is closed; with 0 gates only approach 0
     fam_gate_threshold: float = 0.01
     # delta: number of features of a key in the memory, in units of 2 * head_dim (nu of DPFP, Schlag
     # et al. 2021)

@@ -450,7 +450,7 @@ class FamSpec(SmearedSpec):
             yield (
                 f"model.fam_max_timescale={high:g}: such a gate would never open (a gate opens by "
                 f"1 / timescale, and is closed below model.fam_gate_threshold={threshold:g}); must "
-                f"be less than {1 / threshold:g}"
+                f"be less than {1 / threshold:g}, or the threshold lower"
             )
 
     def keys_seen(self, model: ModelConfig) -> float:

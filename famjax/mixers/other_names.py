@@ -44,13 +44,14 @@ def suggest_mixer(name: str, known: Collection[str]) -> str:
     """Return what to write for an unknown mixer, as the end of an error, or "" if none is near."""
     plain = _letters(name).removesuffix("attention") or _letters(name)
     if plain in _OTHER_NAMES:
-        return f"; write {_OTHER_NAMES[plain]}"
+        return f"; here that is {_OTHER_NAMES[plain]}"
     for mixer in known:
         if plain == _letters(mixer):
-            return f"; write model.mixer={mixer}"
-    if segments := re.fullmatch(r"(f?)m(\d+)(sg)?", plain):
-        mixer = "fm" if segments[1] else "bswa_sg" if segments[3] else "bswa"
-        return f"; write model.mixer={mixer} with model.memory_segments={segments[2]}"
+            return f"; here that is model.mixer={mixer}"
+    if named := re.fullmatch(r"(m|fm)(\d+)|m(\d+)sg", plain):
+        mixer = {"m": "bswa", "fm": "fm", None: "bswa_sg"}[named[1]]
+        count = int(named[2] or named[3])
+        return f"; here that is model.mixer={mixer} with model.memory_segments={count}"
     return did_you_mean(name, known)
 
 

@@ -183,6 +183,8 @@ def run_cell(cell: Cell, experiment: Experiment) -> None:
         "code": code,
         **_base_result(cell, experiment),
     }
+    # of the training alone, for what continues it
+    write_json(folder / RESULT, result)
     if cell.variant:
         begin = time.perf_counter()
         if experiment.averaged:
@@ -195,8 +197,8 @@ def run_cell(cell: Cell, experiment: Experiment) -> None:
             result["scores"] |= {OWN_SECONDS: seconds, ALL_SECONDS: whole}
         result["baselines"] = {name: dict(row) for name, row in measured.baselines.items()}
         result["evaluation_seconds"] = time.perf_counter() - begin
-    cell.folder(experiment).mkdir(parents=True, exist_ok=True)
-    write_json(cell.folder(experiment) / RESULT, result)
+        cell.folder(experiment).mkdir(parents=True, exist_ok=True)
+        write_json(cell.folder(experiment) / RESULT, result)
 
 
 def _base_result(cell: Cell, experiment: Experiment) -> dict[str, Any]:
@@ -204,12 +206,10 @@ def _base_result(cell: Cell, experiment: Experiment) -> dict[str, Any]:
     base = cell.base(experiment)
     if base is None:
         return {}
-    found = dict(read_json(base.folder(experiment) / RESULT, RUN_AGAIN))
-    keys = {"base_tokens": "tokens", "base_seconds": "train_seconds", "base_code": "code"}
+    found = dict(read_json(base.training_folder(experiment) / RESULT, RUN_AGAIN))
+    keys = {"base_tokens": "tokens", "base_seconds": "train_seconds"}
     # results from before 2026-11-29 have no FLOPs
     keys |= {"base_flops": "flops"} if "flops" in found else {}
-    # a base may continue another one, by the same version
-    return {
-        name: found[key] + found.get(name, 0) if name != "base_code" else found[key]
-        for name, key in keys.items()
-    }
+    # a base may continue another one
+    sums = {name: found[key] + found.get(name, 0) for name, key in keys.items()}
+    return {**sums, "base_code": found["code"]}

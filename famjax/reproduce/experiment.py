@@ -115,7 +115,7 @@ class Variant:
       x: x of the variant in the figure.
       line: line of the figure that the variant is on.
       continues: name of the variant whose training it continues; "" is the experiment's base, if
-        there is one. None trains it from scratch.
+        there is one. None trains it from scratch. Costs at the paper's size are of the base alone.
       at_paper: overrides that replace `overrides` at the paper's size; None is the same ones.
       here_only: whether the variant is not in the paper, and thus is not trained at its size.
     """
@@ -295,7 +295,7 @@ class Experiment:
         if size == "paper":
             own = variant.overrides if variant.at_paper is None else variant.at_paper
             return load_config(name, [f"seed={seed}", *own, *given])
-        own = self.base or () if variant.continues is None else ()
+        own = (self.base or ()) if variant.continues is None else ()
         overrides = [f"seed={seed}", *self.overrides, *own, *variant.overrides, *given]
         return load_config(name, overrides)
 

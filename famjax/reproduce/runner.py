@@ -130,10 +130,7 @@ class Runner:
 
     def _is_trained(self, base: Cell) -> bool:
         """Return whether a base is trained. Called often, so it does not look at the data."""
-        if not base.variant:
-            return (self._training_folder(base) / RESULT).exists()
-        found = read_result(base, self._experiment(base))
-        return found is not None and found["code"] == base.code
+        return (self._training_folder(base) / RESULT).exists()
 
     def _is_done(self, cell: Cell) -> bool:
         return read_result(cell, self._experiment(cell)) is not None
@@ -300,6 +297,8 @@ def make_cells(
 ) -> list[Cell]:
     """Return an experiment's trainings: all bases, then all variants of a seed before the next.
 
+    Variants come after those that they continue.
+
     Args:
       only: names of the variants; () takes all.
       given, test: see `Cell`.
@@ -311,9 +310,9 @@ def make_cells(
         for seed in range(seeds)
         for name in names
     ]
-    # before what continues them
-    bases = [base for cell in cells for base in reversed(cell.bases(experiment))]
-    return list(dict.fromkeys((*bases, *cells)))
+    ordered = [each for cell in cells for each in (*reversed(cell.bases(experiment)), cell)]
+    bases = [cell for cell in ordered if not cell.variant]
+    return list(dict.fromkeys((*bases, *ordered)))
 
 
 def prepare(experiment: Experiment, root: Path) -> None:

@@ -519,13 +519,13 @@ def test_sizes_must_be_positive(key: str) -> None:
         (["model.mixer=famm"], "model.mixer='famm': unknown mixer 'famm'; did you mean 'fam'?"),
         (
             ["model.mixer=Transformer-XL"],
-            "model.mixer='Transformer-XL': unknown mixer 'Transformer-XL'; write model.mixer=swa "
-            "with model.window equal to model.block_len (TransformerFAM B.4.5) (known: full, ",
+            "model.mixer='Transformer-XL': unknown mixer 'Transformer-XL'; here that is "
+            "model.mixer=swa with model.window equal to model.block_len (TransformerFAM B.4.5) (",
         ),
         *(
             (
                 [f"model.mixer={name}"],
-                f"model.mixer={name!r}: unknown mixer {name!r}; write {words} (",
+                f"model.mixer={name!r}: unknown mixer {name!r}; here that is {words} (",
             )
             for name, words in (
                 ("rmt", "model.stack=rmt"),

@@ -111,7 +111,10 @@ def test_a_gated_memory_is_rejected_by_other_updates(
     ("given", "said"),
     [
         ("--to fam model.fam_max_timescale=100", "such a gate would never open"),
-        ("--to keep model.fam_gate_threshold=0.001", "the given gates are trained with 0.01; keep"),
+        (
+            "--to keep model.fam_gate_threshold=0.001",
+            "the given gates are trained with 0.01; keep",
+        ),
         ("--to bswa model.fam_update=gated", "model.fam_update: has no effect with"),
     ],
 )
@@ -146,6 +149,18 @@ def test_exports_have_equal_logits(folder: Path, tmp_path: Path) -> None:
     after = gates(open_model(str(tmp_path / "hf")))
     for name, a in gates(open_run(folder / "gated")).items():
         np.testing.assert_array_equal(a, after[name])
+
+
+@pytest.mark.parametrize("threshold", ["0.0", "0.4"])
+def test_exports_have_the_threshold(threshold: str, folder: Path, tmp_path: Path) -> None:
+    gated = [GATED, "model.fam_max_timescale=2", f"model.fam_gate_threshold={threshold}"]
+    assert (
+        main(["convert", str(folder / "sum"), str(tmp_path / "new"), "--to", "keep", *gated]) == 0
+    )
+    # logits are compared
+    assert main(["export", str(tmp_path / "new"), str(tmp_path / "hf")]) == 0
+    model = open_model(str(tmp_path / "hf")).config.model
+    assert model.fam_gate_threshold == float(threshold)
 
 
 def test_a_folder_without_the_key_uses_the_update_of_the_paper(

@@ -18,7 +18,7 @@ if cell.variant and cell.variant == os.environ.get("FAKE_FAILS"):
     print("famjax: out of memory; take less", file=sys.stderr)
     sys.exit(1)
 if (base := cell.base(experiment)) is not None:
-    assert (base.folder(experiment) / RESULT).exists()
+    assert (base.training_folder(experiment) / RESULT).exists()
 # cells beside it are on the same GPU
 assert os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] == "false"
 scores = {score.name: 0.5 + 0.01 * cell.seed for score in experiment.measure.scores}
@@ -33,5 +33,7 @@ result |= {"train_seconds": 1.0, "evaluation_seconds": 1.0, "parameters": 10, "t
 if cell.variant:
     result["settings"] = cell.settings(experiment)
 result |= {"device": "fake", "code": cell.code, "at": time.time()}
-(cell.folder(experiment) / RESULT).write_text(json.dumps(result))
+for folder in (cell.training_folder(experiment), cell.folder(experiment)):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RESULT).write_text(json.dumps(result))
 assert Path(cell.root).is_dir()

@@ -116,6 +116,12 @@ def test_models_are_what_their_names_say(experiment, size, tmp_path, no_data):
 
 
 @each
+def test_names_are_options(experiment):
+    """Of `--only`, which separates them by commas."""
+    assert not [variant.name for variant in experiment.variants if "," in variant.name]
+
+
+@each
 def test_variants_have_equally_many_tokens_unless_said(experiment, tmp_path):
     def tokens(config):
         return config.train.steps * config.data.batch * config.data.length

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import threading
@@ -355,20 +356,33 @@ def test_a_variant_that_another_continues_comes_first(fake, tmp_path, monkeypatc
     assert [cell.variant for cell in cells] == names
     # in any order: the fake asserts that what it continues is there
     assert runner.run(cells[::-1]) == []
-    done = [line for line in lines if not line.startswith("training ")]
-    assert [re.search("growing: (.*), seed", line)[1] or "base" for line in done] == [
-        "base",
-        *names[1:],
-    ]
+
+    def trained():
+        """Return the names of what was trained since the last call."""
+        found = [re.search("training memory-growing: (.*), seed", line) for line in lines]
+        lines.clear()
+        return [match[1] for match in found if match]
+
+    assert trained() == ["base", *names[1:]]
     # a second one continues what is done
     second = make_cells(experiment, tmp_path, 1, ("parts then parts",), "here", ())
     assert runner.run(second) == []
-    # newer code trains again what it continues
-    for file in tmp_path.glob("memory-growing/parts-then-whole/*/result.json"):
-        file.unlink()
-    lines.clear()
+    assert trained() == ["parts then parts"]
+    # newer code trains again what it continues, and so does this one if that training is gone
+    (result,) = tmp_path.glob("memory-growing/parts-then-whole/*/result.json")
+    result.unlink()
     assert runner.run([replace(cell, code="newer") for cell in cells]) == []
-    assert len([line for line in lines if line.startswith("training ")]) == 3
+    assert trained() == ["base", *names[1:]]
+    result.unlink()
+    shutil.rmtree(cells[1].training_folder(experiment))
+    assert runner.run(cells) == []
+    assert trained() == names[1:]
+
+
+def test_seeds_are_trained_one_after_the_other(tmp_path):
+    cells = make_cells(EXPERIMENTS["memory-passing"], tmp_path, 2, ("sum packed",), "here", ())
+    expected = [("sum", 0), ("sum packed", 0), ("sum", 1), ("sum packed", 1)]
+    assert [(cell.variant, cell.seed) for cell in cells] == expected
 
 
 @pytest.mark.long
@@ -568,6 +582,7 @@ def test_what_was_continued_counts(tmp_path):
     cells = make_cells(chain, tmp_path, 1, ("two",), "here", ())
     run_cell(cells[2], chain)
     second = read_result(cells[2], chain)
+    assert [cell.variant for cell in cells] == ["", "one", "two"]
     assert (second["tokens"], second["base_tokens"]) == (32, 32 + 64)
     assert second["base_flops"] == result["flops"] + result["base_flops"]
     assert second["scores"][ALL_SECONDS] == pytest.approx(whole + second["train_seconds"])
