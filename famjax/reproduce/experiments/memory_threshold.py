@@ -10,11 +10,11 @@ _LONGEST = f"{_LENGTHS[-1]:,}"
 
 
 # with c = 0.01 the slowest gate starts at 1/176
-_SLOW = "c = 0 and T to 176"
+_SLOW = "c 0 and T to 176"
 
 
 def _threshold(c: float) -> Variant:
-    return Variant(f"c = {c:g}", (f"model.fam_gate_threshold={c}",))
+    return Variant(f"c {c:g}", (f"model.fam_gate_threshold={c}",))
 
 
 MEMORY_THRESHOLD = Experiment(
@@ -28,9 +28,9 @@ MEMORY_THRESHOLD = Experiment(
     ),
     measure=PasskeyMeasure(_LENGTHS, examples=32),
     orderings=(
-        Ordering("c = 0.01", "c = 0", _LONGEST),
-        Ordering("c = 0.01", _SLOW, _LONGEST),
-        Ordering("c = 0.01", "c = 0.001", _LONGEST, margin=0.05, may_be_better=True),
+        Ordering("c 0.01", "c 0", _LONGEST),
+        Ordering("c 0.01", _SLOW, _LONGEST),
+        Ordering("c 0.01", "c 0.001", _LONGEST, margin=0.05, may_be_better=True),
     ),
     # as memory_timescales
     overrides=(
