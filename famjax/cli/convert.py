@@ -8,7 +8,7 @@ from typing import Annotated
 
 import tyro
 
-from famjax.cli.main import parse
+from famjax.cli.main import parse, split_overrides
 from famjax.config.schema import Config
 from famjax.convert.surgery import convert_names
 from famjax.core.errors import UserError
@@ -48,8 +48,8 @@ class Arguments:
 
 
 def run(argv: list[str]) -> int:
-    overrides = tuple(token for token in argv if not token.startswith("-") and "=" in token)
-    arguments = parse(Arguments, [a for a in argv if a not in overrides], "famjax convert")
+    overrides, rest = split_overrides(argv)
+    arguments = parse(Arguments, rest, "famjax convert")
     if arguments.feature_size is not None:
         overrides = (*overrides, _feature_size_override(arguments, overrides))
     runtime.setup()

@@ -232,6 +232,15 @@ def _fail(message: str, status: int = EXIT_USER_ERROR) -> int:
     return status
 
 
+def split_overrides(argv: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
+    """Return the overrides, section.key=value, and the other arguments.
+
+    Other arguments may have a = too, such as `--run runs/a=b`.
+    """
+    overrides = tuple(token for token in argv if re.match(r"[A-Za-z][\w.]*=", token))
+    return overrides, [token for token in argv if token not in overrides]
+
+
 def parse(arguments: type[T], argv: Sequence[str], prog: str) -> T:
     """Parse `argv` with tyro into `arguments`, a flat dataclass of a verb's flags.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import tyro
 
-from famjax.cli.main import parse
+from famjax.cli.main import parse, split_overrides
 from famjax.cli.tables import Output
 from famjax.core.errors import EXIT_USER_ERROR, UserError, did_you_mean
 from famjax.core.paths import expanded
@@ -62,8 +62,8 @@ def run(argv: list[str]) -> int:
 
     Of several experiments, those without their data are only named, unless that is all of them.
     """
-    given = tuple(token for token in argv if not token.startswith("-") and "=" in token)
-    arguments = parse(Arguments, [a for a in argv if a not in given], "famjax reproduce")
+    given, rest = split_overrides(argv)
+    arguments = parse(Arguments, rest, "famjax reproduce")
     _check(arguments)
     if arguments.experiments == ("list",):
         return _list(arguments)

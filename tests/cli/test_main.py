@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import famjax
-from famjax.cli.main import VERBS, main, script
+from famjax.cli.main import VERBS, main, script, split_overrides
 from famjax.config.keys import keys, values
 from famjax.config.schema import Config
 from famjax.experiment.load import (
@@ -155,7 +155,7 @@ VERB_THAT_PRINTS = """
 import sys
 from types import ModuleType
 from rich.console import Console
-from famjax.cli.main import script
+from famjax.cli.main import split_overrides, script
 from famjax.cli.tables import Output
 from famjax.core.errors import UserError
 
@@ -488,3 +488,10 @@ def test_garbage_collection_thresholds_are_raised(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(SystemExit):
         script()
     assert thresholds[0] >= 100_000
+
+
+def test_overrides_are_told_from_values_of_options() -> None:
+    argv = ["runs/a=1", "new", "--only", "c = 0,c = 1", "--to=fam", "model.fam_len=8", "seed=1"]
+    overrides, rest = split_overrides(argv)
+    assert overrides == ("model.fam_len=8", "seed=1")
+    assert rest == argv[:5]
