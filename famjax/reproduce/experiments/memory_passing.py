@@ -18,6 +18,7 @@ _FURTHER = (
     *("data.passkey.min_length=1024", "data.passkey.start_length=1024"),
 )
 _PASSED = (*_text.PACKED, *_text.passed(0.8))
+_ALONE = ("data.batch=8", "data.length=1024")
 
 
 def _variants(update: str) -> tuple[Variant, ...]:
@@ -28,6 +29,7 @@ def _variants(update: str) -> tuple[Variant, ...]:
         Variant(f"{update} further", further, continues=update),
         Variant(f"{update} packed", (*further, *_text.PACKED), continues=update),
         Variant(f"{update} RSP 0.8", (*further, *_PASSED), continues=update),
+        Variant(f"{update} alone RSP 0.8", (*further, *_PASSED, *_ALONE), continues=update),
     )
 
 
@@ -39,8 +41,9 @@ MEMORY_PASSING = Experiment(
     variants=(*_variants("sum"), *_variants("gated")),
     measure=PasskeyMeasure(_LENGTHS, examples=32),
     orderings=(
-        *(Ordering("sum RSP 0.8", "sum packed", length) for length in _FAR),
-        *(Ordering("gated RSP 0.8", "sum RSP 0.8", length) for length in _FAR),
+        *(Ordering("sum alone RSP 0.8", "sum further", length) for length in _FAR),
+        *(Ordering("gated alone RSP 0.8", "sum alone RSP 0.8", length) for length in _FAR),
+        *(Ordering("gated packed", "sum packed", length) for length in _FAR),
     ),
     # as fam_figure_8
     overrides=(
@@ -56,8 +59,8 @@ MEMORY_PASSING = Experiment(
     "parameters, blocks of 32 tokens, no memory segments. Models are trained for 1,000 steps on "
     "documents of growing lengths to 1,024 tokens, which have 32 updates, and for 400 further "
     "steps on documents of 1,024 tokens. In lanes each document starts with an empty memory. In "
-    "packed rows of 4,096 tokens only the first of four does, and with random state passing, in "
-    "80% of steps after a ramp of 100, it starts with the memory of row 0 of the step before. The "
-    "paper trains on 18 updates at most.",
+    "packed rows of 4,096 tokens only the first of four does. With random state passing, in 80% of "
+    "steps after a ramp of 100, it starts with the memory of row 0 of the step before; alone means "
+    "rows of one document. The paper trains on 18 updates at most.",
     minutes=7.0,
 )
