@@ -116,12 +116,6 @@ def test_models_are_what_their_names_say(experiment, size, tmp_path, no_data):
 
 
 @each
-def test_names_are_options(experiment):
-    """Of `--only`, which separates them by commas; KEY=VALUE is an override."""
-    assert not [v.name for v in experiment.variants if {",", "="} & set(v.name)]
-
-
-@each
 def test_variants_have_equally_many_tokens_unless_said(experiment, tmp_path):
     def tokens(config):
         return config.train.steps * config.data.batch * config.data.length

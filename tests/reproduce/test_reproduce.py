@@ -43,8 +43,8 @@ COPY = "ft-table-1-copy"
 def test_every_experiment_can_be_run(experiment):
     names = [variant.name for variant in experiment.variants]
     assert len({re.sub("[^a-z0-9]", "", name.lower()) for name in names}) == len(names)
-    # --only separates them by commas
-    assert not any("," in name for name in names)
+    # --only separates them by commas, and KEY=VALUE is an override
+    assert not [name for name in names if {",", "="} & set(name)]
     for variant in experiment.variants:
         config = experiment.make_config(variant, 3, "here")
         assert config.seed == 3
@@ -57,7 +57,10 @@ def test_every_experiment_can_be_run(experiment):
         )
         assert max(paper) > max(here)
     for size in ("here", "paper") if experiment.at_paper else ("here",):
-        configs = {v.name: experiment.make_config(v, 0, size) for v in experiment.variants_at(size)}
+        configs = {
+            v.name: (v.continues, experiment.make_config(v, 0, size))
+            for v in experiment.variants_at(size)
+        }
         every = list(configs.values())
         assert not [name for name, config in configs.items() if every.count(config) > 1]
     if experiment.base is not None:
