@@ -437,10 +437,24 @@ MUTANTS = (
         "tests/data/test_pairs.py",
     ),
     Mutant(
+        "reproduce: what a base continued is not counted",
+        "reproduce/cell.py",
+        "found[key] + found.get(name, 0)",
+        "found[key]",
+        "tests/reproduce/test_reproduce.py -k continued_counts",
+    ),
+    Mutant(
+        "export: the threshold of gates is always the default",
+        "export/pytorch/attention_famjax.py",
+        "self.threshold = config.fam_gate_threshold",
+        "self.threshold = 0.01",
+        "tests/mixers/test_gated_memory.py -k have_the_threshold",
+    ),
+    Mutant(
         "reproduce: a base at the paper's size costs nothing",
         "reproduce/cost.py",
-        "return [base, *(make(v, init)",
-        "return [*(make(v, init)",
+        "return [base, *(make(v)",
+        "return [*(make(v)",
         "tests/reproduce/test_cost.py",
     ),
     Mutant(
