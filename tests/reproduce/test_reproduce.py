@@ -273,10 +273,10 @@ def test_results_with_overrides_are_apart(fake, tmp_path, capsys):
     apart = tmp_path / "runs" / "pages"
     assert f"famjax reproduce {COPY} --seeds 1 train.steps=7" in (apart / f"{COPY}.md").read_text()
     assert f"]({COPY}.md)" in (apart / "index.md").read_text()
-    made = set((tmp_path / "runs").rglob(RESULT))
+    made = set((tmp_path / "runs" / COPY).rglob(RESULT))
     assert len(made) == 2
     assert reproduce(tmp_path, COPY, "--seeds", "1") == 0
-    assert len(set((tmp_path / "runs").rglob(RESULT)) - made) == 2
+    assert len(set((tmp_path / "runs" / COPY).rglob(RESULT)) - made) == 2
     page = (tmp_path / "pages" / f"{COPY}.md").read_text()
     assert f"famjax reproduce {COPY} --seeds 1\n" in page
 
