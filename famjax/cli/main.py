@@ -237,7 +237,7 @@ def split_overrides(argv: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
 
     Other arguments may have a = too, such as `--run runs/a=b`.
     """
-    overrides = tuple(token for token in argv if re.match(r"[A-Za-z][\w.]*=", token))
+    overrides = tuple(token for token in argv if re.match(r"[A-Za-z][\w.-]*=", token))
     return overrides, [token for token in argv if token not in overrides]
 
 

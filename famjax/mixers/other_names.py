@@ -29,7 +29,6 @@ _OTHER_NAMES = {
     "rmt": "model.stack=rmt",
     "slidingwindow": "model.mixer=swa",
     "softmax": "model.mixer=full",
-    "sum": "model.mixer=fam with model.fam_update=static (TransformerFAM C.3)",
     "t2r": _LINEAR.format(map="relu"),
     "transformer": "model.mixer=full",
     "transformerbswa": "model.mixer=bswa",

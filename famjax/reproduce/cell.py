@@ -101,8 +101,8 @@ class Cell:
     def config(self, experiment: Experiment) -> Config:
         """Prepare the data, and return the training config."""
         bases = self.bases(experiment)
-        init = [f"init={base.training_folder(experiment)}" for base in bases[:1]]
-        return self._config(experiment, self.seed + _CONTINUED * len(bases), (*init,))
+        init = tuple(f"init={base.training_folder(experiment)}" for base in bases[:1])
+        return self._config(experiment, self.seed + _CONTINUED * len(bases), init)
 
     def settings(self, experiment: Experiment) -> str:
         """Return a digest of everything that the result depends on, except for data and code."""
