@@ -5,7 +5,6 @@
 # make demo-finetune-large BOOKS=TRAINING:HELD_OUT  with a base pretrained for an hour; hours
 # make demo-text  memories and windows on the standard library's code, three seeds; hours
 # make demo-translation DATA=FOLDER  German captions of Multi30k to English; 30 to 50 minutes
-# make demo-translation-full DATA=FOLDER  Transformer and Feedback decoders of 1, 2 and 4 layers; hours
 # make test       the quick tests; with CI=1 the long ones too, which take seconds each
 # make test-slow  the long tests, and those that take minutes each
 # make test-mutants  deliberate bugs, each of which the tests must catch
@@ -21,7 +20,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PLAIN := .venv-plain
 
-.PHONY: demo demo-full demo-finetune demo-finetune-full demo-finetune-large demo-text demo-translation demo-translation-full test test-slow test-mutants tour docs lint types clean
+.PHONY: demo demo-full demo-finetune demo-finetune-full demo-finetune-large demo-text demo-translation test test-slow test-mutants tour docs lint types clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python -m famjax.demo
@@ -43,9 +42,6 @@ demo-text: $(VENV)/.installed
 
 demo-translation: $(VENV)/.installed-sacrebleu
 	$(BIN)/python -m famjax.demo_translation "$(DATA)"
-
-demo-translation-full: $(VENV)/.installed-sacrebleu
-	$(BIN)/python -m famjax.demo_translation "$(DATA)" --full
 
 # two processes, one test file each: most of the time is compilation, on one core
 test: $(VENV)/.installed-dev

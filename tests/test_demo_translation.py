@@ -6,7 +6,7 @@ import json
 import pytest
 
 from famjax import demo_translation
-from famjax.demo_translation import Decoder, TranslationDemo, demonstrate, make_config
+from famjax.demo_translation import TranslationDemo, demonstrate, make_config
 
 SMALL = (
     *("model.width=16", "model.heads=1", "model.mlp_width=16", "model.encoder.layers=1"),
@@ -37,19 +37,15 @@ def asked(monkeypatch):
     return demos
 
 
-def test_arguments_name_the_captions_and_choose_decoders(data, asked, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["demo", str(data), "--full", "--seeds", "2", "data.batch=8"])
+def test_arguments_name_the_captions_and_change_the_config(data, asked, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["demo", str(data), "model.stack=feedback", "data.batch=8"])
     assert demo_translation.main() == 0
-    monkeypatch.setattr("sys.argv", ["demo", str(data)])
-    assert demo_translation.main() == 0
-    full, one = asked
-    assert full.train == tuple(str(data / f"train.{language}.gz") for language in ("de", "en"))
-    assert one.test == tuple(str(data / f"test_2016_flickr.{name}") for name in ("de", "en"))
-    assert one.decoders == (Decoder("Transformer", 2),)
-    assert len(full.decoders) == len({decoder.folder for decoder in full.decoders}) == 12
-    config = make_config(full, Decoder("Feedback", 4, 1))
-    assert (config.model.stack, config.model.layers, config.seed) == ("feedback", 4, 1)
-    assert config.data.batch == 8
+    (demo,) = asked
+    assert demo.train == tuple(str(data / f"train.{language}.gz") for language in ("de", "en"))
+    assert demo.test == tuple(str(data / f"test_2016_flickr.{name}") for name in ("de", "en"))
+    config = make_config(demo)
+    assert (config.data.source, config.data.target) == demo.train
+    assert (config.model.stack, config.data.batch) == ("feedback", 8)
 
 
 @pytest.mark.parametrize(
@@ -71,30 +67,20 @@ def test_missing_captions_are_told(arguments, told, data, asked, tmp_path, monke
 
 
 @pytest.mark.slow
-def test_decoders_are_trained_evaluated_and_compared(data, tmp_path, monkeypatch, capsys):
+def test_model_is_trained_and_evaluated(data, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo_translation, "_VOCABULARY", 290)
-    # in this process
-    monkeypatch.setattr(
-        demo_translation,
-        "run_in_halves",
-        lambda work, items, log, console: [work(item, True) for item in items],
-    )
     train = tuple(str(data / f"train.{language}.gz") for language in ("de", "en"))
     test = tuple(str(data / f"test_2016_flickr.{language}") for language in ("de", "en"))
-    decoders = (Decoder("Transformer", 1), Decoder("Feedback", 1))
-    demo = TranslationDemo(tmp_path / "demo", train, test, decoders, overrides=SMALL)
+    demo = TranslationDemo(tmp_path / "demo", train, test, overrides=SMALL)
     assert demonstrate(demo) == 0
     said = capsys.readouterr().out
-    assert "Transformer 1" in said
-    assert "Feedback 1" in said
+    assert "beam 5" in said
     assert "agk" in said  # a sample
-    report = json.loads((tmp_path / "demo" / "report.json").read_text())
-    for result in report:
-        assert [found["beam"] for found in result["searches"]] == [1, 5]
-        assert all(found["pairs"] == 8 for found in result["searches"])
-        assert result["training_seconds"] > 0
-    assert (tmp_path / "demo" / "plots" / "translation.png").read_bytes().startswith(b"\x89PNG")
+    result = json.loads((tmp_path / "demo" / "model" / "result.json").read_text())
+    assert [found["beam"] for found in result["searches"]] == [1, 5]
+    assert all(found["pairs"] == 8 for found in result["searches"])
+    assert result["training_seconds"] > 0
     # a second call trains nothing
     monkeypatch.setattr(demo_translation, "train_and_time", None)
     assert demonstrate(demo) == 0
