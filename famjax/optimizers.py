@@ -30,7 +30,6 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
     `steps`: if `train.steps` is raised, the rate jumps when the run resumes.
     """
     rate, warmup = config.learning_rate, config.warmup_steps
-    rise = optax.linear_schedule(0.0 if warmup else rate, rate, max(warmup, 1))
     if config.schedule == "constant":
         fall = optax.constant_schedule(rate)
     elif config.schedule == "cosine":
@@ -44,7 +43,9 @@ def make_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
         fall = optax.join_schedules(
             [optax.constant_schedule(rate), optax.linear_schedule(rate, 0.0, decay)], [hold]
         )
-    return optax.join_schedules([rise, fall], [warmup]) if warmup else fall
+    if not warmup:
+        return fall
+    return optax.join_schedules([optax.linear_schedule(0.0, rate, warmup), fall], [warmup])
 
 
 def _inverse_sqrt_schedule(rate: float, warmup: int) -> optax.Schedule:
@@ -73,8 +74,8 @@ def make_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransfo
     """Return gradient clipping, the optimizer and its schedule as one transformation.
 
     Weight decay applies to every trained parameter, including norm scales, biases and embeddings,
-    as with PyTorch's optimizers for a model's `parameters()`. The biases of a memory's gates are
-    excepted, since they are timescales.
+    as with PyTorch's optimizers for a model's `parameters()`. The biases of memory gates and of the
+    delta rule's rates are excepted, since they are timescales.
     """
     optimizer = OPTIMIZERS[config.name].make(config, make_schedule(config, steps))
     clip = optax.clip_by_global_norm(config.clip_norm) if config.clip_norm else optax.identity()

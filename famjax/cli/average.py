@@ -34,14 +34,14 @@ def run(argv: list[str]) -> int:
     out = expanded(arguments.out) if arguments.out else source / "average"
     runtime.setup()
     from famjax.cli.next_commands import eval_command
-    from famjax.convert.folder import atomic_folder
+    from famjax.convert.folder import new_folder
     from famjax.export.export import check_destination
     from famjax.train.average import average, save_average
 
     if source.is_dir():  # else it is what is missing
         check_destination(out)
     mean = average(source, arguments.last)
-    with atomic_folder(out) as folder:
+    with new_folder(out) as folder:
         save_average(mean, source, folder)
     steps = ", ".join(f"{step:,}" for step in mean.steps)
     print(f"wrote {out}, the mean of steps {steps}; next: {eval_command(mean.config, out)}")

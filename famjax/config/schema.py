@@ -484,7 +484,7 @@ class OptimizerConfig:
     # decay rate of the mean of squared gradients (adamw), or its limit (adafactor); nag has none
     beta2: float = 0.95
     # weight decay of all trained parameters, norm scales, biases and embeddings included, except
-    # the biases of memory gates
+    # the biases of memory gates and of the delta rule's rates
     weight_decay: float = 0.0
     # clips gradients to this global norm; 0 = no clipping
     clip_norm: float = 1.0

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +24,7 @@ from famjax.convert.teacher import (
     open_run_teacher,
     text_data,
 )
+from famjax.core.atomic import fill_folder
 from famjax.core.errors import UserError
 from famjax.experiment.checks import validate, validate_model
 from famjax.experiment.load import TRAINING_KEYS, override, to_json
@@ -85,7 +83,7 @@ def convert(
     for line in describe_window(teacher.model, config.model, given):
         report(line)
     report(teacher.compare(model, config.model))
-    with atomic_folder(target) as folder:
+    with new_folder(target) as folder:
         save_tokenizer(teacher.tokenizer, folder)
         if teacher.hf:
             (folder / SOURCE).write_bytes(teacher.hf)
@@ -153,30 +151,19 @@ def write_model(folder: Path, config: Config, model: LanguageModel, step: int = 
 
 
 @contextmanager
-def atomic_folder(target: Path) -> Iterator[Path]:
-    """Yield a temporary folder that is renamed to `target` at the end, or removed on an error."""
-    partial = None
+def new_folder(target: Path) -> Iterator[Path]:
+    """Yield a folder that gets the name `target` when it is full, or is removed on an error.
+
+    Raises:
+      UserError: it cannot be written.
+    """
     try:
-        target.absolute().parent.mkdir(parents=True, exist_ok=True)
-        name = tempfile.mkdtemp(".partial", f"{target.name}.", target.absolute().parent)
-        partial = Path(name)
-        # permissions of a normal new folder; mkdtemp grants access only to the owner
-        partial.chmod(0o777 & ~_umask())
-        yield partial
-        partial.rename(target)
+        with fill_folder(target.absolute()) as folder:
+            yield folder
     except OSError as error:
         raise UserError(
             f"cannot write {target}: {error.strerror}; free some space or check its permissions"
         ) from None
-    finally:
-        if partial is not None:
-            shutil.rmtree(partial, ignore_errors=True)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 def run_config(

@@ -23,6 +23,7 @@ from famjax.convert.families.keys import HF, find_unknown_keys
 from famjax.convert.tensors import Tensor, Tensors
 from famjax.core.errors import UserError, did_you_mean
 from famjax.core.json_files import read_json, shorten
+from famjax.core.paths import expanded
 from famjax.core.types import Array
 from famjax.core.units import counted
 from famjax.experiment.checks import validate_model
@@ -58,7 +59,7 @@ def load_pretrained(
     Raises:
       UserError: something is missing, damaged, of another shape, or unknown.
     """
-    folder = Path(folder)
+    folder = expanded(folder)
     hf = read_config(folder)
     config = parse_model(hf, folder)
     if line := describe_ignored_keys(hf):

@@ -7,11 +7,11 @@ of ten thousand digits and a half-written file all raise a `ValueError`.
 from __future__ import annotations
 
 import json
-import os
 import stat
 from pathlib import Path
 from typing import Any
 
+from famjax.core.atomic import write_file
 from famjax.core.errors import UserError
 
 # Maximum levels of nested lists and tables. Python's own limit depends on the depth of the call
@@ -74,9 +74,7 @@ def read_json(path: Path, hint: str) -> Any:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file atomically: at any time the whole old or the whole new file exists."""
-    new = path.with_name(path.name + ".new")
-    new.write_text(json.dumps(value, indent=1))
-    os.replace(new, path)
+    write_file(path, json.dumps(value, indent=1))
 
 
 def read_whole(path: Path, hint: str) -> bytes:

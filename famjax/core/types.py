@@ -76,10 +76,10 @@ class Context(NamedTuple):
       reset: [b t] bool, or None for no reset. True at the first token of a document, which is also
         the first token of a block. The lane's state is reset before this token.
       pass_state: [b t] bool, or None for nowhere. True at a reset whose document starts with the
-        FAM of the lane's previous document instead of the prompt. This is state passing as in
-        TransformerFAM B.2.3, except that the data decides and gradients flow through the FAM. If a
-        block attends to more than one previous FAM, the previous document must have ended with a
-        whole block.
+        memory of the lane's previous document, such as its FAM, instead of the prompt. This is
+        state passing as in TransformerFAM B.2.3, except that the data decides and gradients flow
+        through the memory. If a block attends to more than one previous FAM, the previous document
+        must have ended with a whole block.
       valid: [b t] bool, or None for all valid. False marks padding. Padding follows the tokens of
         its lane up to the next reset or the end of the call. It never updates the state; outputs at
         padding are undefined.

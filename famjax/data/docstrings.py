@@ -12,8 +12,8 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from famjax.core.atomic import fill_folder
 from famjax.core.errors import UserError
-from famjax.core.folders import fill_folder
 
 # about one module in this many is held out for test, and as many for val
 _PARTS = 10
@@ -45,7 +45,7 @@ def write_docstrings(folder: Path, words: int, summary_words: int) -> None:
             f"{_library()}: has too few functions with docstrings; run famjax with a Python whose "
             "library is there as source code"
         )
-    with fill_folder(folder) as partial:
+    with fill_folder(folder, shared=True) as partial:
         for split, both in pairs.items():
             for name, lines in zip((FUNCTIONS, SUMMARIES), zip(*both, strict=True), strict=True):
                 text = "".join(f"{line}\n" for line in lines)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 import famjax
+from famjax.core.atomic import write_file
 from famjax.core.errors import UserError
 from famjax.core.json_files import read_json
 from famjax.data.files import (
@@ -82,11 +83,9 @@ class CheckedFiles:
         """Write the record atomically, if it has changed."""
         if self._path is None or self._current == self._saved:
             return
-        new = self._path.with_suffix(".tmp")
         # an error is ignored: without a record the next start only takes longer
         with suppress(OSError):
-            new.write_text(json.dumps({"rules": self._identity, "files": self._current}), "utf-8")
-            os.replace(new, self._path)
+            write_file(self._path, json.dumps({"rules": self._identity, "files": self._current}))
             self._saved = dict(self._current)
 
 

@@ -10,7 +10,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from famjax.core.folders import fill_folder
+from famjax.core.atomic import fill_folder
 
 # minimum size of a module in bytes; one module in this many is held out
 _MODULE_BYTES, _HELD_OUT = 30_000, 16
@@ -41,7 +41,7 @@ def standard_library(folder: Path) -> Texts:
             if not {"site-packages", "dist-packages"} & set(path.parts)
             and path.stat().st_size >= _MODULE_BYTES
         )
-        with fill_folder(folder) as partial:
+        with fill_folder(folder, shared=True) as partial:
             for number, module in enumerate(modules):
                 target = partial / ("training" if (number + 1) % _HELD_OUT else "held_out")
                 target.mkdir(exist_ok=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
@@ -14,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from famjax.core.atomic import write_file
 from famjax.core.errors import UserError
 from famjax.core.folder_lock import lock_folder
 from famjax.core.json_files import RUN_AGAIN, parse_json, read_whole
@@ -249,9 +249,7 @@ class Examples:
 
     def _write(self, file: Path) -> None:
         lines = [self._settings, *map(asdict, self._examples), *self._times.values()]
-        new = file.with_name(file.name + ".new")
-        new.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        os.replace(new, file)
+        write_file(file, "".join(json.dumps(line) + "\n" for line in lines))
         self._known = _describe_file(file)
 
     def of_length(

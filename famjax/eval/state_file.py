@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from flax import nnx
 
 from famjax.config.keys import values
 from famjax.config.schema import ModelConfig
+from famjax.core.atomic import write_file
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json, regular_file_size
 from famjax.core.types import PyTree, tree_bytes
@@ -77,7 +77,7 @@ def save_state(path: str | Path, state: StreamState, run: Run) -> None:
     }
     content = _pack(names, [np.asarray(leaf) for leaf in jax.device_get(leaves)], metadata)
     try:
-        _write_atomically(Path(path), content)
+        write_file(Path(path), content)
     except (FileNotFoundError, NotADirectoryError, PermissionError, IsADirectoryError) as error:
         raise UserError(f"{path}: {error.strerror}; give a file that can be written") from None
 
@@ -261,17 +261,3 @@ def _unpack(content: bytes) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     except (ValueError, LookupError, TypeError, OverflowError):
         raise _CorruptFile("its header is invalid") from None
     return arrays, metadata
-
-
-def _write_atomically(path: Path, content: bytes) -> None:
-    """Replace a file atomically."""
-    new = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with new.open("wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        new.replace(path)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise

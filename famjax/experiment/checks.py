@@ -299,7 +299,7 @@ def _check_other_stacks(config: Config) -> Iterator[str]:
         if rate and (m.stack == "lstm" or is_segmented(m)):
             yield f"model.dropout.{name}={rate}: {named} has no such dropout; set 0"
     if t.rsp:
-        yield f"train.rsp={t.rsp} passes FAMs between steps, {named} has none; set 0"
+        yield f"train.rsp={t.rsp} passes memories between steps, which {named} does not do; set 0"
     if t.rpo:
         yield f"train.rpo=true: {named} has relative positions, an offset does nothing; set false"
     if m.remat != "none" and m.stack != "transformer" and not is_segmented(m):

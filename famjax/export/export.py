@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from famjax.convert.families.famjax import FEEDBACK
-from famjax.convert.folder import atomic_folder
+from famjax.convert.folder import new_folder
 from famjax.convert.open import open_model
 from famjax.core.errors import UserError, did_you_mean
 from famjax.core.paths import expanded
@@ -89,7 +89,7 @@ def export(
     if format == "stablehlo" and source.model.encoder.layers:
         module = "stablehlo_pairs"
     write = importlib.import_module(f"famjax.export.{module}").write
-    with atomic_folder(dest) as folder:
+    with new_folder(dest) as folder:
         return write(source, folder)
 
 

@@ -320,8 +320,8 @@ class MixerSpec(abc.ABC):
     def constants(self, model: ModelConfig) -> dict[str, float]:
         """Return the constants, by name, that determine the function besides the parameters.
 
-        No config key sets them. Checkpoints and memory files record them, since the same parameters
-        with other constants are another function.
+        They are constants of the code, or were in earlier versions. Checkpoints and memory files
+        record them, since the same parameters with other constants are another function.
         """
         return {}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from famjax.core.folders import fill_folder
+from famjax.core.atomic import fill_folder
 from famjax.data.standard_library import standard_library
 from famjax.data.train_tokenizer import train_sentencepiece
 from famjax.eval.passkey import asks_anywhere, evaluate_passkey
@@ -116,7 +116,7 @@ class CodeTexts(Measure):
 
 def _write_beginnings(modules: Path, folder: Path) -> None:
     """Write the first lines of each module, except for `encodings`, whose tables are not code."""
-    with fill_folder(folder) as partial:
+    with fill_folder(folder, shared=True) as partial:
         for module in modules.iterdir():
             if not module.name.startswith("encodings."):
                 begin, newline, _ = module.read_bytes()[:_BEGINNING_BYTES].rpartition(b"\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from famjax.core.atomic import fill_folder
 from famjax.core.errors import UserError
 from famjax.eval.text import evaluate_text
 from famjax.reproduce.experiment import Measure, Measured, Score
@@ -60,14 +61,11 @@ def to_characters(words: str) -> str:
 def _write_parts(text: str, folder: Path) -> None:
     """Write a text as one file for each of several parts with about the same number of lines."""
     lines = text.splitlines(keepends=True)
-    partial = folder.with_name(folder.name + ".partial")
-    partial.mkdir(parents=True, exist_ok=True)
-    for part in range(_PARTS):
-        own = lines[part * len(lines) // _PARTS : (part + 1) * len(lines) // _PARTS]
-        if own:
-            (partial / f"{part:02d}.txt").write_text("".join(own))
-    # renamed last, so that the folder only appears when all files are in it
-    partial.rename(folder)
+    with fill_folder(folder, shared=True) as partial:
+        for part in range(_PARTS):
+            own = lines[part * len(lines) // _PARTS : (part + 1) * len(lines) // _PARTS]
+            if own:
+                (partial / f"{part:02d}.txt").write_text("".join(own))
 
 
 def _parts(folder: Path, split: str) -> Path:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from famjax.config.schema import Config, ModelConfig
-from famjax.core.errors import format_multiples
 from famjax.data.pair_rows import Lengths, PairSource
 from famjax.data.pairs import Pairs
 from famjax.data.sources import Source, Split
@@ -45,11 +44,6 @@ class TranslateTask(Task):
             yield f"{named} needs an encoder, model.encoder.layers=0; set as many as model.layers"
         if d.layout != "pairs":
             yield f"{named} has rows of pairs, data.layout={d.layout}; set data.layout=pairs"
-        if d.length % m.block_len:
-            yield (
-                f"data.length={d.length} is not a multiple of model.block_len={m.block_len}; take "
-                f"{format_multiples(d.length, m.block_len)}"
-            )
         if d.text_rows:
             yield f"{named} has no rows of text, data.text_rows={d.text_rows}; set 0"
         if t.bptt_segments > 1:

@@ -9,7 +9,7 @@ from flax import nnx
 
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
-from famjax.core.paths import url_message
+from famjax.core.paths import expanded, url_message
 from famjax.data.sources import Source
 from famjax.train import hosts
 from famjax.train.best import Best
@@ -61,7 +61,7 @@ def train_with_source(
     """
     if message := url_message(str(run_dir)):
         raise UserError(message)
-    with open_session(config, Path(run_dir), quiet, program_maker or make_program) as session:
+    with open_session(config, expanded(run_dir), quiet, program_maker or make_program) as session:
         train_session(session)
     state = session.state
     model = nnx.merge(session.program.inference_graph, state.params, *state.frozen[:1])

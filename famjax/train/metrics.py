@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from famjax.core.atomic import write_file
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json, regular_file_size
 
@@ -162,12 +163,7 @@ def _drop_rows_after(path: Path, last: int) -> None:
     if not path.exists():
         return
     lines = [line + b"\n" for row, line in _read_rows(path) if row["step"] <= last]
-    temporary = path.with_suffix(".tmp")
-    with temporary.open("wb") as file:
-        file.writelines(lines)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    write_file(path, b"".join(lines))
 
 
 def _write_error(path: Path, error: OSError) -> UserError:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from famjax.config.resolved import ResolvedConfig, resolve_model
 from famjax.config.schema import Config, DataConfig, TrainConfig
+from famjax.core.atomic import write_file
 from famjax.core.errors import UserError
 from famjax.experiment.load import to_json
 from famjax.parallel.mesh import MeshDemand, choose_mesh, is_auto
@@ -55,10 +56,8 @@ def _resolve_train(train: TrainConfig, data: DataConfig) -> TrainConfig:
 
 def save_resolved(folder: Path, config: ResolvedConfig) -> None:
     """Write RUN/resolved.json, for people and scripts; famjax itself reads config.json only."""
-    temporary = folder / (RESOLVED + ".new")
     try:
-        temporary.write_text(to_json(config), encoding="utf-8")
-        temporary.replace(folder / RESOLVED)
+        write_file(folder / RESOLVED, to_json(config))
     except OSError as error:
         raise UserError(
             f"cannot write {folder / RESOLVED}: {error.strerror}; free some space or check its "

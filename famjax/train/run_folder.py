@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from famjax.config.schema import Config
+from famjax.core.atomic import write_file
 from famjax.core.errors import UserError
 from famjax.core.json_files import read_whole
 from famjax.core.paths import expanded
@@ -164,9 +165,7 @@ def _write_run(folder: Path, config: Config, tokenizer: Tokenizer | None) -> Non
         save_tokenizer(config.data.tokenizer, folder)
     if config.init:
         copy_source_config(expanded(config.init), "", folder)
-    temporary = folder / (CONFIG + ".new")
-    temporary.write_text(to_json(config), encoding="utf-8")
-    temporary.replace(folder / CONFIG)
+    write_file(folder / CONFIG, to_json(config))
 
 
 def find_source_config(run: Path, init: str) -> Path | None:

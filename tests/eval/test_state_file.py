@@ -19,7 +19,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from famjax.core.errors import UserError
-from famjax.eval import state_file
 from famjax.eval.state_file import load_state, save_state
 from famjax.eval.streaming import Streamer, StreamState
 
@@ -226,7 +225,7 @@ def test_a_failed_save_keeps_the_previous_file(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(state_file.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space"):
         save_state(file, state, tiny.run())
     assert file.read_bytes() == before

@@ -153,7 +153,7 @@ def test_without_memory_a_segment_is_a_documents_first(stack):
         ("stack=rmt model.arch.positions=learned", "relative positions only; set none"),
         ("stack=rmt model.arch.pre_norm=false", r"set .* model\.arch\.pre_norm=true"),
         ("stack=rmt data.layout=packed train.rpo=true", "an offset does nothing; set false"),
-        ("stack=rmt data.layout=packed train.rsp=0.5", "passes FAMs between steps, .* set 0"),
+        ("stack=rmt data.layout=packed train.rsp=0.5", "passes memories between steps, .* set 0"),
         ("stack=rmt model.scan_layers=false model.layers=10000", "unrolled layers would take"),
         ("stack=autocompressor model.capacity=4000", "take 3968 or 4032"),
         ("stack=autocompressor model.capacity=256", r"set model\.capacity=512"),
