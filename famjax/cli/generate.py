@@ -74,7 +74,8 @@ class Arguments:
     length_penalty: float = 1.0
     """Length penalty x of beam search: score log p / length ** x; 0 prefers short texts."""
     no_repeat_ngram: int = 0
-    """Size of n-grams that must not occur twice in prompt and text in beam search; 0 = no limit."""
+    """Size of n-grams that must not occur twice in prompt and text, unless it is sampled; 0 = no
+    limit."""
     stop: tyro.conf.UseAppendAction[tuple[str, ...]] = ()
     """Stop before this string; may be given several times."""
     seed: int = 0
@@ -92,6 +93,8 @@ def run(argv: list[str]) -> int:
     from famjax.eval.state_file import load_state, model_fingerprint
     from famjax.tokenizers.words import WordTokenizer
 
+    if arguments.no_repeat_ngram and arguments.beam is None:
+        arguments = replace(arguments, beam=1)  # which is greedy decoding
     a = arguments
     # check before --read, which may take an hour
     max_tokens = _MAX_TOKENS if a.max_tokens is None else a.max_tokens
@@ -211,8 +214,10 @@ def _check_decoding(a: Arguments) -> None:
             "--top-k and --top-p sample, and --temperature 0 takes the likeliest token; give "
             "--temperature 1"
         )
-    if a.beam is None and (a.length_penalty != 1 or a.no_repeat_ngram != 0):
-        raise UserError("--length-penalty and --no-repeat-ngram need beam search; give --beam N")
+    if a.beam is None and a.length_penalty != 1:
+        raise UserError("--length-penalty: greedy decoding has none; give --beam N")
+    if samples and a.no_repeat_ngram:
+        raise UserError("--no-repeat-ngram: sampling has no such limit; remove it")
 
 
 def _check_writable(path: Path, document: Path) -> None:
@@ -271,6 +276,8 @@ def _translate(arguments: Arguments, opened: Run, texts: list[str]) -> int:
         sampling=sampling,
         max_tokens=a.max_tokens,
     )
+    # now, not when its turn comes
+    translator.check(texts)
     written: list[Translation] = []
 
     def translate(first: int, group: list[str]) -> list[Translation]:

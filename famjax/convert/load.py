@@ -210,9 +210,10 @@ class ParameterLoader:
                 tensors[name].names(shape) if i is None else [tensors[name].name.format(i)]
             )
         }
-        # zeros if it is missing, as from a model without a head
-        self.has_logit_bias = _LOGIT_BIAS in names_in_folder
-        if not self.has_logit_bias:
+        self.has_logit_bias = ("logit_bias", None) in self.native
+        if _LOGIT_BIAS in wanted - names_in_folder:
+            # zeros, since it is missing from a Marian or BART without a head
+            self.has_logit_bias = False
             wanted.discard(_LOGIT_BIAS)
         extra = {self.prefix + name for name in names_in_folder - wanted}
         copies = extra & _COPIES

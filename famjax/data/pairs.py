@@ -181,6 +181,8 @@ def check_plain_lines(path: str) -> None:
 
 def _list_columns(names: str, option: str) -> list[str]:
     """Return the named files, or the name of a data set's feature."""
+    if "," in names and any(name.startswith(_SETS) for name in names.split(",")):
+        raise UserError(f"{option}={names}: a data set cannot be part of a list; give it alone")
     return [names] if names.startswith(_SETS) else list_files(names, option, repeated=True)
 
 

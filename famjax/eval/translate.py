@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -116,6 +117,13 @@ def evaluate_search(
     translator.check(pairs[number][0] for number in range(min(used, len(pairs))))
     groups = [range(begin, min(begin + _GROUP, count)) for begin in range(0, count, _GROUP)]
     left = [group for group in groups if not all(each.has(group) for each in results)]
+    if request.folder and len(left) < len(groups) and not request.quiet:
+        known = count - sum(map(len, left))
+        print(
+            f"{known:,} of {count:,} outputs, and their speed, are those of an earlier evaluation; "
+            f"to measure anew, remove {request.folder / results[0].name}",
+            file=sys.stderr,
+        )
     with TokenProgress(request.task, sum(map(len, left)), request.quiet) as progress:
         for i, numbers in enumerate(left):
             with nullcontext() if i else progress.compiling():
@@ -136,6 +144,8 @@ def _count_lost(tokenizer: Tokenizer, pairs: Iterable[tuple[str, str]]) -> dict[
 
 class _PenaltyResults:
     """The outputs of a search with one of its length penalties, and their settings.
+
+    `name` is the name of their file.
 
     Args:
       run: the run.
@@ -173,8 +183,8 @@ class _PenaltyResults:
         }
         if run.tokenizer.first_id is not None:
             self._settings["first_id"] = run.tokenizer.first_id
-        self._name = examples_name(self._settings)
-        file = request.folder and request.folder / self._name
+        self.name = examples_name(self._settings)
+        file = request.folder and request.folder / self.name
         # only the first penalty's results say which settings changed
         self._store = Examples(file, self._settings, quiet=number > 0)
 
@@ -204,7 +214,7 @@ class _PenaltyResults:
         return {
             "task": request.task,
             "files": request.files,
-            "examples": self._name,
+            "examples": self.name,
             "settings": digest(self._settings),
             **self._how,
             "pairs": count,

@@ -46,7 +46,7 @@ CODE = (
     "modeling_famjax_feedback",
 )
 _GENERATION, _ENDS = "generation_config.json", ("bos_token_id", "eos_token_id")
-_START = "decoder_start_token_id"
+_START, _BAD = "decoder_start_token_id", "bad_words_ids"
 # keys of the source's config.json that are dropped: older names, and properties of its files
 _STALE = (
     "rope_theta",
@@ -84,9 +84,9 @@ def write(source: ExportSource, folder: Path) -> list[str]:
     _write_json(folder / "config.json", config)
     notes = write_tokenizer(source.run.tokenizer, folder)
     if (folder / _GENERATION).exists():
-        _set_start(folder / _GENERATION, config)
+        _correct_generation(folder / _GENERATION, config)
     else:
-        names = (*_ENDS, _START, "pad_token_id", "forced_bos_token_id", "forced_eos_token_id")
+        names = (*_ENDS, _START, "pad_token_id", "forced_bos_token_id", "forced_eos_token_id", _BAD)
         _write_json(folder / _GENERATION, {name: config[name] for name in names if name in config})
     if family is FAMJAX:
         module, _ = pytorch_class(source.model)
@@ -130,20 +130,26 @@ def _target_config(
         loaded[_START] = tokenizer.start_id
         if tokenizer.first_id is not None:
             loaded["forced_bos_token_id"] = tokenizer.first_id
+        if forbidden := range(tokenizer.output_size, tokenizer.vocab_size):
+            loaded[_BAD] = [[token] for token in forbidden]
         # the default of another library may be no id of this vocabulary
         carried = {"pad_token_id": tokenizer.bos_id} | carried
     return ends | carried | loaded | shape
 
 
-def _set_start(path: Path, config: HF) -> None:
-    """Make a copied generation_config.json begin targets as config.json says."""
+def _correct_generation(path: Path, config: HF) -> None:
+    """Give a copied generation_config.json the start and the forbidden tokens of config.json."""
     copied = read_json(path, "remove it, or restore it")
-    start = config.get(_START)
-    if start is None or not isinstance(copied, dict) or copied.get(_START) in (None, start):
+    if not isinstance(copied, dict):
         return
-    # a token that must follow another start would be written twice
-    copied = {name: value for name, value in copied.items() if name != "forced_bos_token_id"}
-    _write_json(path, copied | {_START: start})
+    changed = {_BAD: config[_BAD]} if _BAD in config else {}
+    start = config.get(_START)
+    if start is not None and copied.get(_START) not in (None, start):
+        # a token that must follow another start would be written twice
+        copied = {name: value for name, value in copied.items() if name != "forced_bos_token_id"}
+        changed[_START] = start
+    if changed:
+        _write_json(path, copied | changed)
 
 
 def _write_json(path: Path, content: HF) -> None:

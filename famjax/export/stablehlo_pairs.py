@@ -49,9 +49,11 @@ valid = np.broadcast_to(np.arange({length}) < len(ids), tokens.shape)
 source = encode(params, tokens, valid)
 for token in {start}:  # what every target begins with
     logits, state = step(params, source, state, np.full((batch, 1), token, np.int32))
+targets = []  # each ends at its first {ends}
 for _ in range(20):
-    likeliest = np.asarray(logits[:, 0]).argmax(-1)
-    logits, state = step(params, source, state, likeliest[:, None].astype(np.int32))
+    token = np.asarray(logits[:, 0, :{size}]).argmax(-1).astype(np.int32)
+    targets.append(token)
+    logits, state = step(params, source, state, token[:, None])
 ```
 """
 
@@ -80,6 +82,8 @@ def write(source: ExportSource, folder: Path) -> list[str]:
         cut=describe_cut(source).rstrip(),
         around=", ".join(map(str, [*before, 1, 2, eos])),
         start=[token for token in start if token is not None],
+        ends=" or ".join(map(str, sorted(tokenizer.stop_ids))),
+        size=tokenizer.output_size,
     )
     (folder / "README.md").write_text(readme, encoding="utf-8")
     return [*stablehlo.compare_folded(source), _compare(source, model, folder, length), *notes]

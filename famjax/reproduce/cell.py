@@ -174,6 +174,7 @@ def run_cell(cell: Cell, experiment: Experiment) -> None:
         "experiment": cell.experiment,
         "variant": cell.variant,
         "seed": cell.seed,
+        "training": str(folder),
         "train_seconds": seconds,
         "steps": run.step,
         "tokens": run.step * config.data.batch * config.data.length,

@@ -289,6 +289,11 @@ def test_beam_search_writes_the_best_hypothesis(
     generator = Generator(open_run(run))
     best = generator.search("the", 3, 8, length_penalty=0.5, no_repeat_ngram=2)[0].text
     assert capsys.readouterr().out == best + "\n"
+    # greedy decoding without repetitions
+    assert main(["generate", run, *ask[:4], "--no-repeat-ngram", "1"]) == 0
+    greedy = generator.search("the", 1, 8, no_repeat_ngram=1)[0].text
+    assert capsys.readouterr().out == greedy + "\n"
+    assert greedy != generator.search("the", 1, 8)[0].text
     # from the memory of a document, and from its file
     state = str(tmp_path / "s")
     assert main(["generate", run, "--read", str(text), "--state-out", state, *ask]) == 0
@@ -353,8 +358,8 @@ def test_prompt_from_standard_input_and_stop(
             "--temperature 0 takes the likeliest token;",
         ),
         (["--prompt", "x", "--top-p", "0.5"], "give --temperature 1"),
-        (["--prompt", "x", "--length-penalty", "2"], "need beam search; give --beam N"),
-        (["--prompt", "x", "--no-repeat-ngram", "3"], "need beam search; give --beam N"),
+        (["--prompt", "x", "--length-penalty", "2"], "greedy decoding has none; give --beam N"),
+        (["--prompt", "x", "--no-repeat-ngram", "3", "--temperature", "1"], "sampling has no such"),
         (["--prompts", "x"], "x: No such file"),
         (["--prompts", __file__, "--prompt", "x"], "give one of them"),
         (["--prompts", __file__, "--beam", "0"], "--beam 0: must be from 1 to 258"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -245,6 +246,13 @@ def test_results_of_other_searches_are_kept_and_runs_compared(
         for options in ([], ["--no-repeat-ngram", "2"], ["--beam", "2"], ["--beam", "2", "--tune"]):
             assert main(["eval", run, "--tasks", tasks(home), *options]) == 0
     assert main(["eval", runs[0], "--tasks", tasks(home, "summarize")]) == 0
+    # outputs that are known are told, since their speed is not measured again
+    capsys.readouterr()
+    assert main(["eval", runs[0], "--tasks", tasks(home), "--beam", "2"]) == 0
+    told = re.search(r"(\d+) of (\d+) outputs.*remove (\S+)", capsys.readouterr().err)
+    assert told
+    assert told[1] == told[2]
+    assert Path(told[3]).exists()
     report = json.loads((home / "first" / "eval" / "report.json").read_text())
     label = tasks(home)
     assert list(report["results"]) == [

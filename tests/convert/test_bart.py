@@ -163,10 +163,15 @@ def test_a_source_that_is_too_long_is_named_before_any_is_translated(
     (tmp_path / "sources").write_text(f"a dog\n{'a dog ' * 20}\n")
     (tmp_path / "targets").write_text("one\ntwo\n")
     files = f"translate:{tmp_path / 'sources'}={tmp_path / 'targets'}"
-    assert main(["eval", str(run), "--tasks", files]) == 2
-    error = capsys.readouterr().err
-    assert "source 2 has" in error
-    assert "but the encoder only 48 learned positions" in error
+    for argv in (
+        ["eval", str(run), "--tasks", files],
+        ["generate", str(run), "--prompts", str(tmp_path / "sources")],
+    ):
+        assert main(argv) == 2
+        out, error = capsys.readouterr()
+        assert not out
+        assert "source 2 has" in error
+        assert "but the encoder only 48 learned positions" in error
 
 
 @pytest.mark.long

@@ -255,6 +255,11 @@ def test_a_conversion_to_t2r_keeps_all_weights(folder: Path) -> None:
     again = Translator(run, 2, max_tokens=8).translate(GERMAN[:1])
     assert found[0].text == again[0].text
     assert found[0].score == pytest.approx(again[0].score, abs=1e-5)
+    # in transformers, too, padding is never generated
+    export(target, folder.parent / "t2r-hf", "hf")
+    settings = json.loads((folder.parent / "t2r-hf" / "generation_config.json").read_text())
+    pad = json.loads((folder / "vocab.json").read_text())["<pad>"]
+    assert settings["bad_words_ids"] == [[pad]]
 
 
 def copied(folder: Path, target: Path, **changes: Any) -> Path:

@@ -182,6 +182,8 @@ def test_files_that_are_no_pairs_are_refused(tmp_path):
                 Pairs(*both)
     with pytest.raises(UserError, match=r"tfds:x: write tfds:SET:SPLIT:FEATURE"):
         Pairs("tfds:x", "tfds:y")
+    with pytest.raises(UserError, match="a data set cannot be part of a list; give it alone"):
+        Pairs("a,tfds:x:train:de", "b,tfds:x:train:en")
     (tmp_path / "latin").write_bytes("für\n".encode("latin-1"))
     with pytest.raises(UserError, match=r"not UTF-8 at byte 1"):
         Pairs(str(tmp_path / "latin"), target)
