@@ -14,7 +14,7 @@ _STEPS = (125, 250, 500, 1000)
 _STEPS_AT_PAPER = (1000, 3000, 10000, 20000)
 _STACKS = {
     "Transformer": ("model.stack=transformer", "model.feedback.shared_kv=false"),
-    "Feedback": (),
+    "Feedback": ("model.feedback.shared_kv=false",),
 }
 
 
@@ -36,7 +36,7 @@ FT_V1_FIGURE_7 = Experiment(
     orderings=tuple(Ordering(f"Feedback {n}", f"Transformer {n}") for n in (250, 1000)),
     at_paper=PaperSize(
         config="blocked_walk_paper",
-        measure=ToyMeasure("blocked_walk"),
+        measure=ToyMeasure("blocked_walk", examples=100_000),  # B.1
         variants=_points(_STEPS_AT_PAPER),
         orderings=(
             *(Ordering(f"Feedback {n}", f"Transformer {n}") for n in (3000, 20000)),
@@ -47,7 +47,6 @@ FT_V1_FIGURE_7 = Experiment(
     axis="steps",
     note="10,000 episodes, as in the paper, each with a fresh memory. Each point is a training of "
     "its own, whose learning rate falls to a tenth by its end. The paper's solves it after 3,000 "
-    "updates of other rows. The Feedback Transformer has fewer parameters: its layers share keys "
-    "and values.",
+    "updates of other rows.",
     minutes=2.7,
 )
