@@ -1,6 +1,7 @@
 """Base of the T2R configs on WikiText-103 at the paper's sizes (A.1.1, Tables 3 and 4).
 
-The rate warms up from 0, in the paper (A.1.1, Tables 3 and 4) from 1e-7.
+The rate warms up from 0, in the paper (A.1.1, Tables 3 and 4) from 1e-7. Everything is computed in
+float32; the paper has mixed precision.
 """
 
 from famjax.config.schema import (

@@ -5,7 +5,7 @@ Command:  famjax train copy_paper
 Cost:     needs an accelerator; not run here
 Expected: 76.2% of digits, 23.6% of sequences of 400 (paper; its Transformer 59.1%, 6.2%)
 
-The span of 1,024, which holds an episode of 400 digits, is chosen here. In the end all training
+The span of 1,024, which holds an episode of 400 digits, is chosen here. All training
 episodes have 40 digits, so that a model can learn to look 41 tokens back, and fail on other
 lengths; small models do (docs/feedback.md).
 

@@ -5,7 +5,7 @@ Command:  famjax train reverse_paper
 Cost:     needs an accelerator; not run here
 Expected: 74.8% of digits, 29.2% of sequences of 400 (paper; its Transformer 50.2%, 5.9%)
 
-The span of 1,024, which holds an episode of 400 digits, is chosen here. In the end all training
+The span of 1,024, which holds an episode of 400 digits, is chosen here. All training
 episodes have 40 digits, so that a model can learn to reverse 40 digits only, and fail on other
 lengths; small models do (docs/feedback.md).
 

@@ -249,9 +249,12 @@ def _cost_columns(results: Results) -> Sequence[str]:
 
 def _describe_costs(results: Results) -> str:
     costs = " and ".join(_cost_columns(results)[1:])
-    has_base = any("base_tokens" in result for result in results.each())
-    of_base = ", including the base" if has_base else ""
+    of_base = ", including the base" if _has_base(results) else ""
     return f"{costs[0].upper()}{costs[1:]} are of training{of_base}."
+
+
+def _has_base(results: Results) -> bool:
+    return any("base_tokens" in result for result in results.each())
 
 
 def _costs(results: Results, variant: Variant) -> list[str]:
@@ -300,12 +303,17 @@ def _verdict(results: Results, ordering: Ordering) -> list[str]:
     judgement = results.judge(ordering)
     if judgement is None:
         return [_claim(ordering), score.name, "not run", ""]
-    by = f"{judgement.difference:+.4f}"
+    by = _difference(score, judgement.difference)
     if not np.isnan(judgement.low):
-        by += f" ({judgement.low:+.4f} to {judgement.high:+.4f})"
+        by += f" ({_difference(score, judgement.low)} to {_difference(score, judgement.high)})"
     if ordering.margin:
-        by += f", margin {ordering.margin:g}"
+        by += f", margin {score.format(ordering.margin) if score.unit else f'{ordering.margin:g}'}"
     return [_claim(ordering), score.name, judgement.verdict, by]
+
+
+def _difference(score: Score, value: float) -> str:
+    """Return a difference of a score with its sign."""
+    return f"{100 * value:+.1f}%" if score.unit else f"{value:+.{score.digits}f}"
 
 
 def ordering_table(results: Results) -> Table:
@@ -449,12 +457,12 @@ def make_page(results: Results, figure: str) -> str:
         "",
         " ".join([f"    famjax reproduce {experiment.id} --seeds {seeds}", *results.options]),
         "",
-        experiment.note,
+        _notes(experiment),
         "",
-        f"{len(each)} of {results.trainings} trainings, {format_time(seconds)} of process time "
-        f"(without that of their bases), on {each[0]['device']}, commit "
-        f"{', '.join(_versions(each))}. Means over seeds, ± half of the 95% interval (Student's). "
-        f"{_describe_costs(results)}",
+        f"{len(each)} of {results.trainings} trainings, {format_time(seconds)} of process time"
+        f"{' (without that of their bases)' if _has_base(results) else ''}, on "
+        f"{each[0]['device']}, commit {', '.join(_versions(each))}. Means over seeds, ± half of "
+        f"the 95% interval (Student's). {_describe_costs(results)}",
         "",
         _markdown(
             [
@@ -475,6 +483,10 @@ def make_page(results: Results, figure: str) -> str:
     return "\n".join(lines)
 
 
+def _notes(experiment: Experiment) -> str:
+    return f"{experiment.note} {experiment.unequal_parameters}".strip()
+
+
 def _versions(each: Sequence[dict[str, Any]]) -> list[str]:
     """Return the versions of the code that made the results and their bases."""
     codes = {result.get(key) for result in each for key in ("code", "base_code")}
@@ -493,7 +505,8 @@ def write_index(pages: Path) -> None:
         for suffix, size in (("", ""), (_PAPER, ", at the paper's size")):
             page = f"{experiment.id}{suffix}.md"
             if (pages / page).exists():
-                lines.append(f"- [{experiment.source}]({page}): {experiment.title}{size}")
+                name = experiment.source if _is_of_a_paper(experiment) else experiment.id
+                lines.append(f"- [{name}]({page}): {experiment.title}{size}")
     (pages / "index.md").write_text("\n".join([*lines, ""]))
 
 
@@ -553,4 +566,6 @@ def _missing(experiment: Experiment, page: str, trainings: int) -> list[str]:
     claims = sum(row not in page for row in rows)
     if claims:
         lacks.append(f"without {claims} new {inflect(claims, 'claim', 'claims')}")
+    if _notes(experiment) not in page or experiment.follow_up not in page:
+        lacks.append("with other notes")
     return lacks

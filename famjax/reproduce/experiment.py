@@ -201,6 +201,7 @@ class Experiment:
         the base that it continues.
       unequal: the reason if its variants are not trained on the same number of tokens; "" if they
         are.
+      unequal_parameters: how their numbers of parameters differ, if by more than 2%.
       axis: label of the figure's x axis, for the x of the variants or of the measure's points; ""
         draws a row for each variant.
       drawn: names of the scores in the figure, side by side; () is the first one.
@@ -223,6 +224,7 @@ class Experiment:
     averaged: int = 0
     timed: bool = False
     unequal: str = ""
+    unequal_parameters: str = ""
     axis: str = ""
     drawn: tuple[str, ...] = ()
     note: str = ""
@@ -257,6 +259,7 @@ class Experiment:
             orderings=tuple(o for o in claims if {o.better, o.worse, *o.wider_than} <= names),
             # both are about the size here
             note=f"At the paper's size: config `{there.config}`. {there.note}".strip(),
+            unequal_parameters="",
             follow_up="",
         )
 

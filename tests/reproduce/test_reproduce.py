@@ -161,9 +161,9 @@ def test_results_are_shown_judged_and_kept(fake, tmp_path, monkeypatch, capsys):
     assert "Feedback 2 80.5% ± 6.4" in shown
     assert "guessing 10.0%" in shown
     claim = "Feedback is better than Transformer answers, 40 holds"
-    assert f"{claim} +0.3000 (+0.3000 to +0.3000)" in shown
+    assert f"{claim} +30.0% (+30.0% to +30.0%)" in shown
     page = (tmp_path / "pages" / f"{COPY}.md").read_text()
-    row = "| Transformer | 2 | 10 | 20 | 50.5% ± 6.4 | 50.5% ± 6.4 | Char 59.1%, Seq 6.2% |"
+    row = "| Transformer | 2 | 10 | 20 | 50.5% ± 6.4 | 50.5% ± 6.4 | answers 59.1%, episodes 6.2% |"
     assert row in page
     assert "4 of 4 trainings, 1 minute of" in page
     assert (tmp_path / "pages" / f"{COPY}.png").exists()
@@ -186,14 +186,20 @@ def test_results_are_shown_judged_and_kept(fake, tmp_path, monkeypatch, capsys):
 
 def test_a_page_from_before_a_claim_is_told():
     experiment = EXPERIMENTS[COPY]
-    claim, score = "Feedback is better than Transformer", experiment.scores[0].name
-    page = f"6 of 6 trainings, 1 minute\n| {claim} | {score} | holds |\n"
+    claim, (score, other_score) = "Feedback is better than Transformer", experiment.scores
+    page = (
+        f"{experiment.note}\n6 of 6 trainings, 1 minute\n{experiment.follow_up}\n"
+        f"| {claim} | {other_score.name} | holds |\n| {claim} | {score.name} | holds |\n"
+    )
     assert _missing(experiment, page, 6) == []
     assert _missing(experiment, page.replace("6 of", "4 of"), 6) == ["4 of 6 trainings"]
     # neither a longer claim counts, nor one about another score, nor the text
-    row = f"| {claim} | {score} |"
-    for other in ("", f"| {claim}, by more | {score} |", f"| {claim} | other |", f"The {claim}"):
+    row = f"| {claim} | {score.name} |"
+    longer = f"| {claim}, by more | {score.name} |"
+    for other in ("", longer, f"| {claim} | other |", f"The {claim}"):
         assert _missing(experiment, page.replace(row, other), 6) == ["without 1 new claim"]
+    for text in (experiment.note, experiment.follow_up):
+        assert _missing(experiment, page.replace(text, "other"), 6) == ["with other notes"]
 
 
 def age(folder, name, code="older"):

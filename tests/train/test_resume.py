@@ -38,6 +38,7 @@ modes = pytest.mark.parametrize(("layout", "task"), MODES)
 MEMORIES = {
     "rmt": "model.stack=rmt",
     "autocompressor": "model.stack=autocompressor model.capacity=2048",
+    "lstm": "model.stack=lstm model.block_len=1",
     "fm": "model.mixer=fm model.memory_segments=1",
     "block_recurrent": "model.mixer=block_recurrent",
     "static": "model.fam_update=static",

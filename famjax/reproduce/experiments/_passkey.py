@@ -18,7 +18,8 @@ DOCUMENTS = (
     "data.passkey.start_length=96",
     "model.smeared_keys=false",
 )
-# the paper finetunes on fillers of "2k to 18k randomly" (3.2); each document is in one row
+# the paper finetunes on fillers of "2k to 18k randomly" (3.2); each document is in one row. The loss
+# of tokens other than the answer keeps its default weight, since the paper gives none for passkeys
 AT_PAPER = (
     "data.task=passkey",
     "data.passkey.lengths=uniform",
@@ -55,7 +56,8 @@ def memories() -> tuple[Variant, Variant]:
 
 
 DOCUMENTS_NOTE = (
-    "Trained from scratch, where the paper finetunes Flan-PaLM 1B on 18,000 tokens. Blocks of 32; "
+    "M with a number is block sliding window attention with that many memory segments. Trained "
+    "from scratch, where the paper finetunes Flan-PaLM 1B on 18,000 tokens. Blocks of 32; "
     "the key comes first and the question ends its block; keys are not smeared. All models train "
     "on equally many tokens of the same documents, which get longer when a model knows the short "
     "ones."

@@ -19,12 +19,21 @@ SHAPE = ("model.layers=4", "model.width=64", "model.heads=1", "model.mlp_width=2
 TEACHING, FROM_SCRATCH = (*SHAPE, "train.steps=2400"), ("train.steps=2400",)
 FINETUNED = ("train.steps=800",)
 LINEAR = ("model.mixer=linear",)
-NOTE = (
-    "Bytes of Python's standard library, the last 128 of windows of 256, 16 kB of each held-out "
-    "module; four layers of width 64 with one head, where the paper has WikiText-103, 32 layers of "
-    "1,024 and heads of 128. 2,400 steps of the teacher, 800 from it and 2,400 from scratch, of 16 "
-    "rows of 256 bytes. The maps of 4, 16 and 64 features add 0.5, 2 and 8% to the parameters."
+_SIZES = (
+    "four layers of width 64 with one head, where the paper has WikiText-103, 32 layers of 1,024 "
+    "and heads of 128. 2,400 steps of the teacher and 800 from it"
 )
+_ROWS = "of 16 rows of 256 bytes."
+# of attention weights
+WEIGHTS_NOTE = f"Bytes of Python's standard library; {_SIZES}, {_ROWS}"
+_SCORED = (
+    "Bytes of Python's standard library, the last 128 of windows of 256, 16 kB of each held-out "
+    "module; "
+)
+# of models that all continue the teacher, and of others
+FINETUNED_NOTE = f"{_SCORED}{_SIZES}, {_ROWS}"
+NOTE = f"{_SCORED}{_SIZES}, 2,400 from scratch, {_ROWS}"
+UNEQUAL_PARAMETERS = "The maps of 4, 16 and 64 features add 0.5, 2 and 8% to the parameters."
 UNEQUAL = "what continues the teacher has its tokens, too, as in the paper"
 # of a training that continues the teacher, and of one from scratch
 MINUTES, MINUTES_FROM_SCRATCH = 4.0, 12.0

@@ -51,9 +51,9 @@ def passed(probability: float) -> tuple[str, ...]:
 
 
 NOTE = (
-    "Python's standard library instead of the paper's sets; two layers of 128 with blocks of 64 "
-    "tokens, where the paper has a pretrained Flan-PaLM 1B with blocks of 1,024. All models of a "
-    "seed continue a training of 1,000 steps of a window without memory by 400 of 4,096 tokens."
+    "Python's standard library instead of TransformerFAM's sets; two layers of 128 with blocks of "
+    "64 tokens, where that paper has a pretrained Flan-PaLM 1B with blocks of 1,024. All models of "
+    "a seed continue a training of 1,000 steps of a window without memory by 400 of 4,096 tokens."
 )
 FAM_NOTE = (
     NOTE + " The FAM is famjax's, with the gated update and smeared keys, and without memory "

@@ -28,9 +28,9 @@ SPEEDS = (
     "Tokens of the outputs a second, and seconds of training, on one process's part of the cores "
     "and while others train: rough figures."
 )
+POSITIONS = " The Transformer has rotary positions, the Feedback Transformer relative ones."
 DECODERS = (
-    " The Transformer has rotary positions, the Feedback Transformer relative ones. The two "
-    "decoders of a depth have about the same number of parameters; deeper ones have more."
+    "The two decoders of a depth have about the same number of parameters; deeper ones have more."
 )
 NOTE = (
     "An encoder of six layers of width 128, 1,600 steps of 1,024 tokens of targets, of 4,000 "

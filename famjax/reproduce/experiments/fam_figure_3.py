@@ -93,7 +93,7 @@ FAM_FIGURE_3_GRADIENT = Experiment(
     axis="tokens of the document",
     note=_passkey.DOCUMENTS_NOTE + " Four layers, of 0.2 million parameters, and "
     "documents of 96 to 192 tokens: their question sees the key itself in those of 96, and has it "
-    "from one, two or three blocks between in the others. In the paper M1_SG is one of the lines "
-    "of the figure.",
+    "from one, two or three blocks between in the others. In M1_SG no gradient flows into the "
+    "memory segment. In the paper it is one of the lines of the figure.",
     minutes=6.5,
 )

@@ -23,7 +23,7 @@ def _experiment(
     def variant(weight: float) -> Variant:
         own = (f"train.{name}_loss={weight:g}",)
         return Variant(
-            f"{weight:g}",
+            f"weight {weight:g}",
             (*_text.CONTINUED, *_MEMORY, *own),
             x=weight,
             line="loss",
@@ -58,14 +58,14 @@ def _experiment(
 
 _MEMORY = (*_text.FAM, "model.fam_len=8")
 _LONGER = (
-    "After 1,000 steps instead of 400 (`famjax reproduce fam-diversity --only none,1 "
-    "train.steps=1000`), the loss no longer gains with seed 0: 1.5019 bits per byte with a weight "
-    "of 1, and 1.5008 without. The other seeds were not run to the end."
+    "After 1,000 steps instead of 400 (`famjax reproduce fam-diversity --only 'none,weight "
+    "1' train.steps=1000`), the loss no longer gains with seed 0: 1.5019 bits per byte with a "
+    "weight of 1, and 1.5008 without. The other seeds were not run to the end."
 )
 # "even when the FAM length was 256 or longer": a quarter of the paper's block, like 16 of 64 here
 _LONG = ("model.fam_len=16",)
 _LONG_AT_PAPER = (*_text.FAM_AT_PAPER, "model.fam_len=256")
-_LONG_NONE, _LONG_DIVERSE = "none of 16 tokens", "1 of 16 tokens"
+_LONG_NONE, _LONG_DIVERSE = "none of 16 tokens", "weight 1 of 16 tokens"
 _LONG_WEIGHT = "train.diversity_loss=1"
 
 _DIVERSITY = _experiment(
@@ -75,7 +75,7 @@ _DIVERSITY = _experiment(
     _DIVERSITY_WEIGHTS,
     (
         # "always worse"
-        *(Ordering(_NONE, f"{weight:g}") for weight in _DIVERSITY_WEIGHTS),
+        *(Ordering(_NONE, f"weight {weight:g}") for weight in _DIVERSITY_WEIGHTS),
         Ordering(_LONG_NONE, _LONG_DIVERSE, margin=_text.MARGIN, may_be_better=True),
     ),
     (
@@ -95,7 +95,7 @@ FAM_RECONSTRUCTION = _experiment(
     _RECONSTRUCTION_WEIGHTS,
     # "did not help"
     tuple(
-        Ordering(_NONE, f"{weight:g}", margin=_text.MARGIN, may_be_better=True)
+        Ordering(_NONE, f"weight {weight:g}", margin=_text.MARGIN, may_be_better=True)
         for weight in _RECONSTRUCTION_WEIGHTS
     ),
 )

@@ -55,6 +55,7 @@ FAM_RECIPE = Experiment(
     note=_text.FAM_NOTE
     + " Lanes, AdamW and full finetuning unless named; the paper has packed rows, "
     "RSP, RPO, a repeated segment, Adafactor and LoRA of rank 64 at once, the last two rows of "
-    "rank 16, the first of them with Adafactor at a rate of 0.01. LoRA adds 94,208 parameters.",
+    "rank 16, the first of them with Adafactor at a rate of 0.01.",
+    unequal_parameters="LoRA adds 94,208 parameters.",
     minutes=5.0,
 )

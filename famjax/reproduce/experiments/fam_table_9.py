@@ -62,7 +62,9 @@ FAM_TABLE_9 = Experiment(
         orderings=_claims(_PAPER_MARGIN),
     ),
     axis="memory segments",
-    note=_text.NOTE + " Keys are not smeared. The paper's other rows, GPT-3 tasks, on which FM is "
+    note=_text.NOTE + " M has memory segments, FM feedback memory segments (C.2), in the number "
+    "of its name. That FM2 is better than M2 is in the paper's table; its text sees no advantage "
+    "of FM. Keys are not smeared. The paper's other rows, GPT-3 tasks, on which FM is "
     "worse, and XLSum, have no counterpart here.",
     minutes=6.0,
 )

@@ -54,7 +54,8 @@ FT_FIGURE_7_SUMMARIES = Experiment(
     "news articles, cut to 400 words, and summaries of 40 to 60 words. An encoder of six layers "
     "of width 128, 1,000 steps of 1,024 tokens of summaries, with a SentencePiece model of 4,000 "
     "tokens; pairs with more than 336 tokens of a function or 128 of a summary are not trained on, "
-    "and outputs have at most 128. " + _DECODING + f"{_translation.SPEEDS}{_translation.DECODERS} "
+    "and outputs have at most 128. " + _DECODING + f"{_translation.SPEEDS}{_translation.POSITIONS} "
     "The paper has also six layers; it gives a figure.",
+    unequal_parameters=_translation.DECODERS,
     minutes=11.0,
 )

@@ -31,9 +31,10 @@ FT_FIGURE_7_TRANSLATION = Experiment(
     axis="layers of the decoder",
     note="German-English talks of IWSLT14, lower case and tokenized. "
     + _translation.NOTE
-    + _translation.DECODERS
+    + _translation.POSITIONS
     + _translation.WHOLE
     + " No checkpoints are averaged. The length penalty is 1. "
     "The paper gives a figure.",
+    unequal_parameters=_translation.DECODERS,
     minutes=13.0,
 )

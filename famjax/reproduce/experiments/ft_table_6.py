@@ -92,9 +92,8 @@ FT_TABLE_6 = Experiment(
         orderings=_claims(_MARGIN_AT_PAPER),
     ),
     overrides=_bytes.SHAPE,
-    note=_bytes.NOTE + " The paper's table has the words of WikiText-103. Pre-norm has twice the "
-    "learning rate of post-norm; adaptive spans reach 256 bytes; with BPTT, back-propagation grows "
-    "from 8 to 64 bytes while it trains, as the paper's from 32 to 256 words, at equally many "
-    "bytes a step.",
+    note=_bytes.WORDS_NOTE + " Pre-norm has twice the learning rate of post-norm; adaptive spans "
+    "reach 256 bytes; with BPTT, back-propagation grows from 8 to 64 bytes while it trains, as the "
+    "paper's from 32 to 256 words, at equally many bytes a step.",
     minutes=_bytes.MINUTES,
 )

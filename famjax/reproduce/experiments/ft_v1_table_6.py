@@ -98,7 +98,7 @@ FT_V1_TABLE_6 = Experiment(
     overrides=_bytes.SHAPE,
     base=(*_bytes.TRANSFORMER, _HALF),
     timed=True,
-    note=_bytes.NOTE + " The paper's table has the words of WikiText-103. Back-propagation grows "
+    note=_bytes.WORDS_NOTE + " The paper's models have 12 layers. Back-propagation grows "
     "from 8 to 64 bytes; the last model is a Transformer for 700 steps, and a Feedback Transformer "
     "with growing back-propagation for 700 more. Seconds are those of training on one process's "
     "part of the cores, with the compilation; in all, with the Transformer's.",

@@ -53,6 +53,7 @@ MEMORY_FINETUNE = Experiment(
     "rows of 512. Its attention is replaced by a window of a block of 64 tokens and the one before "
     "it, with or without a memory, which is finetuned for 400 steps with LoRA of rank 16. "
     "FAM has 16 memory tokens and is gated. BSWA+DELTA has a delta memory in the second layer; the "
-    "n-gram memory has contexts of 1, 2, 3, 4, 6, 8, 12 and 16 tokens, and 132,096 parameters.",
+    "n-gram memory has contexts of 1, 2, 3, 4, 6, 8, 12 and 16 tokens.",
+    unequal_parameters="The n-gram memory has 132,096 parameters.",
     minutes=5.5,
 )

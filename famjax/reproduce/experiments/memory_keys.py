@@ -26,7 +26,7 @@ MEMORY_KEYS = Experiment(
     axis="tokens of the document",
     note="A document has up to four keys with names, anywhere in its first 4,096 tokens; the "
     "question is anywhere in a block. Models have three layers unless stated, one segment and "
-    "smeared keys; 3,000 steps of 8,192 tokens in documents of at most 4,096. The third layer has "
-    "33,040 parameters.",
+    "smeared keys; 3,000 steps of 8,192 tokens in documents of at most 4,096.",
+    unequal_parameters="The third layer has 33,040 parameters.",
     minutes=55.0,
 )

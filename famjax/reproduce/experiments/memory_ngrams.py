@@ -52,6 +52,7 @@ MEMORY_NGRAMS = Experiment(
     note=_text.NOTE
     + " Models have one memory segment. Those with n-grams are windows with an n-gram memory: of "
     "the lengths of contexts 1, 2, 3, 4, 6, 8, 12, 16, 24 and 32 the first 1, 3, 5, 8 or 10, each "
-    "with 16,384 slots unless the name says fewer, and 16,512 parameters.",
+    "with 16,384 slots unless the name says fewer.",
+    unequal_parameters="Each length of contexts adds 16,512 parameters.",
     minutes=4.5,
 )

@@ -41,6 +41,7 @@ MEMORY_WINDOWS = Experiment(
     note=_text.NOTE
     + " M1, M4 and M8 have one, four and eight memory segments of 64 tokens before the block of "
     "64. Models with n-grams are windows with an n-gram memory of contexts of 1, 2, 3, 4, 6, 8, 12 "
-    "and 16 tokens, and have 132,096 more parameters.",
+    "and 16 tokens.",
+    unequal_parameters="The n-gram memory has 132,096 parameters.",
     minutes=9.0,
 )

@@ -55,9 +55,10 @@ T2R_ACTIVATIONS = Experiment(
         orderings=_claims(_PAPER_MARGIN),
         base_config=_t2r.PAPER_TEACHER,
     ),
-    note=_t2r.NOTE
+    note=_t2r.FINETUNED_NOTE
     + " Each map has 16 features, or 64; elu is 1 + elu, which is positive. The paper gives "
     "no numbers.",
+    unequal_parameters=_t2r.UNEQUAL_PARAMETERS,
     follow_up="With as many features as a head has, 64, the two maps cannot be told apart. Where "
     "features are few, 1 + elu is better here. Longer training was not tried.",
     minutes=_t2r.MINUTES,

@@ -42,5 +42,6 @@ T2R_FIGURE_4 = Experiment(
     unequal=_t2r.UNEQUAL,
     axis="features",
     note=_t2r.NOTE + " The paper gives a figure.",
+    unequal_parameters=_t2r.UNEQUAL_PARAMETERS,
     minutes=_t2r.MINUTES_FROM_SCRATCH,
 )

@@ -81,8 +81,9 @@ T2R_FIGURE_5 = Experiment(
     ),
     unequal=_t2r.UNEQUAL,
     axis="features",
-    note=_t2r.NOTE + " Euclidean distance of the last token's weights in 32 windows of 256 bytes, "
-    "the mean over layers and heads. The paper gives a figure.",
+    note=_t2r.WEIGHTS_NOTE + " Euclidean distance of the last token's weights in 32 windows of 256 "
+    "bytes, the mean over layers and heads. The paper gives a figure.",
+    unequal_parameters=_t2r.UNEQUAL_PARAMETERS,
     minutes=_t2r.MINUTES,
 )
 
@@ -105,7 +106,10 @@ T2R_FIGURE_6 = Experiment(
     ),
     unequal=_t2r.UNEQUAL,
     axis="features",
-    note=_t2r.NOTE + " In nats, of the last token's weights in 32 windows of 256 bytes, the mean "
-    "over layers and heads; lower is sharper. The paper gives a figure.",
+    note=_t2r.WEIGHTS_NOTE
+    + " Those from scratch are trained for 2,400 steps. In nats, of the last "
+    "token's weights in 32 windows of 256 bytes, the mean over layers and heads; lower is sharper. "
+    "The paper gives a figure.",
+    unequal_parameters=_t2r.UNEQUAL_PARAMETERS,
     minutes=_t2r.MINUTES_FROM_SCRATCH,
 )

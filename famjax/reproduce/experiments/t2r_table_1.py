@@ -99,5 +99,6 @@ T2R_TABLE_1 = Experiment(
     note=_t2r.NOTE + " T2R and RFA have 16 features, ELU the 64 of a head. Seconds are those of "
     "training on one process's part of the cores; in all, with the teacher's, which the paper does "
     "not count.",
+    unequal_parameters=_t2r.UNEQUAL_PARAMETERS,
     minutes=_t2r.MINUTES_FROM_SCRATCH,
 )
