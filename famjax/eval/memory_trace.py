@@ -234,7 +234,7 @@ def _trace_blocks(
         mass = stack.attention_mass(x, state, ctx).reshape(-1, len(stack.layers))
         f = fams.shape[1]
         own_gates = stack.memory_gates(x, state, ctx)
-        gates, rates = _mean_gates(own_gates, f)
+        gates, rates = _mean_gates(own_gates, stack.token_rates(x, state, ctx), f)
         reads = _reads(stack.block_weights(x, state, ctx), own_gates, len(block[0]))
 
         def increase(removed: Array) -> Array:
@@ -273,17 +273,17 @@ def _reads(weights: list[BlockWeights | None], gates: list[Array], w: int) -> Ar
     return (by_token * openings).sum((0, 1, 2, 3)) / total
 
 
-def _mean_gates(gates: list[Array], f: int) -> tuple[Array, Array]:
+def _mean_gates(gates: list[Array], rates: list[Array], f: int) -> tuple[Array, Array]:
     """Return a block's mean gates [l f], and the mean rate of each token [w].
 
     The axes l and w are empty if the memory has no gates, or none for each token.
     """
-    if not gates:
-        return jnp.zeros((0, f)), jnp.zeros(0)
-    by_layer = _by_layer(gates)
-    if by_layer.ndim == 2:
-        return by_layer, jnp.zeros(0)
-    return by_layer.mean(1), by_layer.mean((0, 2))
+    if gates:
+        return _by_layer(gates), jnp.zeros(0)
+    if rates:
+        by_token = _by_layer(rates)  # [l w f]
+        return by_token.mean(1), by_token.mean((0, 2))
+    return jnp.zeros((0, f)), jnp.zeros(0)
 
 
 def gradient_by_distance(run: Run, document: TracedDocument) -> np.ndarray:

@@ -134,7 +134,7 @@ class DeltaAttention(Mixer):
         """Return the attention weights of the window; reading the memory involves no weights."""
         return self.window.block_weights(x, state.window, ctx, mlp)
 
-    def memory_gates(self, x: Array, state: DeltaState, ctx: Context, mlp: FeedForward) -> Array:
+    def token_rates(self, x: Array, state: DeltaState, ctx: Context, mlp: FeedForward) -> Array:
         """Return the write rates beta of all tokens: [b n*w d] -> [b n*w g]."""
         inputs = self.window.project_blocks(x, state.window, ctx)
         return self.rates(inputs).reshape(*x.shape[:2], -1)

@@ -150,10 +150,13 @@ class Mixer(nnx.Module):
         return jnp.zeros(())
 
     def memory_gates(self, x: Array, state: State, ctx: Context, mlp: FeedForward) -> Array | None:
-        """Return the gates of the update by one block, [b w d] -> [b f]; None without gates.
+        """Return the gates of the update by one block, [b w d] -> [b f]; None without gates."""
+        return None
 
-        If the memory is written token by token, the gates are those of all tokens:
-        [b t d] -> [b t f].
+    def token_rates(self, x: Array, state: State, ctx: Context, mlp: FeedForward) -> Array | None:
+        """Return the rates at which tokens are written to the memory, [b t d] -> [b t f].
+
+        None if it is not written token by token.
         """
         return None
 

@@ -112,12 +112,13 @@ class Layer(nnx.Module):
     ) -> tuple[Array, tuple[Array | None, Array, Array | None]]:
         """Return the output, and measurements of the memory.
 
-        These are the memory after the call, its share in what is read, and its gates.
+        These are the memory after the call, its share in what is read, and the rates at which
+        tokens are written.
         """
         y, after = self(x, state, ctx)
         share = self.mixer.attention_mass(x, state, ctx, self.mlp)
-        gates = self.mixer.memory_gates(x, state, ctx, self.mlp)
-        return y, (self.mixer.memory(after), share, gates)
+        rates = self.mixer.token_rates(x, state, ctx, self.mlp)
+        return y, (self.mixer.memory(after), share, rates)
 
     def call_with_losses(
         self, x: Array, state: State, ctx: Context
@@ -130,6 +131,11 @@ class Layer(nnx.Module):
         """Return the output, and the gates of the memory's update."""
         gates = self.mixer.memory_gates(x, state, ctx, self.mlp)
         return self(x, state, ctx)[0], gates
+
+    def token_rates(self, x: Array, state: State, ctx: Context) -> tuple[Array, Array | None]:
+        """Return the output, and the rates at which tokens are written."""
+        rates = self.mixer.token_rates(x, state, ctx, self.mlp)
+        return self(x, state, ctx)[0], rates
 
     def block_weights(
         self, x: Array, state: State, ctx: Context
@@ -377,12 +383,14 @@ class ResidualStack(Stack):
         return list(weights[: len(self.layers)])
 
     def memory_gates(self, x: Array, state: State, ctx: Context) -> list[Array]:
-        """Return the gates of a block's update, for the pattern layers that have gates.
-
-        They are [repeats b f], or [repeats b w f] if the memory is written token by token.
-        """
+        """Return the gates [repeats b f] of a block's update, of the pattern layers with gates."""
         _, gates = self._run(x, state, ctx, lambda layer: layer.memory_gates)
         return [g for g in gates[: len(self.layers)] if g is not None]
+
+    def token_rates(self, x: Array, state: State, ctx: Context) -> list[Array]:
+        """Return the rates [repeats b t f] of writing tokens, of the pattern layers with rates."""
+        _, rates = self._run(x, state, ctx, lambda layer: layer.token_rates)
+        return [r for r in rates[: len(self.layers)] if r is not None]
 
     def replace_memories(self, state: State, memories: list[Array]) -> State:
         """Return a state with other memories, given in the order of the method `memories`."""
@@ -436,11 +444,11 @@ class ResidualStack(Stack):
         measured = self._run(x, state, ctx, lambda layer: layer.measure_memory)[1]
         by_name: dict[str, list[Array]] = {}
         for i in held:
-            memory, share, gates = measured[i]
+            memory, share, rates = measured[i]
             size, read = _FAM_METRICS if self.is_fam[i] else _MEMORY_METRICS
             metrics = {size: jnp.sqrt(jnp.square(memory).mean()), read: share.mean()}
-            if gates is not None and gates.ndim == 4:
-                rates = jnp.moveaxis(gates, 0, -1)  # [b t f repeats]
+            if rates is not None:
+                rates = jnp.moveaxis(rates, 0, -1)  # [b t f repeats]
                 metrics["memory_rate"] = mean_of_valid(rates, ctx.valid)
                 metrics["memory_closed"] = mean_of_valid(rates == 0, ctx.valid)
             for name, value in metrics.items():

@@ -18,8 +18,8 @@ DOCUMENTS = (
     "data.passkey.start_length=96",
     "model.smeared_keys=false",
 )
-# the paper finetunes on fillers of "2k to 18k randomly" (3.2); each document is in one row. The loss
-# of tokens other than the answer keeps its default weight, since the paper gives none for passkeys
+# the paper finetunes on fillers of "2k to 18k randomly" (3.2); each document is in one row. The
+# loss of tokens other than the answer keeps its default weight: the paper gives none for passkeys
 AT_PAPER = (
     "data.task=passkey",
     "data.passkey.lengths=uniform",
