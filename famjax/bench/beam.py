@@ -120,9 +120,6 @@ def _greedy_runner(
     return lambda: program(params, state, logits)
 
 
-# transformers -----------------------------------------------------------------------------------
-
-
 def has_peers() -> bool:
     """Return whether the packages of `measure_peer` are installed."""
     return not missing_modules(PEERS)

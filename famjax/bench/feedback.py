@@ -122,9 +122,6 @@ class Generation(NamedTuple):
     ratio: float
 
 
-# training -----------------------------------------------------------------------------------------
-
-
 def bench_models(model: ModelConfig) -> dict[str, ModelConfig]:
     """Return the measured models by name; all have the same width, depth and span."""
     c = replace(model.feedback, sweeps=0, tolerance=math.inf)
@@ -324,9 +321,6 @@ def measure_rows_floor(
     }
     times = time_interleaved(runs, repetitions)
     return compare_times(times["loop"], times["parallel"])
-
-
-# generation ---------------------------------------------------------------------------------------
 
 
 def measure_generation(

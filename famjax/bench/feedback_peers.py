@@ -144,9 +144,6 @@ def _famjax_step(model: ModelConfig, tokens: np.ndarray) -> Callable[[], Any]:
     return lambda: compiled(params, batch)
 
 
-# equal mathematics --------------------------------------------------------------------------------
-
-
 def check_peer(model: ModelConfig, batch: int, length: int) -> float:
     """Compare the logits of both with the same weights in float32, without their differences.
 

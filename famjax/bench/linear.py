@@ -56,7 +56,6 @@ LANES, TOKENS = 16, 16
 # rfa's, and after the longest context relative to AIM_CONTEXT; bytes of state relative to elu's
 TRANSFORMER_AIM, AIM_CONTEXT, MAPS_AIM, FLAT_AIM, BYTES_AIM = 4.0, 512, 1.15, 0.9, 0.3
 
-# attention ----------------------------------------------------------------------------------------
 
 # q and k [b t h k], v and the gradient of the result [b t h e]; softmax's q and k are [b t h e]
 Inputs = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
@@ -250,9 +249,6 @@ def _empty_sums(k: jax.Array, v: jax.Array) -> Sums:
 def _causal_mask(t: int) -> jax.Array:
     index = jnp.arange(t)
     return index[:, None] >= index
-
-
-# decoding -----------------------------------------------------------------------------------------
 
 
 class Decoding(NamedTuple):

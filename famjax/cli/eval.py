@@ -298,9 +298,6 @@ def _as_flag(option: str, value: Any) -> str:
     return flag if value is True else f"{flag} {value}"
 
 
-# plots -----------------------------------------------------------------------------------------
-
-
 def plot(report: dict[str, Any], folder: Path) -> list[Path]:
     """Plot the results to files in a folder, and return the files."""
     return [save_figure(figure, folder / f"{name}.png") for name, figure in figures(report)]

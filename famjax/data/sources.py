@@ -150,10 +150,6 @@ def _tokenize_document(
     yield Piece(np.array([tokenizer.eos_id], np.int32), np.ones(1, np.float32))
 
 
-# ---------------------------------------------------------------------------------------------
-# The source
-
-
 class TextSource(Source):
     """Documents from text files, in an order that depends on the seed only.
 

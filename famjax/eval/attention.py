@@ -142,9 +142,6 @@ def distance(weights: Array, others: Array) -> Array:
     return jnp.sqrt(jnp.square(weights - others).sum(-1))
 
 
-# means ----------------------------------------------------------------------------------------
-
-
 @dataclass
 class _Mean:
     """A running mean per head that ignores NaN.
@@ -253,9 +250,6 @@ def _overall(layers: list[dict[str, Any]]) -> dict[str, dict[str, float | None] 
         return {key: mean([row[key] for row in reports]) for key in keys} or None
 
     return {name: average(name) for name in ("entropy", "distance")}
-
-
-# inputs ---------------------------------------------------------------------------------------
 
 
 def text_spans(run: Run, files: str | None, length: int, examples: int) -> list[np.ndarray]:

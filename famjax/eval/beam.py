@@ -153,9 +153,6 @@ def beam_search(
     return _without_prompt(settings, carry[0].finished)
 
 
-# rows of states ---------------------------------------------------------------------------------
-
-
 def repeat_rows(state: State, axes: tuple[int, ...], count: int) -> State:
     """Return a state in which each row is repeated `count` times, the copies next to each other."""
     return _map_rows(lambda a, axis: jnp.repeat(a, count, axis), state, axes)
@@ -197,9 +194,6 @@ def _gather(state: State, sources: Array, axes: tuple[int, ...]) -> State:
 def _map_rows(f: Callable[[Array, int], Array], state: State, axes: tuple[int, ...]) -> State:
     leaves, tree = jax.tree.flatten(state)
     return jax.tree.unflatten(tree, [f(a, axis) for a, axis in zip(leaves, axes, strict=True)])
-
-
-# the search -------------------------------------------------------------------------------------
 
 
 def _start(settings: BeamSettings, logits: Array, prompt: Array | None) -> _Search:

@@ -71,9 +71,6 @@ def _size(continuation: Continuation) -> int:
     return len(continuation.context) + len(continuation.tokens)
 
 
-# one document for each continuation -------------------------------------------------------------
-
-
 def _score_alone(
     run: Run, continuations: Sequence[Continuation], batch: int, progress: TokenProgress
 ) -> list[ContinuationScore]:
@@ -131,9 +128,6 @@ class _Continuations(Source):
         weights = np.zeros(len(context) + len(tokens), np.float32)
         weights[len(context) :] = 1
         yield Piece(np.concatenate([context, tokens]).astype(np.int32), weights)
-
-
-# contexts in common -----------------------------------------------------------------------------
 
 
 def _shared_contexts(

@@ -241,9 +241,6 @@ def _plan(run: Run, work: Sequence[_Work], batch: int) -> LanePlan:
     return plan_lanes([each.size for each in work], batch, run.model.block_len, longest)
 
 
-# reading and answering --------------------------------------------------------------------------
-
-
 class _Prompt(NamedTuple):
     """A question about a document that was read.
 
@@ -467,9 +464,6 @@ def _example(prompt: _Prompt, outputs: dict[str, _Output]) -> Example:
             for name, each in outputs.items()
         },
     )
-
-
-# results ----------------------------------------------------------------------------------------
 
 
 def _scores(metrics: Sequence[str], examples: Sequence[Example]) -> dict[str, Any]:

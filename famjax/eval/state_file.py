@@ -211,9 +211,6 @@ def _non_defaults(config: Any) -> dict[str, Any]:
     }
 
 
-# the format ------------------------------------------------------------------------------------
-
-
 def _pack(names: Sequence[str], arrays: Sequence[np.ndarray], metadata: dict[str, str]) -> bytes:
     tensors, at = {}, 0
     for name, array in zip(names, arrays, strict=True):

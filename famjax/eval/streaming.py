@@ -141,8 +141,6 @@ class Streamer:
         stream._in_flight = deque()
         return stream
 
-    # reading ------------------------------------------------------------------------------------
-
     def read(self, tokens: np.ndarray) -> None:
         """Read tokens [b t]; asynchronous.
 
@@ -402,8 +400,6 @@ class Streamer:
             return None
         index = self.tokens + np.arange(valid.shape[1])
         return jnp.asarray((index % self._reset_every == 0) & valid)
-
-    # the state ----------------------------------------------------------------------------------
 
     @property
     def state(self) -> StreamState:

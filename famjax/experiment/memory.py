@@ -96,9 +96,6 @@ def _iter_defaults(config: Config) -> Iterator[tuple[str, Config]]:
             yield key, replace_value(config, key, default)
 
 
-# available memory --------------------------------------------------------------------------------
-
-
 def device_memory(used: int | None = None) -> DeviceMemory:
     """Return the memory of the accelerators, or of the machine if the devices are CPUs.
 

@@ -85,7 +85,7 @@ def _decoder_params(model: ModelConfig) -> ParamCount:
     weights = vocabulary + top + of_mixers
     weights += layers * (_query_params(model) + _kv_params(model) + _mlp_params(model))
     weights += _position_params(model) + ngram_memory.count_params(model)
-    has_prompt = model.fam_init == "prompt" and any(spec.has_memory for spec in specs)
+    has_prompt = model.fam_init == "prompt" and any(spec.has_memory_prompt for spec in specs)
     weights += model.fam_len * s.d if has_prompt else 0
     adapters = _adapter_params(model, ("q", "k", "v", "out", "gate", "up", "down"))
     return ParamCount(weights, layers * adapters, maps)
@@ -192,9 +192,6 @@ def _feedback_params(model: ModelConfig) -> tuple[int, int]:
     return weights, adapters
 
 
-# carried state ----------------------------------------------------------------------------------
-
-
 def state_bytes(model: ModelConfig) -> int:
     """Return a lower bound on the bytes of the state that a model carries along one document."""
     size = 2 if model.dtype == "bfloat16" else _FLOAT
@@ -213,9 +210,6 @@ def state_bytes(model: ModelConfig) -> int:
     specs = _pattern(model)
     held = layers * sum(spec.state_bytes(model) for spec in specs) // len(specs)
     return held + ngram_memory.state_bytes(model)
-
-
-# memory of training -----------------------------------------------------------------------------
 
 
 def weight_bytes(model: ModelConfig) -> int:
@@ -261,10 +255,12 @@ def _score_bytes(config: Config, size: int) -> int:
     """Return the bytes of one layer's attention weights for the rows of one microbatch."""
     model, data = config.model, config.data
     rows = max(data.batch // config.train.accumulate, 1)
-    max_scores = max((spec.scores(config) for spec in mixer_specs(model)), default=0)
+    max_weights = max(
+        (spec.max_attention_weights(config) for spec in mixer_specs(model)), default=0
+    )
     source = _source_length(config)
-    max_scores = max(max_scores, source * max(source, data.length))
-    return rows * model.heads * max_scores * size
+    max_weights = max(max_weights, source * max(source, data.length))
+    return rows * model.heads * max_weights * size
 
 
 def _source_length(config: Config) -> int:

@@ -62,15 +62,15 @@ class NgramMemory(nnx.Module):
         assert ctx.embed is not None
         before = jax.tree.map(lambda a: a[0], state)
         found, after = ngrams.recall(before, ctx.tokens, ctx.reset, ctx.valid)
-        for k in range(self.count):
-            recalled = self._project(k, ctx.embed(jnp.maximum(found[..., k], 0)))
-            x = jnp.where(found[..., k, None] == ngrams.ABSENT, x, x + recalled)
+        for i in range(self.count):
+            recalled = self._project(i, ctx.embed(jnp.maximum(found[..., i], 0)))
+            x = jnp.where(found[..., i, None] == ngrams.ABSENT, x, x + recalled)
         return x, jax.tree.map(lambda a: a[None], after)
 
-    def _project(self, k: int, embedded: Array) -> Array:
+    def _project(self, i: int, embedded: Array) -> Array:
         # without a gradient to the embedding, which would take as long as that of the output layer
         embedded = jax.lax.stop_gradient(embedded)
-        kernel, bias = (a[...][k].astype(self.dtype) for a in (self.kernel, self.bias))
+        kernel, bias = (a[...][i].astype(self.dtype) for a in (self.kernel, self.bias))
         return embedded @ kernel + bias
 
 

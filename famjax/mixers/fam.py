@@ -59,7 +59,8 @@ from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.lanes import select_rows, select_state, select_valid
 from famjax.core.types import Array, Context, param_dtype
-from famjax.layers.memory_gate import MemoryGate, count_params
+from famjax.layers import memory_gate
+from famjax.layers.memory_gate import MemoryGate
 from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.mixers import fam_measures, fam_scan
@@ -397,7 +398,7 @@ class FamSpec(SmearedSpec):
         *("model.smeared_keys", "train.rsp"),
         *("train.diversity_loss", "train.reconstruction_loss", "train.write_loss"),
     )
-    has_memory = True
+    has_memory_prompt = True
     passes_memory = True
     formats = FORMATS
     # with the paper's sum, finetuned models forget passkeys (docs/memory.md)
@@ -426,7 +427,7 @@ class FamSpec(SmearedSpec):
         return super().initial_param(model, name, rngs)
 
     def parameters(self, model: ModelConfig) -> int:
-        gate = count_params(model) if model.fam_update == "gated" else 0
+        gate = memory_gate.count_params(model) if model.fam_update == "gated" else 0
         prefix = model.fam_len * sizes(model).d if model.fam_init == "prefix" else 0
         return gate + prefix + super().parameters(model)
 

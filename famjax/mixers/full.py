@@ -266,7 +266,7 @@ class FullSpec(MixerSpec):
     def state_bytes(self, model: ModelConfig) -> int:
         return kv_bytes(model) * model.capacity
 
-    def scores(self, config: Config) -> int:
+    def max_attention_weights(self, config: Config) -> int:
         length, capacity = config.data.length, config.model.capacity
         keys = length if reads_whole_rows(config) else capacity
         return length // config.train.bptt_segments * keys

@@ -250,7 +250,7 @@ class LinearSpec(MixerSpec):
         _, _, g, e, _ = sizes(model)
         return g * num_features(model) * (e + 1) * 4  # float32
 
-    def scores(self, config: Config) -> int:
+    def max_attention_weights(self, config: Config) -> int:
         return 0
 
     def unrotated(self, model: ModelConfig) -> str:

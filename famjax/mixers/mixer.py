@@ -219,7 +219,7 @@ class MixerSpec(abc.ABC):
       is_bounded: whether documents are limited to `model.capacity` tokens, of which the state is a
         cache.
       is_local: whether it attends to a token window (`window`), with the RoPE base of local layers.
-      has_memory: whether it has the FAM prompt and `Mixer.memory`.
+      has_memory_prompt: whether it has the FAM prompt (`encode_memory_prompt`).
       applies_mlp: whether it applies the feed-forward itself, so that it returns the layer's
         output.
       passes_memory: whether it has a memory that outlives the window, which `Mixer.pass_state`
@@ -243,7 +243,7 @@ class MixerSpec(abc.ABC):
     is_blockwise: ClassVar[bool] = True
     is_bounded: ClassVar[bool] = False
     is_local: ClassVar[bool] = False
-    has_memory: ClassVar[bool] = False
+    has_memory_prompt: ClassVar[bool] = False
     applies_mlp: ClassVar[bool] = False
     passes_memory: ClassVar[bool] = False
     has_feature_map: ClassVar[bool] = False
@@ -333,7 +333,7 @@ class MixerSpec(abc.ABC):
         """Return a lower bound on the bytes of the state of one document."""
 
     @abc.abstractmethod
-    def scores(self, config: Config) -> int:
+    def max_attention_weights(self, config: Config) -> int:
         """Return a lower bound on how many attention weights of a head training holds at once."""
 
     def window(self, model: ModelConfig) -> int:

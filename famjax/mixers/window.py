@@ -386,7 +386,7 @@ class WindowAttention(Mixer):
         last = select_rows(other_document, 0, last).astype(state.before.dtype)
         return select_rows(blocks.all_padding, state.before, last)
 
-    # one token: the same results, but the query is rotated for each frame, not its keys ----------
+    # one token: the same results, but the query is rotated for each frame, not its keys
 
     def step(
         self, x: Array, state: WindowState, ctx: Context, mlp: FeedForward
@@ -460,7 +460,7 @@ class BlockwiseSpec(MixerSpec):
     def state_bytes(self, model: ModelConfig) -> int:
         return kv_bytes(model) * (model.memory_segments + 1) * model.block_len
 
-    def scores(self, config: Config) -> int:
+    def max_attention_weights(self, config: Config) -> int:
         return config.model.block_len**2 * (config.model.memory_segments + 1)
 
     def describe(self, model: ModelConfig) -> list[str]:
@@ -532,7 +532,7 @@ class SwaSpec(MixerSpec):
     def state_bytes(self, model: ModelConfig) -> int:
         return kv_bytes(model) * (_window_segments(model) + 1) * model.block_len
 
-    def scores(self, config: Config) -> int:
+    def max_attention_weights(self, config: Config) -> int:
         block = config.model.block_len
         return block * (config.model.window + block - 1)
 

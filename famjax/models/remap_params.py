@@ -329,7 +329,7 @@ def _check_rotation(old: ModelConfig, new: ModelConfig) -> None:
 
 def _check_gates(old: ModelConfig, new: ModelConfig) -> None:
     """Raise a `UserError` if timescales or a threshold are not those of the gates that are kept."""
-    has_gates = (m.fam_update == "gated" and _has_memory(m) for m in (old, new))
+    has_gates = (m.fam_update == "gated" and _has_fam(m) for m in (old, new))
     if not all(has_gates) or old.fam_len != new.fam_len:
         return
     for field in ("fam_min_timescale", "fam_max_timescale"):
@@ -347,8 +347,8 @@ def _check_gates(old: ModelConfig, new: ModelConfig) -> None:
         )
 
 
-def _has_memory(model: ModelConfig) -> bool:
-    return any(spec.has_memory for spec in mixer_specs(model))
+def _has_fam(model: ModelConfig) -> bool:
+    return any(spec.has_memory_prompt for spec in mixer_specs(model))
 
 
 def _check_cross_maps(old: ModelConfig, new: ModelConfig) -> None:

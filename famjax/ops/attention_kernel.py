@@ -114,8 +114,6 @@ def backward(
     return d_q, d_k[:, :s], d_v[:, :s]
 
 
-# sharding -----------------------------------------------------------------------------------------
-
 # of queries, keys and values [b t h e], and of a number for each query and head [b h t]
 _TOKENS: Axes = ("batch", None, "kv_heads")
 _STATISTICS: Axes = ("batch", "kv_heads")
@@ -156,9 +154,6 @@ def _shard(
     out = (_TOKENS, _STATISTICS) if results == 2 else (_TOKENS,) * results
     axes = (*(_TOKENS,) * tokens, of_mask, *(_STATISTICS,) * statistics)
     return shard_map_axes(f, {"batch": q.shape[0], "kv_heads": k.shape[2]}, axes, out)
-
-
-# kernels ------------------------------------------------------------------------------------------
 
 
 def _forward(q: Array, k: Array, v: Array, mask: Array, interpret: bool) -> tuple[Array, ...]:

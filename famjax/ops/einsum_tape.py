@@ -156,9 +156,6 @@ def _replay_backward(
 _replay.defvjp(_replay_forward, _replay_backward)
 
 
-# ---------------------------------------------------------------------------------------- einsums
-
-
 class WeightEinsum(NamedTuple):
     """An einsum with the history or with a kernel.
 

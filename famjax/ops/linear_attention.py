@@ -167,8 +167,6 @@ def _split_chunks(x: Array, c: int) -> Array:
     return jnp.moveaxis(jnp.moveaxis(x.reshape(b, -1, c, *x.shape[2:]), 1, 0), 2, -2)
 
 
-# chunkwise scan --------------------------------------------------------------------------------
-
 # q [n b g r c k], k [n b g c k], v [n b g c e] and start [n b c]
 Tokens = tuple[Array, Array, Array, Array]
 
@@ -314,9 +312,6 @@ def _narrow_einsum(equation: str, x: Array, y: Array) -> Array:
     return jnp.einsum(
         equation, x.astype(narrow), y.astype(narrow), preferred_element_type=acc_dtype
     )
-
-
-# kernels ------------------------------------------------------------------------------------------
 
 
 class _Pass(NamedTuple):

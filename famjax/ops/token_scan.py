@@ -118,9 +118,6 @@ class Residuals(NamedTuple, Generic[MatmulParams, OtherParams, History, Xs, NonD
     outputs: list[Array]
 
 
-# -------------------------------------------------------------------------------------------- scan
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def token_scan(
     token_fn: TokenFn[MatmulParams, OtherParams, History, Xs, NonDiff, Ys],
@@ -371,9 +368,6 @@ def _block_gradients(
     d_weights = [a for op, a in zip(used, d_kernels, strict=True) if op.is_weight]
     d_entries = [a.astype(k.dtype) for a, k in zip(d_entries, kernels, strict=True)]
     return d_weights, past_vjp(d_entries)[0]
-
-
-# ----------------------------------------------------------------------------------------- history
 
 
 def _extend(history: Array, t: int) -> Array:

@@ -194,11 +194,11 @@ class ResidualStack(Stack):
             self.repeats * sum(bounded) * config.block_len if is_bounded else None
         )
         prompt = jax.random.normal(rngs.params(), (config.fam_len, config.width))
-        has_prompt = config.fam_init == "prompt" and any(spec.has_memory for spec in specs)
+        has_prompt = config.fam_init == "prompt" and any(spec.has_memory_prompt for spec in specs)
         self.prompt = nnx.Param(prompt) if has_prompt else None
         self.reads_prompt = any(layer.mixer.reads_prompt for layer in self.layers)
         # for each layer of the pattern
-        self.is_fam = tuple(spec.has_memory for spec in specs)
+        self.is_fam = tuple(spec.has_memory_prompt for spec in specs)
         self.matched = tuple(spec.has_feature_map for spec in specs)
         self.rates = config.dropout
         self.key = empty_key() if any(vars(config.dropout).values()) else None

@@ -124,8 +124,6 @@ class SegmentStack(Stack):
         caches = _truncate(saved.caches, saved.read[0])
         return saved._replace(tokens=jnp.zeros_like(saved.tokens), caches=caches)
 
-    # reading ------------------------------------------------------------------------------------
-
     def __call__(self, x: Array, state: SegmentState, ctx: Context) -> tuple[Array, SegmentState]:
         """Process whole segments: [b t d] -> [b t d], and the state after them.
 
@@ -209,8 +207,6 @@ class SegmentStack(Stack):
         memory = self.memory_norm(y[:, t:], param_dtype())
         after = select_state(ends, self.read_memory(after, memory), after, axis=1)
         return self._without_excess(y[:, :t], state, valid), after
-
-    # capacity -----------------------------------------------------------------------------------
 
     def check_capacity(self, state: SegmentState, tokens: int, ctx: Context) -> None:
         """Raise a `UserError` if a call exceeds the capacity.

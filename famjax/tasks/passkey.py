@@ -414,5 +414,5 @@ def _check_ask_every(config: Config) -> Iterator[str]:
             f"{setting} needs a memory in addition to the window, and {where} has none; set "
             f"model.stack=residual with model.mixer=fam or model.mixer=delta, {off}"
         )
-    if m.fam_previous > 1 and any(spec.has_memory for spec in mixer_specs(m)):
+    if m.fam_previous > 1 and any(spec.has_memory_prompt for spec in mixer_specs(m)):
         yield f"{setting} carries one FAM; set model.fam_previous=1 {off}"

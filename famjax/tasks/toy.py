@@ -200,10 +200,6 @@ def _end_piece(has_targets: bool) -> Piece:
     return Piece(token, np.zeros(1, np.float32), targets=token if has_targets else None)
 
 
-# ---------------------------------------------------------------------------------------------
-# Baselines
-
-
 def baselines(task: str, config: ToyConfig, test_steps: int, seed: int) -> dict[str, Any]:
     """Return the accuracy of trivial guesses, on at most 1,000 test episodes.
 

@@ -168,9 +168,6 @@ def _split_pattern(token: str) -> str:
     return f"(?<={re.escape(token[0])})(?={re.escape(token[1:])})"
 
 
-# tokenizer.json ----------------------------------------------------------------------------------
-
-
 def _make_lossless(data: dict[str, Any], where: str) -> tuple[dict[str, Any], bool]:
     """Return a lossless version of a tokenizer.json, and whether it is byte-level.
 
@@ -311,9 +308,6 @@ def _byte_alphabet() -> dict[str, int]:
 def _missing_bytes(pieces: list[bytes]) -> list[int]:
     present = {piece[0] for piece in pieces if len(piece) == 1}
     return sorted(set(range(256)) - present - _NO_UTF8)
-
-
-# the files in the same folder ---------------------------------------------------------------------
 
 
 class _SiblingFiles:

@@ -48,8 +48,7 @@ class TrainState(NamedTuple):
       params: trainable parameters, float32.
       opt_state: state of the optax optimizer.
       memory: the part of the model state that is carried to the next step. With lanes, all of it;
-        with packed rows and random state passing, the memories of row 0; otherwise
-        ().
+        with packed rows and random state passing, the memories of row 0; otherwise ().
       key: [2] uint32, key data of the PRNG key.
       totals: sums of metrics since the last log.
       frozen: frozen parameters, see `partition_trainable`; not in checkpoints.

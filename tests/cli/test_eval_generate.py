@@ -47,7 +47,7 @@ def error_line(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return err.removeprefix("famjax: ").strip()
 
 
-# eval --------------------------------------------------------------------------------------------
+# eval
 
 
 def test_json_output_is_one_object(
@@ -257,7 +257,7 @@ def test_a_folder_that_is_not_a_run_is_rejected(
     assert f"give one of {tmp_path / 'a'}" in error_line(["eval", str(tmp_path)], capsys)
 
 
-# generate ----------------------------------------------------------------------------------------
+# generate
 
 
 @pytest.mark.long
@@ -491,7 +491,7 @@ def test_a_state_file_of_another_model_is_rejected(
     assert "not a famjax state" in said
 
 
-# import ------------------------------------------------------------------------------------------
+# import
 
 
 def test_import_is_lazy_and_exports_every_name() -> None:

@@ -65,7 +65,7 @@ def error_line(capsys: pytest.CaptureFixture[str]) -> ErrorLine:
     return ErrorLine(capsys)
 
 
-# keys --------------------------------------------------------------------------------------------
+# keys
 
 BYTES = r"would take at least [\d.,^]+ \w+, and .* (has|have) [\d.,]+ \w+;"
 TAKE = r"must be at most 2,147,483,647; .* would take [\d.,^]+ \w+"
@@ -181,7 +181,7 @@ def test_extreme_flags_of_other_verbs_are_rejected(
     assert re.search(said, line), line
 
 
-# config.json of a run ----------------------------------------------------------------------------
+# config.json of a run
 
 
 def with_value(tree: Any, key: str, value: Any) -> str:
@@ -320,7 +320,7 @@ def test_huge_texts_are_rejected(
     assert f"{path}: {said}" in error_line("train", "text_fam", f"data.files={path}")
 
 
-# config.json of Hugging Face ---------------------------------------------------------------------
+# config.json of Hugging Face
 
 LLAMA = {
     "model_type": "llama",
@@ -415,7 +415,7 @@ def test_invalid_tensors_to_convert_are_rejected(
     assert said in error_line("convert", str(source), str(tmp_path / "new"), "--tokenizer", "bytes")
 
 
-# tokenizers --------------------------------------------------------------------------------------
+# tokenizers
 
 
 def edit_json(change: Callable[[dict[str, Any]], Any]) -> Callable[[Path], None]:
@@ -468,7 +468,7 @@ def test_an_invalid_sentencepiece_model_is_rejected(tmp_path: Path, content: byt
         load_tokenizer(str(path))
 
 
-# texts -------------------------------------------------------------------------------------------
+# texts
 
 
 def test_pipes_and_devices_in_a_folder_are_skipped(tmp_path: Path) -> None:

@@ -296,7 +296,7 @@ class Runner:
         with jax.enable_x64(self.x64):
             return jax.tree.map(np.asarray, f(self.params, *args))
 
-    # values -------------------------------------------------------------------------------------
+    # values
 
     @functools.cached_property
     def fresh(self) -> Any:
@@ -355,7 +355,7 @@ class Runner:
             ys.append(y)
         return np.concatenate(ys, 1), state
 
-    # gradients ----------------------------------------------------------------------------------
+    # gradients
 
     @functools.cached_property
     def _grad(self):
@@ -423,7 +423,7 @@ class Runner:
         value, (params, xs) = self.run(self._grad_segments, split(x), split(probe), cut)
         return value, params, np.concatenate(xs, 1)
 
-    # oracle -------------------------------------------------------------------------------------
+    # oracle
 
     def oracle(self, tokens: Any) -> Any:
         """The NumPy transcription of one lane: tokens [t] -> logits [t v], the state."""

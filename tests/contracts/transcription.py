@@ -20,7 +20,7 @@ from famjax.layers import feature_map
 
 Outputs = tuple[Any, list[Any]]
 
-# the residual stack -------------------------------------------------------------------------------
+# the residual stack
 
 # the oracle's name of each mixer, and its arguments other than weights
 MIXERS: dict[str, Any] = {
@@ -86,7 +86,7 @@ def _phi(c: ModelConfig, weights: Any) -> linear.Phi:
     return linear.phi_of(kind, weights, draw[kind](*sizes) if kind in draw else None)
 
 
-# the feedback stacks ------------------------------------------------------------------------------
+# the feedback stacks
 
 
 def _feedback(c: ModelConfig, p: Any, x: Any) -> Outputs:
@@ -121,7 +121,7 @@ def _keys(p: Any) -> feedback.KeyWeights:
     )
 
 
-# the LSTM -----------------------------------------------------------------------------------------
+# the LSTM
 
 
 def _lstm(c: ModelConfig, p: Any, x: Any) -> Outputs:
@@ -135,7 +135,7 @@ def _lstm(c: ModelConfig, p: Any, x: Any) -> Outputs:
     return y, memory
 
 
-# segments -----------------------------------------------------------------------------------------
+# segments
 
 
 def _segments(c: ModelConfig, p: Any, x: Any) -> Outputs:
@@ -147,7 +147,7 @@ def _segments(c: ModelConfig, p: Any, x: Any) -> Outputs:
     return y, [memory] if c.stack == "rmt" else []
 
 
-# all stacks ---------------------------------------------------------------------------------------
+# all stacks
 
 STACKS = {
     "residual": _residual,

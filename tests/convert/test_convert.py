@@ -361,7 +361,7 @@ def test_a_tokenizer_larger_than_the_embedding_is_rejected(copy, tmp_path, capsy
     assert "has 262 tokens" in said
 
 
-# selection of layers ------------------------------------------------------------------------------
+# selection of layers
 
 GEMMA = ModelConfig(layers=6, mixer="swa,swa,full", vocab_size=9)
 MISTRAL = ModelConfig(layers=4, mixer="swa", vocab_size=9)

@@ -171,7 +171,7 @@ def load_of(hf):
     return parse_model(hf, Path("folder"))
 
 
-# windows -----------------------------------------------------------------------------------------
+# windows
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_defaults_of_windows():
     assert FAMILIES["qwen2"].model(hf | {"layer_types": None}).mixer == "full"
 
 
-# rotary positions --------------------------------------------------------------------------------
+# rotary positions
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 SCALED = {"type": "linear", "factor": 2.0}
@@ -278,7 +278,7 @@ def test_invalid_rope_parameters_are_rejected(name, rope, said):
     assert said in str(caught.value)
 
 
-# config.json files from the hub -------------------------------------------------------------------
+# config.json files from the hub
 
 HUB = {
     "SmolLM2-135M": {

@@ -255,7 +255,7 @@ def test_every_parameter_is_sharded_by_the_mesh(folder):
     assert spread > 10
 
 
-# damaged or unusual folders -----------------------------------------------------------------------
+# damaged or unusual folders
 
 
 @pytest.mark.parametrize(

@@ -144,7 +144,7 @@ def assert_near(ours, theirs, share=1e-5):
     return np.abs(ours - theirs).max() < share * np.ptp(theirs)
 
 
-# conversion ---------------------------------------------------------------------------------------
+# conversion
 
 
 def test_converting_a_llama_keeps_every_weight(llama, hybrid_folder, work_dir):
@@ -225,7 +225,7 @@ def test_training_from_a_folder_converts_in_the_same_way(llama, work_dir, text):
         assert (ours == theirs).all()
 
 
-# training -----------------------------------------------------------------------------------------
+# training
 
 
 @pytest.fixture(scope="module")
@@ -306,7 +306,7 @@ def test_frozen_parameters_need_a_source(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-# feature maps folded into the projections ---------------------------------------------------------
+# feature maps folded into the projections
 
 SMALL = ModelConfig(
     vocab_size=258,
@@ -422,7 +422,7 @@ def test_adapters_are_merged_before_maps_are_folded(lora):
     assert assert_near(logits(used.model), logits(model))
 
 
-# invalid conversions ------------------------------------------------------------------------------
+# invalid conversions
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def unpack(batch):
     return found
 
 
-# files ----------------------------------------------------------------------------------------
+# files
 
 
 def test_lines_of_two_files_are_pairs(tmp_path):
@@ -194,7 +194,7 @@ def test_files_that_are_no_pairs_are_refused(tmp_path):
         Pairs(*write(tmp_path, [], []))
 
 
-# rows -----------------------------------------------------------------------------------------
+# rows
 
 
 def test_each_epoch_has_every_pair_once_in_another_order(tmp_path):

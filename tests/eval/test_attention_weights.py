@@ -84,7 +84,7 @@ def _oracle(config: Any, params: Any, tokens: np.ndarray) -> list[np.ndarray | N
     return oracle.of_model(layers, params["stack"].get("prompt"), x)
 
 
-# measures -----------------------------------------------------------------------------------------
+# measures
 
 
 def test_entropy_and_distance_of_rows() -> None:
@@ -192,7 +192,7 @@ def test_examples_are_of_all_documents(tmp_path: Path) -> None:
     assert len(text_spans(run, str(folder), LENGTH, 100)) == 8
 
 
-# invalid requests ---------------------------------------------------------------------------------
+# invalid requests
 
 
 def assert_rejected(said: str, *args: Any, **named: Any) -> None:

@@ -380,7 +380,7 @@ def _llama() -> Any:
     return transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
 
 
-# texts ------------------------------------------------------------------------------------------
+# texts
 
 
 @pytest.fixture(scope="module")

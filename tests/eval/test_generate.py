@@ -297,7 +297,7 @@ def test_files_that_are_not_text_are_rejected(
         generator.read_document(tmp_path / "none")
 
 
-# sampling ----------------------------------------------------------------------------------------
+# sampling
 
 LOGITS = jnp.log(jnp.array([[0.1, 0.4, 0.05, 0.3, 0.15]]))
 
@@ -331,7 +331,7 @@ def test_samples_follow_the_probabilities(
         assert got[token] == pytest.approx(share, abs=0.03)
 
 
-# stop strings ------------------------------------------------------------------------------------
+# stop strings
 
 
 @given(

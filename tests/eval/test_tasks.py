@@ -213,7 +213,7 @@ def test_full_attention_rejects_a_document_beyond_its_capacity(
         evaluate_text(run, str(write(tmp_path / "b", ["x", "x" * 64])), quiet=True)
 
 
-# passkey -----------------------------------------------------------------------------------------
+# passkey
 
 
 def keys(count: int) -> list[str]:
@@ -450,7 +450,7 @@ def test_passkey_errors_are_raised_before_reading() -> None:
         evaluate_passkey(tiny.run_with("full"), [500], quiet=True)
 
 
-# windows --------------------------------------------------------------------------------------
+# windows
 
 
 def windowed_loss(run: Run, texts: Sequence[str], window: int, score: int) -> tuple[float, int]:

@@ -145,7 +145,7 @@ def test_last_logits_and_hidden_states_of_padded_rows(name):
     assert some.hidden_states is None
 
 
-# generate ----------------------------------------------------------------------------------------
+# generate
 
 GREEDY = {"do_sample": False, "max_new_tokens": 9, "eos_token_id": None, "pad_token_id": PAD}
 
@@ -202,7 +202,7 @@ def test_sampled_sequences_differ():
         assert logits.isfinite().all()
 
 
-# training ----------------------------------------------------------------------------------------
+# training
 
 
 @pytest.mark.parametrize("name", ["full", "fam"])
@@ -251,7 +251,7 @@ def test_gradients_of_padded_rows_and_checkpointed_layers(name):
         close(c, a)
 
 
-# embeddings --------------------------------------------------------------------------------------
+# embeddings
 
 
 @pytest.mark.parametrize("name", ["fam", "fam-0"])
@@ -280,7 +280,7 @@ def test_embeddings_can_be_resized(name, size, tmp_path):
     assert (both[0] is both[1]) == tied
 
 
-# unsupported use ---------------------------------------------------------------------------------
+# unsupported use
 
 
 @pytest.mark.parametrize(

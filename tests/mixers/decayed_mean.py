@@ -102,7 +102,7 @@ class DecayedMeanSpec(MixerSpec):
         _, _, g, e, _ = sizes(model)
         return g * (e + 1) * 4
 
-    def scores(self, config: Config) -> int:
+    def max_attention_weights(self, config: Config) -> int:
         return 0
 
     def unrotated(self, model: ModelConfig) -> str:

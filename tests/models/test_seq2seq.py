@@ -577,7 +577,7 @@ def test_an_encoder_begins_as_deep_as_it_is():
     assert size(model.encoder) / size(model.stack) == pytest.approx((1 / 8) ** 0.5, rel=0.1)
 
 
-# what every stack has, with attention to an encoder -----------------------------------------------
+# what every stack has, with attention to an encoder
 
 
 def variant(name: str, **changes: Any) -> tuple[Any, Any]:

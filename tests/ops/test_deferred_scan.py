@@ -95,7 +95,7 @@ def test_the_forward_scan_is_not_recomputed() -> None:
     assert loops(plain_scan) == 3
 
 
-# random bodies ------------------------------------------------------------------------------------
+# random bodies
 
 
 class Case(NamedTuple):

@@ -179,7 +179,7 @@ def test_sharded_rows_and_heads(platform, sizes):
     close(ours, jit(training)(*args))
 
 
-# kernel selection ---------------------------------------------------------------------------------
+# kernel selection
 
 
 def kernels_in(platform, dtype="float32", chunk=C, **sizes):

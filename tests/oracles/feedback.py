@@ -79,7 +79,7 @@ def softmax(scores: Any) -> Array:
     return powers / np.sum(powers)
 
 
-# ------------------------------------------------------------------------------------------ memory
+# memory
 
 
 def _all(w: Stack, x: list[Array]) -> list[Array]:
@@ -130,7 +130,7 @@ COMPOSITIONS = {
 }
 
 
-# ---------------------------------------------------------------------------------------- one layer
+# one layer
 
 
 def keys_values(w: Stack, i: int, memory: Array, position: int) -> tuple[Array, Array]:

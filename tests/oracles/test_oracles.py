@@ -61,7 +61,7 @@ def changed_rows(a, b):
 KINDS = ["full", "swa", "bswa", "fam"]
 
 
-# --------------------------------------------------------------------- attention written by hand
+# attention written by hand
 
 N = 15  # identifiers; the last coordinate is always 1 and determines queries and keys
 WIDE = N + 1
@@ -178,7 +178,7 @@ def test_memory_prompt_equals_a_computation_by_hand():
         np.testing.assert_allclose((y - h)[j], expected, **CLOSE)
 
 
-# ----------------------------------------------------------------------- properties of the layers
+# properties of the layers
 
 
 @pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
@@ -315,7 +315,7 @@ def test_fam_passes_through_the_feed_forward():
     assert np.abs(second - first).max() > 0.1
 
 
-# ------------------------------------------------------------------------------------------ model
+# model
 
 V = 11
 HYPER = {

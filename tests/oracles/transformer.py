@@ -53,7 +53,7 @@ class LayerWeights:
         self.mlp = {k: v if k == "kind" else f64(v) for k, v in self.mlp.items()}
 
 
-# ------------------------------------------------------------------------------------------ parts
+# parts
 
 
 def norm(x: Array, scale: Array, bias: Array | None) -> Array:
@@ -176,7 +176,7 @@ def tokens_layer(
     return y
 
 
-# ----------------------------------------------------------------------------------------- layers
+# layers
 
 
 def full_layer(
@@ -540,7 +540,7 @@ def prompt_layer(
     return tokens_layer(w, h, [range(f)] * f, offset - f, rope_base)
 
 
-# ------------------------------------------------------------------------------------------ model
+# model
 
 LAYERS: dict[str, Any] = {
     "full": full_layer,
@@ -640,7 +640,7 @@ def cross_entropy(logits: Array, targets: Array, weights: Array | None = None) -
     return float(total / np.sum(weights))
 
 
-# ------------------------------------------------------------------------------------------ losses
+# losses
 
 
 def fam_losses(

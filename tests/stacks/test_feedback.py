@@ -127,7 +127,7 @@ def filled_state(runner: StackRunner) -> Any:
     return runner.call(x, ctx=NO_MASKS._replace(reset=reset))[1]
 
 
-# equivalence with a Transformer ------------------------------------------------------------------
+# equivalence with a Transformer
 
 OWN = {"shared_kv": False}
 ROTARY = {"positions": "rotary"}
@@ -161,7 +161,7 @@ def test_memory_of_layer_inputs_equals_a_transformer(changes):
     close((z[valid], also), (y[valid], end))
 
 
-# gradients ----------------------------------------------------------------------------------------
+# gradients
 
 
 def token_scan_in_python(
@@ -255,7 +255,7 @@ def test_a_training_step_takes_no_more_memory_than_a_transformer():
     assert temporary("feedback") <= temporary("transformer")
 
 
-# dropout ------------------------------------------------------------------------------------------
+# dropout
 
 both_stacks = pytest.mark.parametrize("stack_type", [Feedback, Transformer])
 
@@ -359,7 +359,7 @@ def test_a_layer_is_dropped_for_the_whole_call(stack_type):
     assert len(drawn) > 2
 
 
-# learned spans ------------------------------------------------------------------------------------
+# learned spans
 
 
 def span_config(**changes: Any) -> ModelConfig:
@@ -438,7 +438,7 @@ def test_a_mean_span_is_reported():
     assert runner.stack().mixing_weights().shape == (1, 3)
 
 
-# parallel sweeps ----------------------------------------------------------------------------------
+# parallel sweeps
 
 
 @pytest.fixture(scope="module")
@@ -495,7 +495,7 @@ def test_the_change_of_the_last_sweep_is_reported_in_training_only(exact):
     assert inference_config(config(sweeps=3)).feedback.sweeps == 0
 
 
-# the state ----------------------------------------------------------------------------------------
+# the state
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_a_document_beyond_the_segments_of_an_autocompressor():
         stack(r.x[:, :3], r.fresh, Context())
 
 
-# weights ------------------------------------------------------------------------------------------
+# weights
 
 
 def test_a_pretrained_model_reads_the_first_segment_as_before():
@@ -112,7 +112,7 @@ def test_adapters_are_trained_with_what_is_remembered():
     assert len(names) == len(own) + 2 * 7
 
 
-# arithmetic and evaluation ------------------------------------------------------------------------
+# arithmetic and evaluation
 
 
 @pytest.mark.parametrize(("stack", "memory"), [("rmt", 5), ("autocompressor", 5 * (1 + 4) / 2)])
@@ -139,7 +139,7 @@ def test_without_memory_a_segment_is_a_documents_first(stack):
         LaneStream(run.model, 1, 8, "segments")
 
 
-# bad input ----------------------------------------------------------------------------------------
+# bad input
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def read(task, config=FEW):
         yield [words[i] for i in piece.tokens], [words[i] for i in said], piece.weights
 
 
-# simulators ------------------------------------------------------------------------------------
+# simulators
 
 
 @pytest.mark.parametrize("size", [2, 8])
@@ -141,7 +141,7 @@ def execute(words, values):
     return []
 
 
-# published figures --------------------------------------------------------------------------------
+# published figures
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_default_steps_are_those_of_the_paper():
     assert eval_steps("copy", ToyConfig(test_steps=7)) == 7
 
 
-# the source ------------------------------------------------------------------------------------
+# the source
 
 
 @pytest.mark.parametrize("task", TOYS)

@@ -55,7 +55,7 @@ def with_template(folder, template, tmp_path):
     return tmp_path
 
 
-# rendering ---------------------------------------------------------------------------------------
+# rendering
 
 
 @pytest.mark.parametrize("prompt", [False, True])
@@ -242,7 +242,7 @@ def load_chatml(folder, loaded={}):  # noqa: B006
     return loaded[folder]
 
 
-# weights -----------------------------------------------------------------------------------------
+# weights
 
 
 def lines(tmp_path, *documents):
@@ -403,7 +403,7 @@ def test_error_names_invalid_lines(chatml, tmp_path, template, line, message):
     assert "\n" not in str(error.value)
 
 
-# templates that lose content ----------------------------------------------------------------------
+# templates that lose content
 
 LAST_FIRST = (
     "{% for m in messages if m.role != 'system' %}{% if loop.last %}{{ messages[0].content }} "

@@ -122,7 +122,7 @@ def special(number, content, **changes):
     return {"id": number, "content": content, **flags, "special": True, **changes}
 
 
-# bos and eos -------------------------------------------------------------------------------------
+# bos and eos
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def test_the_fingerprint_depends_on_the_ids(folders, folder):
     assert tokenizer.fingerprint != load_tokenizer(str(folders["byte-level"])).fingerprint
 
 
-# mistakes ----------------------------------------------------------------------------------------
+# mistakes
 
 WORDPIECE = {"type": "WordPiece", "unk_token": "[UNK]", "vocab": {"[UNK]": 0}}
 
@@ -275,7 +275,7 @@ def assert_rejected(spec, message):
     assert "\n" not in str(error.value)
 
 
-# copies ------------------------------------------------------------------------------------------
+# copies
 
 
 @pytest.fixture

@@ -136,7 +136,7 @@ def test_small_cache_generates_the_same_text(tmp_path: Path) -> None:
     assert sizes[1] * 2 == sizes[0]
 
 
-# ft.from_transformer ----------------------------------------------------------------------------
+# ft.from_transformer
 
 BASE = ModelConfig(
     vocab_size=11, layers=4, width=16, heads=4, kv_heads=2, mlp_width=24, mixer="bswa,bswa_sg"
@@ -261,7 +261,7 @@ def test_incompatible_stacks_cannot_be_remapped(
     assert "\n" not in str(caught.value)
 
 
-# bad input ----------------------------------------------------------------------------------------
+# bad input
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from famjax.train.run import Run, initial_weights, open_run
 
 MATCH = ["data.layout=packed", "train.only=maps", "train.match=true"]
 
-# match, then finetune a converted Llama ----------------------------------------------------------
+# match, then finetune a converted Llama
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +127,7 @@ def test_a_merged_matched_run_needs_no_base(work_dir: Path, matched_run: Run) ->
     assert (alone.init, alone.train.only, alone.train.match) == ("", "all", False)
 
 
-# independent of accumulation, sharding and dtype -------------------------------------------------
+# independent of accumulation, sharding and dtype
 
 # learned_elu: similarities stay positive and rounding errors small
 ROWS, LENGTH, VOCABULARY = 8, 16, 64
@@ -197,7 +197,7 @@ def test_bfloat16_gradients_agree() -> None:
         assert a @ b > 0.95 * np.linalg.norm(a) * np.linalg.norm(b), name
 
 
-# invalid configs ---------------------------------------------------------------------------------
+# invalid configs
 
 
 @pytest.mark.parametrize(

@@ -151,7 +151,7 @@ def tensors(model: ModelConfig) -> Tensors:
     if model.ngram_memory:
         layouts["stack.ngram_memory.kernel"] = Tensor("ngram_memory.kernel", inputs=2)
         layouts["stack.ngram_memory.bias"] = Tensor("ngram_memory.bias", inputs=1)
-    if any(spec.has_memory for spec in mixer_specs(model)):
+    if any(spec.has_memory_prompt for spec in mixer_specs(model)):
         layouts["stack.prompt"] = Tensor("prompt", inputs=1)
         if model.fam_update == "gated":
             for name in ("weight", "bias"):

@@ -475,7 +475,7 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
         cap = self.config.arch["logit_cap"]
         return cap * torch.tanh(x.float() / cap) if cap else x.float()
 
-    # generate(): the state replaces the cache ------------------------------------------------
+    # generate(): the state replaces the cache
 
     @classmethod
     def _supports_default_dynamic_cache(cls):

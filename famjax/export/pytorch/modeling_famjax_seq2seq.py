@@ -167,8 +167,6 @@ class FamjaxForConditionalGeneration(FamjaxForCausalLM):
         first = torch.full_like(labels[:, :1], self.config.decoder_start_token_id)
         return torch.cat([first, labels[:, :-1].clamp_min(0)], 1)
 
-    # generate() -----------------------------------------------------------------------------------
-
     @torch.no_grad()
     def generate(self, inputs=None, generation_config=None, **kwargs):
         """Write the targets of sources [b s], or of the `encoder_outputs` of `encode`."""

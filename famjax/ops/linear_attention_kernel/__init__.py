@@ -117,9 +117,6 @@ class Kernels(NamedTuple):
         return d_q[:n], d_k[:n], d_v[:n], d_s, d_z[:, :, 0]
 
 
-# layouts ------------------------------------------------------------------------------------------
-
-
 def _pad_chunks(x: Array, m: int) -> Array:
     """[n ...], n padded to a multiple of m with zeros, which add nothing."""
     return jnp.pad(x, ((0, -len(x) % m), *((0, 0),) * (x.ndim - 1)))

@@ -33,9 +33,6 @@ Solution = tuple[Array, list[KV], Array]
 BLOCK = 16
 
 
-# sequential ---------------------------------------------------------------------------------------
-
-
 def sequential(
     spec: FeedbackSpec,
     arrays: Partitioned,
@@ -165,9 +162,6 @@ def _per_token_rng(rng: DropoutRng | None, count: int, shards: int) -> DropoutRn
     return DropoutRng(keys, jnp.broadcast_to(rng.layers, (count, *rng.layers.shape)))
 
 
-# parallel ----------------------------------------------------------------------------------------
-
-
 def parallel(
     spec: FeedbackSpec,
     arrays: Partitioned,
@@ -229,9 +223,6 @@ def _to_entries(spec: FeedbackSpec, pairs: list[KV]) -> list[KV]:
     """Return keys and values [b t g e] of a call's tokens as entries, [b g t e]."""
     swapped = [(jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)) for k, v in pairs]
     return [(spec.rotate(k, spec.span + jnp.arange(k.shape[2])), v) for k, v in swapped]
-
-
-# fixed point --------------------------------------------------------------------------------------
 
 
 def fixed_point(
