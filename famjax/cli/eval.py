@@ -158,11 +158,7 @@ def evaluate(
     report: dict[str, Any] = {
         "run": arguments.run,
         "step": opened.step,
-        "text": [],
-        "toy": [],
-        "long": [],
-        "questions": [],
-        "lm_eval": [],
+        **{task.group: [] for task in TASKS.values() if task.group != "passkey"},
     }
     requests = [
         _request(arguments, name, part, lengths, folder)
