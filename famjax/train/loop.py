@@ -106,5 +106,7 @@ def train_session(session: Session) -> None:
 def _make_hooks(log: Log, profiler: Profiler, signals: hosts.StopSignal) -> list[Hook]:
     """Return the hooks of a run, in the order in which they are called."""
     hooks: list[Hook] = [log, Curriculum(), HeldOutLoss(), TaskScores(), AttentionSpans()]
+    # `Best` judges what `HeldOutLoss` and `TaskScores` have added to a row. The last two save the
+    # states of all hooks, themselves included
     hooks += [Profiling(profiler), BpttWarmup(), Best(hooks), Saving(signals, hooks)]
     return hooks

@@ -94,7 +94,7 @@ class Session:
         """Make the program and the batches for rows of `length` tokens."""
         config = with_row_length(self.config, length)
         self.length, self.rows = config.data.length, config.data.batch
-        self.set_attention_span(self.attention_span)
+        self._rebuild_program()
         self.batches = make_batches(
             config,
             self.source,
@@ -106,8 +106,11 @@ class Session:
     def set_attention_span(self, entries: tuple[int, ...]) -> None:
         """Make the program for layers that attend to this many entries; see `make_program`."""
         self.attention_span = entries
+        self._rebuild_program()
+
+    def _rebuild_program(self) -> None:
         config = with_row_length(self.config, self.length)
-        self.program = self.make_program(config, self.tokenizer.token_bytes, entries)
+        self.program = self.make_program(config, self.tokenizer.token_bytes, self.attention_span)
         self._is_compiled = False
 
     def run_step(self, inspect: bool) -> dict[str, Array]:

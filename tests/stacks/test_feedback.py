@@ -25,6 +25,7 @@ from famjax.models.language_model import LanguageModel
 from famjax.ops import token_scan
 from famjax.ops.einsum_tape import einsum, use_tape
 from famjax.ops.token_scan import Visible
+from famjax.stacks import feedback as feedback_stacks
 from famjax.stacks.feedback import Feedback, Transformer, solve
 from famjax.train.partition import inference_config
 from famjax.train.step import clip_spans
@@ -387,13 +388,14 @@ def with_spans(runner: StackRunner, shares: Any) -> Any:
     ],
     ids=str,
 )
-def test_attention_span_covers_the_learned_spans(stack_type, changes, attention_span):
+def test_attention_span_covers_the_learned_spans(stack_type, changes, attention_span, monkeypatch):
     """Spans of at most 4.8 and 1.6 tokens and a ramp of 2, rounded up to multiples of 4."""
     runner = StackRunner(span_config(**changes), stack_type)
     shares = [[0.1, 0.3], [0.1, 0.05]]
     runner.params = with_spans(runner, shares)
     stack = runner.stack()
-    assert stack.attention_span(to=4) == attention_span
+    monkeypatch.setattr(feedback_stacks, "ENTRIES", 4)
+    assert stack.attention_span() == attention_span
     assert stack.attention_span(margin=100) == (16,) * len(attention_span)
     close(np.asarray(stack.spans()), 16 * np.array(shares))
     np.testing.assert_allclose(stack.loss(), 0.5 * 16 * (0.2 + 0.075))

@@ -59,7 +59,8 @@ T2R_ACTIVATIONS = Experiment(
     + " Each map has 16 features, or 64; elu is 1 + elu, which is positive. The paper gives "
     "no numbers.",
     unequal_parameters=_t2r.UNEQUAL_PARAMETERS,
-    follow_up="With as many features as a head has, 64, the two maps cannot be told apart. Where "
-    "features are few, 1 + elu is better here. Longer training was not tried.",
+    follow_up="With as many features as a head has, 64, relu has 2.533 bits per byte and 1 + elu "
+    "2.518, in the rows above, which three seeds cannot tell apart. Where features are few, 1 + "
+    "elu is better here. Longer training was not tried.",
     minutes=_t2r.MINUTES,
 )

@@ -41,6 +41,10 @@ sharding.register_parameter_axes(
     (r"layers/0/span$", (None,)), (r"distances$", (None, None)), (r"mix$", (None, None))
 )
 
+# the entries that layers with learned spans attend to are a multiple of this, so that few programs
+# are compiled
+ENTRIES = 64
+
 
 class Feedback(Stack):
     """Layers that attend to a memory of earlier tokens, which are processed sequentially.
@@ -152,15 +156,14 @@ class Feedback(Stack):
         spans = self.spans()
         return jnp.zeros(()) if spans is None else self.spec.config.span_loss * spans.mean(1).sum()
 
-    def attention_span(self, margin: float = 0.0, to: int = 64) -> tuple[int, ...]:
+    def attention_span(self, margin: float = 0.0) -> tuple[int, ...]:
         """Return how many entries the layers of each set of keys must attend to.
 
-        It must be called outside of jit, since the result determines shapes
-        (`set_attention_span`).
+        Results are multiples of `ENTRIES`, or the maximum span. It must be called outside of jit,
+        since the result determines shapes (`set_attention_span`).
 
         Args:
           margin: number of tokens by which spans may grow until the next call of this.
-          to: results are multiples of it, or the maximum span.
         """
         spans, c = self.spans(), self.spec.config
         if spans is None:
@@ -168,7 +171,7 @@ class Feedback(Stack):
         longest = [float(x) + c.span_ramp + margin for x in jax.device_get(spans.max(1))]
         if self.spec.sets == 1:
             longest = [max(longest)]
-        return tuple(min(c.span, -(-math.ceil(x) // to) * to) for x in longest)
+        return tuple(min(c.span, -(-math.ceil(x) // ENTRIES) * ENTRIES) for x in longest)
 
     def set_attention_span(self, entries: tuple[int, ...]) -> None:
         """Attend only to the newest `entries` of each set of keys from now on; () means all."""
