@@ -47,7 +47,8 @@ class Arguments:
     """Start no training run that would not finish within this many hours, and report what is left.
     Not with --size paper, whose run times are unknown."""
     test: str = ""
-    """With --size paper, the test files of experiments on text, in the form of data.files."""
+    """With --size paper, the test files of experiments on text, in the form of data.files, or
+    NAME:FILES,NAME:FILES for the sets of a table of TransformerFAM."""
     mixed: bool = False
     """Allow results of different versions of the code in one table."""
     folder: str = "runs/reproduce"

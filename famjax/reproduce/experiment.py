@@ -252,10 +252,14 @@ class Experiment:
         variants = self.variants_at(size)
         names = {variant.name for variant in variants}
         claims = self.orderings if there.orderings is None else there.orderings
+        measure = there.measure.on(test)
+        if test:  # with files for some of its sets, a measure has no other scores
+            scores = {"", *(score.name for score in (*measure.scores, *SECONDS))}
+            claims = tuple(claim for claim in claims if claim.score in scores)
         return replace(
             self,
             variants=variants,
-            measure=there.measure.on(test),
+            measure=measure,
             orderings=tuple(o for o in claims if {o.better, o.worse, *o.wider_than} <= names),
             # both are about the size here
             note=f"At the paper's size: config `{there.config}`. {there.note}".strip(),

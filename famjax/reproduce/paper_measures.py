@@ -9,11 +9,8 @@ from typing import Any
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.data.find_files import list_files
-from famjax.eval.answer_scores import check_metrics, first_sentence, score_answer
 from famjax.eval.text import evaluate_text
 from famjax.reproduce.experiment import Measure, Measured, Score
-from famjax.tasks.questions.summaries import XLSUM
-from famjax.tasks.task import Request
 from famjax.train.run import Run
 
 # by what a text is scored: the score, and its key in the results of `evaluate_text`
@@ -73,50 +70,6 @@ class TextMeasure(Measure):
         return {score.name: found[key] for score, key in self.scored}
 
 
-@dataclass(frozen=True)
-class SummariesMeasure(Measure):
-    """ROUGE-L of summaries of XLSum; the baseline is each article's first sentence.
-
-    Attributes:
-      files: the user's files of JSON lines, or a data set of TFDS.
-    """
-
-    files: str = ""
-
-    @property
-    def scores(self) -> tuple[Score, ...]:
-        return (Score("XLSum"),)
-
-    @property
-    def test_files(self) -> str:
-        return "the paper's are articles of XLSum, such as xlsum/english_test.jsonl"
-
-    def on(self, files: str) -> Measure:
-        return replace(self, files=files)
-
-    def check(self, config: Config) -> None:
-        """Raise a `UserError` if there are no texts to train on, or no readable articles."""
-        _check_given(self.files, self.test_files)
-        XLSUM.load(self.files, skip_broken=False)
-        check_metrics(XLSUM.metrics)
-        _check_training_texts(config)
-
-    def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
-        found = XLSUM.evaluate(run, Request(XLSUM.name, self.files, batch=16, quiet=quiet))
-        return Measured({"XLSum": found["score"]}, {"the first sentence": {"XLSum": self._lead()}})
-
-    def _lead(self) -> float:
-        """Return the mean score of the articles' first sentences as summaries."""
-        documents, _ = XLSUM.load(self.files, skip_broken=False)
-        metric = XLSUM.metrics[0]
-        scores = [
-            score_answer(metric, first_sentence(document.text), asked.references)
-            for document in documents
-            for asked in document.questions
-        ]
-        return sum(scores) / len(scores)
-
-
 def check_texts(files: str, wanted: str, config: Config) -> None:
     """Raise a `UserError` if there are no texts to test on or to train on.
 
@@ -125,17 +78,19 @@ def check_texts(files: str, wanted: str, config: Config) -> None:
       wanted: what the paper's test files are, for the error.
       config: the config of a training.
     """
-    _check_given(files, wanted)
+    check_given(files, wanted)
     list_files(files, "--test")
-    _check_training_texts(config)
+    check_training_texts(config)
 
 
-def _check_given(files: str, wanted: str) -> None:
+def check_given(files: Any, wanted: str) -> None:
+    """Raise a `UserError` if the user gave no test files."""
     if not files:
         raise UserError(f"give the files to test on with --test FILES; {wanted}")
 
 
-def _check_training_texts(config: Config) -> None:
+def check_training_texts(config: Config) -> None:
+    """Raise a `UserError` if there are no texts to train on."""
     if not (config.data.seqio or config.data.tfds):
         list_files(config.data.files, "data.files")
 

@@ -11,13 +11,16 @@ from famjax.core.errors import UserError
 from famjax.experiment.load import to_json
 from famjax.experiment.size import count_params
 from famjax.reproduce import attention_measure as attention_measure_module
+from famjax.reproduce import long_context_measure as long_context_measure_module
 from famjax.reproduce import paper_measures as paper_measures_module
 from famjax.reproduce.cell import Cell, run_cell
 from famjax.reproduce.experiment import PaperSize
 from famjax.reproduce.experiments import EXPERIMENTS
+from famjax.reproduce.long_context_measure import LongContextMeasure
 from famjax.reproduce.measures import CodeTexts, ToyMeasure
-from famjax.reproduce.paper_measures import PG19, WIKITEXT_WINDOWS, SummariesMeasure, TextMeasure
+from famjax.reproduce.paper_measures import PG19, WIKITEXT_WINDOWS, TextMeasure
 from famjax.reproduce.runner import Runner, make_cells, read_result
+from famjax.tasks import TASKS
 from famjax.tasks.questions.summaries import XLSUM
 from famjax.tasks.toy import eval_steps
 
@@ -80,7 +83,8 @@ def test_test_files_are_asked_for_before_anything_trains(tmp_path, texts, capsys
         assert reproduce(tmp_path, *arguments, *more) == 2
         return " ".join(capsys.readouterr().err.split())
 
-    assert "give the files to test on with --test FILES; the paper's are the test books" in error()
+    given = "give the files to test on with --test FILES; the paper's are pg19:pg19/test/*.txt"
+    assert given in error()
     assert "--test: no such file or folder: /absent.txt" in error("--test", "/absent.txt")
     arguments[-2] = "data.files=/flan.jsonl"
     assert "data.files" in error("--test", str(tmp_path / "train.txt"))
@@ -219,7 +223,7 @@ def test_a_training_is_measured_on_test_files(tmp_path, texts):
     given = (*(key for key in TINY if "toy" not in key), *texts)
     for measure, files in (
         (TextMeasure("", PG19.scored), "train.txt"),
-        (SummariesMeasure(), "xlsum.jsonl"),
+        (LongContextMeasure(("xlsum",)), "xlsum.jsonl"),
     ):
         experiment = replace(
             tiny_experiment("tiny"), at_paper=PaperSize("char_ptb_paper", measure)
@@ -383,9 +387,39 @@ def test_the_first_sentence_is_a_summary(monkeypatch, tmp_path):
     records = ({"text": "A b c. More.", "summary": "a b c"}, {"text": "d\n", "summary": "e"})
     articles.write_text("".join(json.dumps(record) + "\n" for record in records))
     monkeypatch.setattr(type(XLSUM), "evaluate", lambda *_: {"score": 0.3}, raising=False)
-    found = SummariesMeasure().on(str(articles)).measure(None, tmp_path, quiet=True)
+    measure = LongContextMeasure(("qasper", "xlsum")).on(f"xlsum:{articles}")
+    found = measure.measure(None, tmp_path, quiet=True)
     assert found.scores == {"XLSum": 0.3}
     assert found.baselines == {"the first sentence": {"XLSum": 0.5}}
+
+
+def test_a_table_is_scored_on_the_sets_that_are_given(monkeypatch, tmp_path):
+    table = EXPERIMENTS["fam-table-8"]
+    every = ["PG-19 accuracy", "Isabelle accuracy", "NarrativeQA", "Qasper", "QuALITY", "XLSum"]
+    assert [score.name for score in table.at("paper").scores] == every
+    assert [claim.score for claim in table.at("paper").orderings] == every
+    # with several files; those without a name are the first set's
+    some = table.at("paper", "a/*.txt,b.txt,quality:tfds:quality/raw:dev,c.jsonl")
+    assert some.measure.files == (
+        ("pg19", "a/*.txt,b.txt"),
+        ("quality", "tfds:quality/raw:dev,c.jsonl"),
+    )
+    assert [score.name for score in some.scores] == ["PG-19 accuracy", "QuALITY"]
+    assert [claim.score for claim in some.orderings] == ["PG-19 accuracy", "QuALITY"]
+    with pytest.raises(UserError, match=r"--test pg19: is not in this table; .*xlsum:xlsum/"):
+        EXPERIMENTS["fam-table-4"].at("paper", "pg19:a.txt")
+    accuracy = {"accuracy": 0.4}
+    monkeypatch.setattr(
+        long_context_measure_module,
+        "evaluate_text",
+        lambda run, files, **_: {**accuracy, "uniform": {"accuracy": 0.1}, "unigram": accuracy},
+    )
+    monkeypatch.setattr(
+        type(TASKS["quality"]), "evaluate", lambda *_: {"score": 0.3}, raising=False
+    )
+    found = some.measure.measure(None, tmp_path, quiet=True)
+    assert found.scores == {"PG-19 accuracy": 0.4, "QuALITY": 0.3}
+    assert found.baselines["uniform"] == {"PG-19 accuracy": 0.1}
 
 
 @pytest.mark.parametrize("experiment", PAPER, ids=lambda e: e.id)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from famjax.reproduce.experiment import Experiment, Ordering, PaperSize, Variant
 from famjax.reproduce.experiments import _text
-from famjax.reproduce.paper_measures import PG19
+from famjax.reproduce.long_context_measure import SETS, LongContextMeasure
 
 _LAST, _BETWEEN, _ZERO = "last numbers", "float numbers", "zero"
+_SETS = ("pg19", "isabelle")
 
 
 def _variant(name: str, position: str, pg19: float, isabelle: float) -> Variant:
@@ -17,6 +18,11 @@ def _variant(name: str, position: str, pg19: float, isabelle: float) -> Variant:
         {"PG-19 accuracy": pg19, "Isabelle accuracy": isabelle},
         at_paper=(*_text.FAM_AT_PAPER, *own),
     )
+
+
+def _claims(score: str = "") -> tuple[Ordering, ...]:
+    pairs = (_LAST, _BETWEEN), (_LAST, _ZERO), (_BETWEEN, _ZERO)
+    return tuple(Ordering(*pair, score) for pair in pairs)
 
 
 FAM_TABLE_7 = Experiment(
@@ -30,12 +36,13 @@ FAM_TABLE_7 = Experiment(
         _variant(_ZERO, "zero", 0.473, 0.721),
     ),
     measure=_text.CODE,
-    orderings=(Ordering(_LAST, _BETWEEN), Ordering(_LAST, _ZERO), Ordering(_BETWEEN, _ZERO)),
+    orderings=_claims(),
     overrides=_text.SHAPE,
     base=_text.BASE,
     at_paper=PaperSize(
         config="fam_1b",
-        measure=PG19,
+        measure=LongContextMeasure(_SETS),
+        orderings=tuple(claim for name in _SETS for claim in _claims(SETS[name].score)),
     ),
     note=_text.FAM_NOTE,
     minutes=4.0,
