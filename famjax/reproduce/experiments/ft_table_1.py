@@ -170,11 +170,6 @@ _COPY = _experiment(
     4.0,
     _TESTED,
 )
-_COPY_LONGER = (
-    "With 2,000 steps the Feedback Transformer copies every digit with each of three seeds "
-    "(`famjax reproduce ft-table-1-copy --only Feedback train.steps=2000`), as the Transformer "
-    "does after 1,000: 40 digits are too few to tell the stacks apart."
-)
 # 99.7 and 99.6: the stacks differ "over long sequences"
 _COUNTING = replace(
     _experiment(
@@ -258,7 +253,7 @@ def _blocked_walk() -> Experiment:
 
 
 FT_TABLE_1 = (
-    replace(_with_sequences(_COPY), follow_up=_COPY_LONGER),
+    _with_sequences(_COPY),
     _with_sequences(
         _experiment(
             "reverse",
