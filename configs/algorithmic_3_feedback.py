@@ -2,11 +2,12 @@
 
 Command:  famjax train algorithmic_3_feedback
           famjax train algorithmic_3_feedback model.stack=transformer \
-              model.feedback.shared_kv=false name=algorithmic_3_transformer
+              name=algorithmic_3_transformer
           famjax eval runs/algorithmic_3_feedback --lengths 10,32,100
 Cost:     40 minutes on one core, an hour and a half on a shared machine
 Expected: first command: 97.5% of answers for programs of 10 statements, 74% for 32, 33% for 100;
-          the Transformer was run for 1,000 steps only (docs/feedback.md)
+          the Transformer was run for 1,000 steps only (docs/feedback.md; Feedback with
+          model.feedback.shared_kv=true)
 
 The paper trains on 10,000 programs of 100 statements, joined into one stream. Here there are
 1,000,000 programs, each with a fresh memory; their length grows from 4 statements during training

@@ -2,7 +2,7 @@
 
 Command:  famjax train blocked_walk_feedback
           famjax train blocked_walk_feedback model.stack=transformer \
-              model.feedback.shared_kv=false name=blocked_walk_transformer
+              name=blocked_walk_transformer
 Cost:     2 minutes on one core
 Expected: 100% of answers and of episodes (3 seeds); the Transformer 52 and 54% of answers, no
           episode

@@ -2,7 +2,7 @@
 
 Command:  famjax train copy_feedback train.steps=1000
           famjax train copy_feedback train.steps=1000 model.stack=transformer \
-              model.feedback.shared_kv=false name=copy_transformer
+              name=copy_transformer
           famjax eval runs/copy_feedback --lengths 40,60
 Cost:     4 minutes for 1,000 steps on one core of a shared machine
 Expected: 100% for 40 digits, also for the Transformer; 60 digits at chance (docs/feedback.md)

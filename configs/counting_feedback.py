@@ -2,7 +2,7 @@
 
 Command:  famjax train counting_feedback train.steps=1000
           famjax train counting_feedback train.steps=1000 model.stack=transformer \
-              model.feedback.shared_kv=false name=counting_transformer
+              name=counting_transformer
           famjax train counting_feedback data.toy.steps=1000 model.feedback.span=2048 \
               data.length=2004 name=counting_1000
 Cost:     4 minutes for 1,000 steps on one core of a shared machine

@@ -145,8 +145,8 @@ MUTANTS = (
     Mutant(
         "delta: keys in memory have positions",
         "mixers/delta.py",
-        "return own(self.window.unrotate(k)), own(v)",
-        "return own(k), own(v)",
+        "return select_heads(self.window.unrotate(k)), select_heads(v)",
+        "return select_heads(k), select_heads(v)",
         f"{STREAM} -k transcription",
     ),
     Mutant(
@@ -587,8 +587,8 @@ MUTANTS = (
     Mutant(
         "optimizer: no rise of the learning rate",
         "optimizers.py",
-        "optax.linear_schedule(0.0 if warmup else rate, rate, max(warmup, 1))",
-        "optax.linear_schedule(rate, rate, max(warmup, 1))",
+        "optax.linear_schedule(0.0, rate, warmup)",
+        "optax.linear_schedule(rate, rate, warmup)",
         "tests/test_optimizers.py",
     ),
     Mutant(

@@ -205,10 +205,10 @@ def share_table(
     table = Table(label, ("length", *names, *differences))
     every = [_rows(result) for result in results]
     for length in (row["length"] for row in every[0]):
-        found = [next((r for r in rows if r["length"] == length), None) for rows in every]
-        cells = ["" if row is None else f"{row[_SHARES[group]]:.1%}" for row in found]
+        aligned = [next((r for r in rows if r["length"] == length), None) for rows in every]
+        cells = ["" if row is None else f"{row[_SHARES[group]]:.1%}" for row in aligned]
         if group == "passkey":
-            cells += [_paired_keys(row, found[0]) for row in found[1:]]
+            cells += [_paired_keys(row, aligned[0]) for row in aligned[1:]]
         elif differences:
             scores = [_scores(r, result, length) for r, result in zip(runs, results, strict=True)]
             cells += [_paired(each, scores[0]) for each in scores[1:]]
@@ -221,11 +221,11 @@ def _paired_keys(row: dict[str, Any] | None, other: dict[str, Any] | None) -> st
     if row is None or other is None:
         return ""
     # results of versions that did not keep a hash of the documents have none
-    versions = {each.get("documents") for each in (row, other)}
+    versions = {gains.get("documents") for gains in (row, other)}
     if len(versions) > 1 or None in versions or row["examples"] != other["examples"]:
         return "other documents"
-    each = np.array(row["by_document"], float) - np.array(other["by_document"], float)
-    mean, low, high = mean_interval(each)
+    gains = np.array(row["by_document"], float) - np.array(other["by_document"], float)
+    mean, low, high = mean_interval(gains)
     return f"{mean:+.1%} ({100 * low:+.0f} to {100 * high:+.0f})"
 
 
@@ -282,9 +282,9 @@ def harness_table(label: str, names: Sequence[str], results: Sequence[dict[str, 
     table = Table(label, ("task", "metric", *names, *differences), words=(0, 1))
     every = [{_metric(row): row for row in result["rows"]} for result in results]
     for metric, first in every[0].items():
-        found = [rows.get(metric) for rows in every]
-        cells = ["" if row is None else f"{row['value']:.4f}" for row in found]
-        table.add_row(*metric[:2], *cells, *(_paired_examples(row, first) for row in found[1:]))
+        values = [rows.get(metric) for rows in every]
+        cells = ["" if row is None else f"{row['value']:.4f}" for row in values]
+        table.add_row(*metric[:2], *cells, *(_paired_examples(row, first) for row in values[1:]))
     return table
 
 
@@ -297,11 +297,11 @@ def _paired_examples(row: dict[str, Any] | None, other: dict[str, Any]) -> str:
     if row is None or not row["by_example"]:
         return ""
     # results from before 2026-11-26 have no hash of the examples
-    documents = {each["documents"] for each in (row, other) if "documents" in each}
+    documents = {gains["documents"] for gains in (row, other) if "documents" in gains}
     if len(documents) > 1 or len(row["by_example"]) != len(other["by_example"]):
         return "other examples"
-    each = np.array(row["by_example"]) - np.array(other["by_example"])
-    return "{:+.4f} ({:+.4f} to {:+.4f})".format(*mean_interval(each))
+    gains = np.array(row["by_example"]) - np.array(other["by_example"])
+    return "{:+.4f} ({:+.4f} to {:+.4f})".format(*mean_interval(gains))
 
 
 def _rows(result: Any) -> list[dict[str, Any]]:

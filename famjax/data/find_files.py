@@ -63,10 +63,10 @@ def find_files(
     check_not_all_json(files, paths)
     check_not_all_tables(files, paths)
     scan = Scanner(template, checked or CheckedFiles(None, template))
-    found = [scan.index_documents(file) for file in by_path.values()]
-    if any(map(len, found)) and not scan.found_text:
+    indexed = [scan.index_documents(file) for file in by_path.values()]
+    if any(map(len, indexed)) and not scan.found_text:
         raise UserError(f"data.files={files}: all documents are empty; give one with text in it")
-    return found, skipped
+    return indexed, skipped
 
 
 def list_files(files: str, option: str, repeated: bool = False) -> list[str]:

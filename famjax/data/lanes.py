@@ -184,9 +184,9 @@ def _join_pieces(pieces: Iterable[Piece]) -> tuple[np.ndarray, np.ndarray, np.nd
     """
     tokens = np.concatenate([piece.tokens for piece in pieces])
     weights = np.concatenate([piece.weights for piece in pieces])
-    own = [piece.targets for piece in pieces if piece.targets is not None]
-    if own:
-        return tokens, np.concatenate(own), weights
+    targets = [piece.targets for piece in pieces if piece.targets is not None]
+    if targets:
+        return tokens, np.concatenate(targets), weights
     return tokens, np.append(tokens[1:], tokens[-1]), np.append(weights[1:], np.float32(0))
 
 

@@ -193,8 +193,8 @@ class PairSource(Source):
             sum(numbers.get(number, 0) for number in windows)
             for numbers in (counts, self._lost, self._unread)
         )
-        of = counted(len(self.pairs), "pair")
-        notes = [f"{too_long:,} of {of} {self._why_left_out(too_long)}"] * bool(too_long)
+        total = counted(len(self.pairs), "pair")
+        notes = [f"{too_long:,} of {total} {self._why_left_out(too_long)}"] * bool(too_long)
         if lost:
             notes.append(f"{lost:,} of the targets {self._why_lost(lost)}")
         if unread:
@@ -223,15 +223,15 @@ class PairSource(Source):
             are = inflect(cut, "source is", "sources are")
             notes.append(f"{cut:,} {are} cut to data.source_words={self.pairs.source_words}")
         rows, texts = self.rows(0), self._read_window(0)
-        of = f" of the first {len(texts):,}" if len(texts) < len(self.pairs) else ""
+        window = f" of the first {len(texts):,}" if len(texts) < len(self.pairs) else ""
         if too_long := self._too_long[0]:
-            notes.append(f"{too_long:,}{of} {self._why_left_out(too_long)}")
+            notes.append(f"{too_long:,}{window} {self._why_left_out(too_long)}")
         if lost := self._lost[0]:
-            targets = "targets" if of else inflect(lost, "target", "targets")
-            notes.append(f"{lost:,}{of} {targets} {self._why_lost(lost)}")
+            targets = "targets" if window else inflect(lost, "target", "targets")
+            notes.append(f"{lost:,}{window} {targets} {self._why_lost(lost)}")
         if unread := self._unread[0]:
-            sources = "sources" if of else inflect(unread, "source", "sources")
-            notes.append(f"{unread:,}{of} {sources} {self._why_lost(unread, 'read')}")
+            sources = "sources" if window else inflect(unread, "source", "sources")
+            notes.append(f"{unread:,}{window} {sources} {self._why_lost(unread, 'read')}")
         notes.append(self._describe_padding(rows))
         return f"{counted(len(self.pairs), 'pair')}{self._name_files()}; " + "; ".join(notes)
 

@@ -91,9 +91,9 @@ def measure_attention(
                 continue
             number = repeat * len(pattern) + i
             mass, memory_mass = jax.tree.map(lambda a, repeat=repeat: a[repeat] / n, total)
-            own = jax.tree.map(lambda a, repeat=repeat: a[repeat], weights)
+            of_repeat = jax.tree.map(lambda a, repeat=repeat: a[repeat], weights)
             keys = weights.memory.shape[-1], weights.segments.shape[-1]
-            layers.append(LayerAttention(number, name, *keys, mass, memory_mass, own))
+            layers.append(LayerAttention(number, name, *keys, mass, memory_mass, of_repeat))
     return layers
 
 
@@ -123,9 +123,9 @@ def _read_block(
     """
     model = nnx.merge(graph, params)
     x, ctx = model.embed(tokens), model.with_tokens(Context(), tokens)
-    found = model.stack.block_weights(x, state, ctx)
+    weights = model.stack.block_weights(x, state, ctx)
     # the only lane
-    first = jax.tree.map(lambda a: a[:, 0], found)
+    first = jax.tree.map(lambda a: a[:, 0], weights)
     masses = [None if each is None else _masses(each) for each in first]
     return first, masses, model.stack(x, state, ctx)[1]
 

@@ -283,7 +283,7 @@ class Generator:
     ) -> list[list[Hypothesis]]:
         """Return the hypotheses of each row of a stream that has read the prompts, best first."""
         counted = [tokens if settings.no_repeat_ngram else tokens[:0] for tokens in prompts]
-        found = jax.device_get(stream.search(settings, self._stops(), _pad_prompts(counted)))
+        hypotheses = jax.device_get(stream.search(settings, self._stops(), _pad_prompts(counted)))
         return [
             [
                 Hypothesis(
@@ -292,7 +292,7 @@ class Generator:
                 for tokens, length, score in zip(*row, strict=True)
                 if length
             ]
-            for row in zip(*found, strict=True)
+            for row in zip(*hypotheses, strict=True)
         ]
 
     def _decode_hypothesis(self, tokens: np.ndarray, stop: Sequence[str]) -> str:

@@ -98,14 +98,14 @@ class LaneStream(Streamer):
           sizes: [b], how many tokens each lane reads.
           starts: [b] bool, whether a document begins with the lane's first token.
         """
-        found = self._logits
+        logits = self._logits
         for piece, count, begin in self._pieces(tokens, sizes, starts):
             ctx = self._begin(piece, count, begin)
             self._call(piece, None, ctx, np.maximum(count - 1, 0))
             self.positions = self.positions + count
             reading = jnp.asarray(count > 0)[:, None]
-            found = self.logits if found is None else jnp.where(reading, self.logits, found)
-        self._logits = found
+            logits = self.logits if logits is None else jnp.where(reading, self.logits, logits)
+        self._logits = logits
 
     def read_texts(self, texts: Sequence[np.ndarray]) -> None:
         """Read a text [n] in each of the first lanes, from where the lane is; asynchronous."""
@@ -171,9 +171,9 @@ class LaneStream(Streamer):
         for at in range(0, self.chunk, self.block):
             # also in lanes without tokens here: they have finished their document
             self._restore_ablated(np.ones(self.batch, bool))
-            own = slice(at, at + self.block)
-            reset, valid = (jnp.asarray(batch[mask][:, own]) for mask in ("reset", "valid"))
-            tokens, targets = batch["tokens"][:, own], batch["targets"][:, own]
+            columns = slice(at, at + self.block)
+            reset, valid = (jnp.asarray(batch[mask][:, columns]) for mask in ("reset", "valid"))
+            tokens, targets = batch["tokens"][:, columns], batch["targets"][:, columns]
             parts.append(self._call(tokens, targets, Context(reset, valid), self.block - 1))
         return tuple(jnp.concatenate(each, 1) for each in zip(*parts, strict=True))
 
@@ -219,9 +219,11 @@ class LaneStream(Streamer):
 
     def _lane_resets(self, index: np.ndarray) -> np.ndarray:
         """Return the reset mask [b t] of tokens at `index` [t] after the lanes' positions."""
-        at = self.positions[:, None] + index
+        positions = self.positions[:, None] + index
         return (
-            np.zeros(at.shape, bool) if self._reset_every is None else at % self._reset_every == 0
+            np.zeros(positions.shape, bool)
+            if self._reset_every is None
+            else positions % self._reset_every == 0
         )
 
     def lane(self, number: int) -> LaneState:

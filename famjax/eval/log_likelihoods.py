@@ -58,11 +58,11 @@ def log_likelihoods(
     tokens = sum(_size(continuations[i]) for i in alone)
     tokens += sum(_shared_cost(continuations, group, 1)[1] for group in groups)
     with TokenProgress("log-likelihoods", tokens, quiet) as progress:
-        found = _score_shared(run, continuations, groups, batch, progress) if groups else {}
+        by_index = _score_shared(run, continuations, groups, batch, progress) if groups else {}
         if alone:
-            own = [continuations[i] for i in alone]
-            found |= dict(zip(alone, _score_alone(run, own, batch, progress), strict=True))
-    for i, score in found.items():
+            selected = [continuations[i] for i in alone]
+            by_index |= dict(zip(alone, _score_alone(run, selected, batch, progress), strict=True))
+    for i, score in by_index.items():
         scores[i] = score
     return scores
 
@@ -188,7 +188,7 @@ def _score_shared(
     while together := list(islice(waiting, batch)):
         states, prompts, numbers = zip(*together, strict=True)
         tokens = [continuations[i].tokens for i in numbers]
-        found = score_continuations(answering, states, prompts, tokens)
-        scores |= dict(zip(numbers, found, strict=True))
+        log_likelihoods = score_continuations(answering, states, prompts, tokens)
+        scores |= dict(zip(numbers, log_likelihoods, strict=True))
         progress.advance(sum(map(len, (*prompts, *tokens))))
     return scores

@@ -75,8 +75,8 @@ def check_documents(run: Run, request: Request) -> None:
 def _files(run: Run, request: Request) -> tuple[str, str]:
     """Return the files of the filler and the file of the facts, by default the run's own."""
     task, data = find_task(request.task), run.config.data
-    own = data.files if data.task != "text" else ""
-    files = request.files or (own if task.has_files else "")
+    training_files = data.files if data.task != "text" else ""
+    files = request.files or (training_files if task.has_files else "")
     return files, (request.facts or data.long.facts) if task.has_facts else ""
 
 
@@ -217,8 +217,8 @@ def score(output: str, question: Question) -> float:
     """
     if question.wrong is None:
         lowered = output.lower()
-        found = sum(reference.lower() in lowered for reference in question.references)
-        return float(found > 0) if question.any_of else found / len(question.references)
+        count = sum(reference.lower() in lowered for reference in question.references)
+        return float(count > 0) if question.any_of else count / len(question.references)
     first = _first_sentence(output)
     has_all = all(_has_word(first, reference) for reference in question.references)
     return float(has_all and not any(_has_word(first, wrong) for wrong in question.wrong))
@@ -272,32 +272,34 @@ def _ask(
       the fields of each `Example` but the length, and the times of the batch.
     """
     reading.seconds = 0.0
-    found = list(reading.read(list(documents), lambda n: documents[n].tokens(), progress.advance))
+    readings = list(
+        reading.read(list(documents), lambda n: documents[n].tokens(), progress.advance)
+    )
     # sort by number, since documents end in any order
-    found.sort(key=lambda each: each[UNABLATED].number)
+    readings.sort(key=lambda each: each[UNABLATED].number)
     if not reading.has_answered:
         # compile now, so that timings exclude it: two tokens are the question's call and a step
         with progress.compiling():
             for name in reading.names:
-                _answer(run, reading, name, found, documents, 0, max_tokens=2)
+                _answer(run, reading, name, readings, documents, 0, max_tokens=2)
         reading.has_answered = True
     begin = time.perf_counter()
     rows = []
     for question in range(questions):
-        asked = [documents[each[UNABLATED].number].content.questions[question] for each in found]
+        asked = [documents[each[UNABLATED].number].content.questions[question] for each in readings]
         outputs = {}
         for name in reading.names:
             outputs[name] = _answer(
                 run,
                 reading,
                 name,
-                found,
+                readings,
                 documents,
                 question,
                 on_token=lambda: progress.answer(0),
             )
-            progress.answer(len(found))
-        for i, each in enumerate(found):
+            progress.answer(len(readings))
+        for i, each in enumerate(readings):
             document = documents[each[UNABLATED].number]
             (text, cut), *others = (outputs[name][i] for name in reading.names)
             ablated = zip(reading.names[1:], others, strict=True)
@@ -318,7 +320,7 @@ def _ask(
                     },
                 }
             )
-    tokens = sum(each[UNABLATED].state.tokens + len(each[UNABLATED].left) for each in found)
+    tokens = sum(each[UNABLATED].state.tokens + len(each[UNABLATED].left) for each in readings)
     answering = (time.perf_counter() - begin) / questions / len(reading.names)
     peak = memory_report()["peak_bytes"]
     return rows, {"tokens": tokens, "read": reading.seconds, "answer": answering, "peak": peak}

@@ -264,10 +264,10 @@ def _reads(weights: list[BlockWeights | None], gates: list[Array], w: int) -> Ar
       weights, gates: for each layer of the mixer pattern, and for each that has gates, with a
         leading axis of its repeats.
     """
-    own = [each.from_memory for each in weights if each and each.from_memory is not None]
-    if not own:
+    from_memory = [each.from_memory for each in weights if each and each.from_memory is not None]
+    if not from_memory:
         return jnp.zeros(0)
-    by_token = jnp.stack([each[..., -w:].mean(2) for each in own])  # [l repeats b f w]
+    by_token = jnp.stack([each[..., -w:].mean(2) for each in from_memory])  # [l repeats b f w]
     openings = jnp.stack(gates)[..., None] if gates else jnp.ones_like(by_token[..., :1])
     total = jnp.maximum(openings.sum(), 1e-30)
     return (by_token * openings).sum((0, 1, 2, 3)) / total

@@ -76,8 +76,8 @@ def _trace_blocks(
     def body(state: State, block: tuple[Array, ...]) -> tuple[State, tuple[Array, ...]]:
         tokens, targets, answer = block
         table = next(part for part in _parts(state) if isinstance(part, NgramState))
-        own = jax.tree.map(lambda a: a[0], table)
-        recalled = recall(own, tokens[None], None, None)[0][0]
+        first = jax.tree.map(lambda a: a[0], table)
+        recalled = recall(first, tokens[None], None, None)[0][0]
         losses, after = block_losses(model, tokens[None], targets[None], state)
         emptied = jax.tree.map(_empty_table, state, empty, is_leaf=_is_table)
         gains = block_losses(model, tokens[None], targets[None], emptied)[0] - losses

@@ -174,12 +174,12 @@ def _ablated(
 
 def _with_ablated(rows: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Return the rows of the run as it is, with the hits of each ablation in them."""
-    own = rows.pop(UNABLATED)
+    unablated = rows.pop(UNABLATED)
     if not rows:
-        return own
+        return unablated
     return [
         {**row, "ablated": {name: ablated[i]["hits"] for name, ablated in rows.items()}}
-        for i, row in enumerate(own)
+        for i, row in enumerate(unablated)
     ]
 
 
@@ -399,11 +399,11 @@ def _check_passkey(run: Run, task: Passkey, lengths: Sequence[int], sizes: Seque
 
 def _ablation_scores(batches: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return for each ablation the share of keys found, and the run's gain over it."""
-    found = np.array([all(hits) for batch in batches for hits in batch["hits"]], float)
+    is_found = np.array([all(hits) for batch in batches for hits in batch["hits"]], float)
     scores = {}
     for name in batches[0].get("ablated", {}):
         hits = [all(each) for batch in batches for each in batch["ablated"][name]]
-        mean, *ends = mean_interval(found - np.array(hits, float))
+        mean, *ends = mean_interval(is_found - np.array(hits, float))
         gain = [mean, *np.clip(ends, -1, 1).tolist()]
         scores[name] = {"score": float(np.mean(hits)), "gain": gain}
     return scores
@@ -423,15 +423,15 @@ def _passkey_row(
     task: Passkey, length: int, batches: list[dict[str, Any]], version: str
 ) -> dict[str, Any]:
     answers = [hits for batch in batches for hits in batch["hits"]]
-    found = np.array([all(hits) for hits in answers], float)
+    is_found = np.array([all(hits) for hits in answers], float)
     digits = np.array([task.digits / len(hits) for hits in answers])
     seconds = sum(batch["seconds"] for batch in batches)
     read = sum(batch["read"] * len(batch["hits"]) for batch in batches)
     return {
         "length": length,
         "examples": len(answers),
-        "key_accuracy": float(np.mean(found)),
-        "interval": np.clip(mean_interval(found)[1:], 0, 1).tolist(),
+        "key_accuracy": float(np.mean(is_found)),
+        "interval": np.clip(mean_interval(is_found)[1:], 0, 1).tolist(),
         "token_accuracy": float(np.mean(np.concatenate(answers))),
         "key_chance": 10.0**-task.digits,
         # chance to guess a token that has the answer's mean number of digits

@@ -159,8 +159,10 @@ def _alternate(documents: Sequence[AskedDocument]) -> list[AskedDocument]:
 
 
 def _metrics(task: QuestionSet, documents: Sequence[AskedDocument]) -> list[str]:
-    own = {asked.metric for document in documents for asked in document.questions if asked.metric}
-    return [*task.metrics, *sorted(own)]
+    further = {
+        asked.metric for document in documents for asked in document.questions if asked.metric
+    }
+    return [*task.metrics, *sorted(further)]
 
 
 def _prepare(
@@ -277,13 +279,13 @@ def _answer_all(
     with TokenProgress(task.name, total, request.quiet, answers=asked) as progress:
         with progress.compiling():
             reading.warm_up()
-        found = reading.read(
+        readings = reading.read(
             [each.number for each in sorted(work, key=lambda each: -each.size)],
             lambda number: [_encode(run, by_number[number])],
             progress.advance,
         )
         together = _count_held(run, plan.lanes, len(reading.names))
-        while group := list(islice(found, together)):
+        while group := list(islice(readings, together)):
             read, reading.seconds = reading.seconds / len(group), 0.0
             begin = time.perf_counter()
             prompts = [
@@ -414,10 +416,10 @@ def _rank(
     found, at = [], 0
     for prompt in prompts:
         options, right = prompt.asked.options, prompt.asked.references
-        own = slice(at, at + len(options))
-        at = own.stop
-        chosen = options[int(scores[own].argmax())]
-        by_byte = options[int((scores[own] / sizes[own]).argmax())]
+        of_prompt = slice(at, at + len(options))
+        at = of_prompt.stop
+        chosen = options[int(scores[of_prompt].argmax())]
+        by_byte = options[int((scores[of_prompt] / sizes[of_prompt]).argmax())]
         shares = (float(chosen in right), float(by_byte in right))
         found.append(_Output(chosen, dict(zip(task.metrics, shares, strict=True))))
     return found

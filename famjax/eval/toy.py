@@ -147,9 +147,9 @@ def _results(
 ) -> Iterator[tuple[Batch[np.ndarray], np.ndarray]]:
     """Yield each batch, and whether its predictions are correct [b t], fetched one batch late."""
     waiting: deque[Any] = deque()
-    at = np.zeros(stream.batch, np.int64)
+    lane_positions = np.zeros(stream.batch, np.int64)
     for batch in one_pass(source, stream.batch, stream.chunk, block):
-        positions, at = token_positions(batch, at)
+        positions, lane_positions = token_positions(batch, lane_positions)
         check_capacity(run.model.stack.capacity, int(positions[batch["valid"]].max()) + 1)
         waiting.append((batch, stream.batch_losses(batch)[1]))
         if len(waiting) > 1:

@@ -246,13 +246,13 @@ def _translate(
       the number of tokens of the first penalty's targets.
     """
     before = translator.seconds
-    found = translator.translate_each(
+    by_penalty = translator.translate_each(
         [pairs[number][0] for number in numbers],
         [each.length_penalty for each in results],
     )
-    for each, translations in zip(results, found, strict=True):
+    for each, translations in zip(results, by_penalty, strict=True):
         each.add(numbers, translations, translator.seconds - before)
-    return sum(each.tokens for each in found[0])
+    return sum(each.tokens for each in by_penalty[0])
 
 
 def _make_example(

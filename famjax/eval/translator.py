@@ -208,9 +208,9 @@ class Translator:
             program.lower(*arguments).compile()  # now, so that timings exclude compilation
             self._compiled.add(shapes)
         began = time.perf_counter()
-        found = jax.device_get(program(*arguments))
+        result = jax.device_get(program(*arguments))
         self.seconds += time.perf_counter() - began
-        return found
+        return result
 
     def _max_target_tokens(self, source: int) -> int:
         """Return the maximum number of tokens of targets for sources of `source` tokens."""

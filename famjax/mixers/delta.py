@@ -153,8 +153,8 @@ class DeltaAttention(Mixer):
     def _written(self, k: Array, v: Array) -> tuple[Array, Array]:
         """Return the unrotated keys and the values of the heads that have a memory."""
         # calls, too, start from rotated keys: `step` has no others, and both must write the same
-        own = self.delta_memory.key_heads
-        return own(self.window.unrotate(k)), own(v)
+        select_heads = self.delta_memory.key_heads
+        return select_heads(self.window.unrotate(k)), select_heads(v)
 
     def writes(self, k: Array, v: Array) -> Writes:
         """Return what whole blocks write, from their keys and values [... w g e]."""
@@ -275,7 +275,7 @@ class DeltaSpec(SmearedSpec):
 
     def describe(self, model: ModelConfig) -> list[str]:
         _, _, g, e, _ = sizes(model)
-        own = model.delta_heads or g
-        heads = "a head" if own == g else f"in {own} of {g} key heads"
+        heads_written = model.delta_heads or g
+        heads = "a head" if heads_written == g else f"in {heads_written} of {g} key heads"
         memory = f"a memory of {2 * model.delta_order * e} x {e} {heads}"
         return [*super().describe(model), memory]

@@ -98,10 +98,10 @@ def memory_losses(
     fam_q, _, _ = mixer.project(jnp.broadcast_to(query, fams.before.shape), fams.updates)
     q, keys, _, mask = mixer.window.attention_inputs(inputs, state.window, ctx, extra)
     # all keys of the FAM's queries; for the tokens' queries, they come last
-    own = jnp.concatenate([fams.k, inputs.seen_k], 2)
+    fam_keys = jnp.concatenate([fams.k, inputs.seen_k], 2)
     mass = _key_mass(attention_weights(q, keys, mask, mixer.qkv.cap))
-    mass = mass.at[..., -own.shape[2] :].add(
-        _key_mass(attention_weights(fam_q, own, None, mixer.qkv.cap))
+    mass = mass.at[..., -fam_keys.shape[2] :].add(
+        _key_mass(attention_weights(fam_q, fam_keys, None, mixer.qkv.cap))
     )
     queries = q.shape[2] + fam_q.shape[2]
     diversity = negative_entropy(mass / (q.shape[3] * queries))

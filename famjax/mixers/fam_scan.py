@@ -162,11 +162,11 @@ def memory_kv(mixer: Fam, state: FamState, fams: BlockFams) -> ExtraKV:
     distance = jnp.arange(p - 1, -1, -1)
 
     def last(old: Array, new: Array) -> Array:
-        own = new[:, :, None]
+        newest = new[:, :, None]
         if p == 1:
-            return own
+            return newest
         older = sequence_parallel.halo_exchange(old[:, :-1].astype(new.dtype), new)
-        return jnp.concatenate([older, own], 2)
+        return jnp.concatenate([older, newest], 2)
 
     past_k, past_v = last(state.k, fams.k), last(state.v, fams.v)
     if p > 1:

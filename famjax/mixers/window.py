@@ -289,12 +289,12 @@ class WindowAttention(Mixer):
         visible = jnp.repeat(blocks_since_reset[:, None] >= distance, w, axis=-1)[:, None]
         mask = visible & self.window_mask(-w * distance)
         if extra is not None:
-            at = m * w
+            split = m * w
             k, v = (
-                join_keys(a[:, :at], more, a[:, at:], axis=1)
+                join_keys(a[:, :split], more, a[:, split:], axis=1)
                 for a, more in ((k, extra.k), (v, extra.v))
             )
-            mask = join_keys(mask[..., :at], extra.mask(w), mask[..., at:], axis=-1)
+            mask = join_keys(mask[..., :split], extra.mask(w), mask[..., split:], axis=-1)
         q, k = (self.qkv.shift(a, offset) for a in (q, k))
         return self.qkv.attend(q, k, v, mask, key)
 

@@ -203,8 +203,8 @@ def is_of_mixer(name: str) -> bool:
 
     This includes the parameters of attention to an encoder that softmax attention lacks.
     """
-    own = name.startswith(_MIXER) and not name.startswith(f"{_MIXER}qkv.")
-    return own or name.startswith(_CROSS_MAP)
+    is_own = name.startswith(_MIXER) and not name.startswith(f"{_MIXER}qkv.")
+    return is_own or name.startswith(_CROSS_MAP)
 
 
 def init_mixer_param(name: str, model: ModelConfig, layer: int) -> Array:

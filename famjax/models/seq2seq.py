@@ -39,8 +39,10 @@ class Seq2Seq(LanguageModel):
         super().__init__(config, rngs=rngs)
         resolved = resolve_model(config)
         v, d = resolved.vocab_size, resolved.width
-        own = None if config.encoder.shared else jax.random.normal(rngs.params(), (v, d)) * d**-0.5
-        self.source_embedding = None if own is None else nnx.Param(own)
+        source_table = (
+            None if config.encoder.shared else jax.random.normal(rngs.params(), (v, d)) * d**-0.5
+        )
+        self.source_embedding = None if source_table is None else nnx.Param(source_table)
         self.encoder = Encoder(resolved, rngs=rngs)
         # linear attention to no tokens is 0; a softmax over none is undefined
         self.allow_empty = config.encoder.cross == "linear"

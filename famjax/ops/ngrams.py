@@ -191,9 +191,9 @@ def _read(hashes: Array, followers: Array, chunk: _Chunk) -> Array:
     written = _slots(chunk.before, hashes.shape[-1])
     same = (written[..., None, :] == slot[..., None]) & seen[:, None]
     latest = jnp.where(same & chunk.is_written[..., None, :], index, -1).max(-1)
-    at = jnp.maximum(latest, 0)
-    is_new = jnp.take_along_axis(chunk.before, at, -1) == chunk.hashes
-    new = jnp.where(is_new, jnp.take_along_axis(chunk.tokens[:, None], at, -1), ABSENT)
+    position = jnp.maximum(latest, 0)
+    is_new = jnp.take_along_axis(chunk.before, position, -1) == chunk.hashes
+    new = jnp.where(is_new, jnp.take_along_axis(chunk.tokens[:, None], position, -1), ABSENT)
     return jnp.where(chunk.is_context, jnp.where(latest < 0, stored, new), ABSENT)
 
 
@@ -238,9 +238,9 @@ def _recent(recent: Array, known: Array, documents: Array, valid: Array) -> Arra
     """Return the last tokens of the newest document, padding aside: [b l]."""
     longest = recent.shape[1]
     last = jnp.where(valid, jnp.arange(valid.shape[1]), -1).max(-1) + longest
-    at = last[:, None] + jnp.arange(1 - longest, 1)
-    of = jnp.take_along_axis(documents, at, 1)
-    return jnp.where(of == of[:, -1:], jnp.take_along_axis(known, at, 1), ABSENT)
+    indices = last[:, None] + jnp.arange(1 - longest, 1)
+    owners = jnp.take_along_axis(documents, indices, 1)
+    return jnp.where(owners == owners[:, -1:], jnp.take_along_axis(known, indices, 1), ABSENT)
 
 
 def _split(x: Array) -> Array:

@@ -558,8 +558,8 @@ class ResidualStack(Stack):
         collected = []
         for r in range(self.repeats):
             xs_r = xs[r] if unstack else _take_repeat(xs, r)
-            own = self.layer_params[r] if self.layer_params else _take_repeat(params, r)
-            carry, new = scan_body(carry, (own, xs_r))
+            layer_params = self.layer_params[r] if self.layer_params else _take_repeat(params, r)
+            carry, new = scan_body(carry, (layer_params, xs_r))
             collected.append(new)
         return carry, tuple(collected) if unstack else _stack_repeats(collected)
 

@@ -162,8 +162,8 @@ class SegmentStack(Stack):
         self.check_capacity(state, 1, ctx)
         valid = jnp.ones(x.shape[:2], bool) if ctx.valid is None else ctx.valid
         if ctx.reset is not None:
-            own = ctx._replace(reset=ctx.reset & valid)
-            state = self._start(state, self.init_state(x.shape[0]), own)
+            resets = ctx._replace(reset=ctx.reset & valid)
+            state = self._start(state, self.init_state(x.shape[0]), resets)
         y, caches = self.transformer.step(x, state.caches, Context(valid=valid))
         y = self._without_excess(y, state, valid)
         state = state._replace(tokens=state.tokens + valid[:, 0], caches=caches)

@@ -94,9 +94,9 @@ def _measure(config: dict[str, Any]) -> tuple[Any, ...]:
     given, data = config["eval"], config["data"]
     best = given["best"]
     tasks = parse_tasks(given["tasks"], "eval.tasks") if given["tasks"] else []
-    own = [task for task in tasks if task[0] == best]
-    if own:
-        measured = (best, *own, given["lengths"], given["examples"])
+    judged = [task for task in tasks if task[0] == best]
+    if judged:
+        measured = (best, *judged, given["lengths"], given["examples"])
         if not TASKS[best].reads_sources:
             return measured
         # a checkpoint from before these keys has none of them

@@ -258,8 +258,8 @@ def _segmented_flops(model: ResolvedModelConfig) -> float:
     """
     f, w = model.fam_len, model.block_len
     memory = f * (kept_segments(model) + 1) / 2
-    each = 2 * layer_weights(model) + attention_flops(model, memory + (w + f) / 2)
-    return model.layers * each * (w + 2 * f) / w
+    per_token = 2 * layer_weights(model) + attention_flops(model, memory + (w + f) / 2)
+    return model.layers * per_token * (w + 2 * f) / w
 
 
 def _vocabulary_flops(model: ModelConfig) -> int:

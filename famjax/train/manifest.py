@@ -31,8 +31,8 @@ def write_manifest(folder: Path) -> None:
     """Write the manifest; fsync every file and folder, before the checkpoint is renamed."""
     names = list(_list_files(folder))
     with ThreadPoolExecutor(_THREADS) as pool:
-        found = list(pool.map(lambda name: file_info(folder / name, sync=True), names))
-    files = dict(zip(names, found, strict=True))
+        infos = list(pool.map(lambda name: file_info(folder / name, sync=True), names))
+    files = dict(zip(names, infos, strict=True))
     (folder / MANIFEST).write_text(json.dumps({"files": files}, indent=1))
     fsync(folder / MANIFEST)
     for path in [*folder.rglob("*"), folder]:

@@ -8,9 +8,7 @@ from famjax.reproduce.experiment import Experiment, Ordering, PaperSize, Variant
 from famjax.reproduce.measures import ToyMeasure
 
 _FEEDBACK, _TRANSFORMER, _LSTM = "Feedback", "Transformer", "LSTM"
-# keys and values for each layer, as in the paper; it shares them "on large datasets" only (4)
-_OWN_KEYS = ("model.feedback.shared_kv=false",)
-_AS_TRANSFORMER = ("model.stack=transformer", *_OWN_KEYS)
+_AS_TRANSFORMER = ("model.stack=transformer",)
 # whole episodes from the first step: with a curriculum the Transformer would stay at short
 # episodes, since it does not solve them
 _WHOLE = ("data.toy.start_steps=0",)
@@ -53,7 +51,7 @@ def _experiment(
                 paper[0],
                 at_paper=_AS_TRANSFORMER,
             ),
-            Variant(_FEEDBACK, _OWN_KEYS, paper[1]),
+            Variant(_FEEDBACK, (), paper[1]),
         ),
         measure=ToyMeasure(task, lengths),
         orderings=(Ordering(_FEEDBACK, _TRANSFORMER),),
@@ -72,7 +70,7 @@ def _with_joined_episodes(experiment: Experiment) -> Experiment:
     """Add both models trained on the paper's data, of tasks for which the paper describes it."""
     joined = (
         Variant(f"{_TRANSFORMER} joined", (*_AS_TRANSFORMER, *_JOINED), here_only=True),
-        Variant(f"{_FEEDBACK} joined", (*_OWN_KEYS, *_JOINED), here_only=True),
+        Variant(f"{_FEEDBACK} joined", _JOINED, here_only=True),
     )
     return replace(
         experiment,

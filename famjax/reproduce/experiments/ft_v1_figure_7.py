@@ -13,8 +13,8 @@ from famjax.reproduce.measures import ToyMeasure
 _STEPS = (125, 250, 500, 1000)
 _STEPS_AT_PAPER = (1000, 3000, 10000, 20000)
 _STACKS = {
-    "Transformer": ("model.stack=transformer", "model.feedback.shared_kv=false"),
-    "Feedback": ("model.feedback.shared_kv=false",),
+    "Transformer": ("model.stack=transformer",),
+    "Feedback": (),
 }
 
 
