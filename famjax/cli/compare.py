@@ -221,7 +221,7 @@ def _paired_keys(row: dict[str, Any] | None, other: dict[str, Any] | None) -> st
     if row is None or other is None:
         return ""
     # results of versions that did not keep a hash of the documents have none
-    versions = {gains.get("documents") for gains in (row, other)}
+    versions = {each.get("documents") for each in (row, other)}
     if len(versions) > 1 or None in versions or row["examples"] != other["examples"]:
         return "other documents"
     gains = np.array(row["by_document"], float) - np.array(other["by_document"], float)
@@ -297,7 +297,7 @@ def _paired_examples(row: dict[str, Any] | None, other: dict[str, Any]) -> str:
     if row is None or not row["by_example"]:
         return ""
     # results from before 2026-11-26 have no hash of the examples
-    documents = {gains["documents"] for gains in (row, other) if "documents" in gains}
+    documents = {each["documents"] for each in (row, other) if "documents" in each}
     if len(documents) > 1 or len(row["by_example"]) != len(other["by_example"]):
         return "other examples"
     gains = np.array(row["by_example"]) - np.array(other["by_example"])

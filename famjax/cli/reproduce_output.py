@@ -306,14 +306,15 @@ def _verdict(results: Results, ordering: Ordering) -> list[str]:
     by = _difference(score, judgement.difference)
     if not np.isnan(judgement.low):
         by += f" ({_difference(score, judgement.low)} to {_difference(score, judgement.high)})"
+    by += " points" if score.unit else ""
     if ordering.margin:
-        by += f", margin {score.format(ordering.margin) if score.unit else f'{ordering.margin:g}'}"
+        by += f", margin {100 * ordering.margin if score.unit else ordering.margin:g}"
     return [_claim(ordering), score.name, judgement.verdict, by]
 
 
 def _difference(score: Score, value: float) -> str:
-    """Return a difference of a score with its sign."""
-    return f"{100 * value:+.1f}%" if score.unit else f"{value:+.{score.digits}f}"
+    """Return a difference of a score with its sign; those of shares are in percentage points."""
+    return f"{100 * value:+.1f}" if score.unit else f"{value:+.{score.digits}f}"
 
 
 def ordering_table(results: Results) -> Table:
@@ -566,6 +567,8 @@ def _missing(experiment: Experiment, page: str, trainings: int) -> list[str]:
     claims = sum(row not in page for row in rows)
     if claims:
         lacks.append(f"without {claims} new {inflect(claims, 'claim', 'claims')}")
-    if _notes(experiment) not in page or experiment.follow_up not in page:
+    _, _, follow_up = page.partition("\n## Follow-up\n\n")
+    has_notes = f"\n{_notes(experiment)}\n" in page
+    if not has_notes or follow_up.partition("\n")[0] != experiment.follow_up:
         lacks.append("with other notes")
     return lacks

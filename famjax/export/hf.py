@@ -121,7 +121,7 @@ def _target_config(
     eos = before.get("eos_token_id")
     if eos is not None and not set(eos if isinstance(eos, list) else [eos]) <= tokenizer.stop_ids:
         # belongs to another tokenizer
-        carried = {name: value for name, value in carried.items() if name not in ends}
+        carried = {name: value for name, value in carried.items() if name not in (*ends, _BAD)}
     if FAMILIES.get(before.get("model_type", "")) is not family:
         # another family's keys have other meanings; only special tokens carry over
         carried = {name: value for name, value in carried.items() if name in ends}

@@ -43,7 +43,7 @@ def _trainings(
     experiment: Experiment, only: Collection[str], given: tuple[str, ...]
 ) -> list[Config]:
     """Return the configs of an experiment's trainings, with the sizes of their vocabularies."""
-    variants = [v for v in experiment.variants_at("paper") if not only or v.name in only]
+    variants = _with_continued(experiment.variants_at("paper"), only)
     base = None
     if experiment.has_base("paper"):
         base = _with_vocab_size(experiment.make_base_config(0, "paper", given))
@@ -61,6 +61,16 @@ def _trainings(
         (Path(folder) / "config.json").write_text(to_json(known), encoding="utf-8")
         init = f"init={folder}"
         return [base, *(make(v) if v.continues is None else make(v, init) for v in variants)]
+
+
+def _with_continued(variants: Sequence[Variant], only: Collection[str]) -> list[Variant]:
+    """Return the variants that `only` names, or all, and those whose trainings they continue."""
+    by_name = {variant.name: variant for variant in variants}
+    chosen = [name for name in by_name if not only or name in only]
+    for name in chosen:
+        if (continued := by_name[name].continues) and continued not in chosen:
+            chosen.append(continued)
+    return [by_name[name] for name in chosen]
 
 
 def chip_seconds(flops: float) -> float:

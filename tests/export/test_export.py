@@ -364,5 +364,7 @@ def test_a_copied_generation_config_begins_targets_as_the_model_does(tmp_path):
         (0, {"decoder_start_token_id": 0, "forced_eos_token_id": 2}),
     ):
         path.write_text(json.dumps(copied))
-        hf._set_start(path, {"decoder_start_token_id": start})
+        hf._correct_generation(path, {"decoder_start_token_id": start})
         assert json.loads(path.read_text()) == expected
+    hf._correct_generation(path, {"bad_words_ids": [[7]]})
+    assert json.loads(path.read_text()) == expected | {"bad_words_ids": [[7]]}

@@ -14,6 +14,7 @@ from famjax.reproduce import attention_measure as attention_measure_module
 from famjax.reproduce import long_context_measure as long_context_measure_module
 from famjax.reproduce import paper_measures as paper_measures_module
 from famjax.reproduce.cell import Cell, run_cell
+from famjax.reproduce.cost import paper_flops
 from famjax.reproduce.experiment import PaperSize
 from famjax.reproduce.experiments import EXPERIMENTS
 from famjax.reproduce.long_context_measure import LongContextMeasure
@@ -420,6 +421,24 @@ def test_a_table_is_scored_on_the_sets_that_are_given(monkeypatch, tmp_path):
     found = some.measure.measure(None, tmp_path, quiet=True)
     assert found.scores == {"PG-19 accuracy": 0.4, "QuALITY": 0.3}
     assert found.baselines["uniform"] == {"PG-19 accuracy": 0.1}
+
+
+@pytest.mark.parametrize("name", ["ft-table-3", "ft-table-4", "ft-v1-table-4"])
+def test_language_models_end_at_a_tenth_of_the_rate(name):
+    """v3 7.6; the cost of a finetuned model has that of the training before."""
+    experiment = EXPERIMENTS[name].at("paper")
+    configs = configs_at_paper(name)
+    finetuned = [v.name for v in experiment.variants if v.continues]
+    assert finetuned == [v.name for v in EXPERIMENTS[name].variants]
+    for model in finetuned:
+        last, before = configs[model], configs[f"{model} before finetuning"]
+        assert experiment.variant(model).continues == f"{model} before finetuning"
+        assert last.optimizer.learning_rate == pytest.approx(before.optimizer.learning_rate / 10)
+        assert (last.train.steps, last.train.bptt_start) == (10_000, 0)
+        assert before.train.steps in (100_000, 200_000)
+        assert (last.model, last.data) == (before.model, before.data)
+    both = paper_flops([EXPERIMENTS[name]], 1, [f"{finetuned[0]} before finetuning"])
+    assert paper_flops([EXPERIMENTS[name]], 1, finetuned[:1]) > 1.04 * both
 
 
 @pytest.mark.parametrize("experiment", PAPER, ids=lambda e: e.id)

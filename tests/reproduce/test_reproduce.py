@@ -161,7 +161,7 @@ def test_results_are_shown_judged_and_kept(fake, tmp_path, monkeypatch, capsys):
     assert "Feedback 2 80.5% ± 6.4" in shown
     assert "guessing 10.0%" in shown
     claim = "Feedback is better than Transformer answers, 40 holds"
-    assert f"{claim} +30.0% (+30.0% to +30.0%)" in shown
+    assert f"{claim} +30.0 (+30.0 to +30.0) points" in shown
     page = (tmp_path / "pages" / f"{COPY}.md").read_text()
     row = "| Transformer | 2 | 10 | 20 | 50.5% ± 6.4 | 50.5% ± 6.4 | answers 59.1%, episodes 6.2% |"
     assert row in page
@@ -185,11 +185,12 @@ def test_results_are_shown_judged_and_kept(fake, tmp_path, monkeypatch, capsys):
 
 
 def test_a_page_from_before_a_claim_is_told():
-    experiment = EXPERIMENTS[COPY]
+    experiment = replace(EXPERIMENTS[COPY], follow_up="tried", unequal_parameters="unequal")
     claim, (score, other_score) = "Feedback is better than Transformer", experiment.scores
     page = (
-        f"{experiment.note}\n6 of 6 trainings, 1 minute\n{experiment.follow_up}\n"
+        f"\n{experiment.note} unequal\n6 of 6 trainings, 1 minute\n"
         f"| {claim} | {other_score.name} | holds |\n| {claim} | {score.name} | holds |\n"
+        "\n## Follow-up\n\ntried\n"
     )
     assert _missing(experiment, page, 6) == []
     assert _missing(experiment, page.replace("6 of", "4 of"), 6) == ["4 of 6 trainings"]
@@ -198,8 +199,11 @@ def test_a_page_from_before_a_claim_is_told():
     longer = f"| {claim}, by more | {score.name} |"
     for other in ("", longer, f"| {claim} | other |", f"The {claim}"):
         assert _missing(experiment, page.replace(row, other), 6) == ["without 1 new claim"]
-    for text in (experiment.note, experiment.follow_up):
+    for text in (experiment.note, "unequal", "tried"):
         assert _missing(experiment, page.replace(text, "other"), 6) == ["with other notes"]
+    # also of a page that says more
+    for less in ({"unequal_parameters": ""}, {"follow_up": ""}):
+        assert _missing(replace(experiment, **less), page, 6) == ["with other notes"]
 
 
 def age(folder, name, code="older"):

@@ -6,7 +6,6 @@ from famjax.reproduce.experiment import Experiment, Ordering, PaperSize, Variant
 from famjax.reproduce.experiments import _text
 from famjax.reproduce.long_context_measure import SETS, LongContextMeasure
 
-# PG-19 and Isabelle accuracy
 _SETS = ("pg19", "isabelle", "xlsum")
 _PAPER = {
     "M1": (0.464, 0.725, 0.133),
