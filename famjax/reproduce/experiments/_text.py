@@ -57,5 +57,6 @@ NOTE = (
 )
 FAM_NOTE = (
     NOTE + " The FAM is famjax's, with the gated update and smeared keys, and without memory "
-    "segments; the paper's adds its update, and has three segments."
+    "segments; the paper's adds its update, and has three segments. With the added update a FAM "
+    "without segments is worse by 0.009 bits per byte (`memory-updates`)."
 )
