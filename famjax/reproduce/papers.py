@@ -50,7 +50,7 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry("Figure 3", "passkey to 260k tokens: FAM, M0 to M12", "fam-figure-3"),
         Entry("Figure 3: M1_SG", "passkey without a gradient", "fam-figure-3-gradient"),
         Entry("Figure 4", "text by memory segments", "fam-figure-4"),
-        Entry("Table 11", "long-context tasks by memory segments", command=_LONG_TASKS),
+        Entry("Table 11", "long-context tasks by memory segments", "fam-figure-4"),
         Entry("Table 1", "the same, 8B and 24B", command=_LONG_TASKS),
         Entry("Tables 2, 12", "GPT-3 tasks", command="famjax eval RUN --tasks lm_eval:NAMES"),
         Entry("3.1", "the recipe's parts, against lanes", "fam-recipe"),
