@@ -45,7 +45,7 @@ T2R_FIGURE_4 = Experiment(
     unequal_parameters=_t2r.UNEQUAL_PARAMETERS,
     follow_up="After as many steps from the teacher as from scratch (`famjax reproduce "
     "t2r-figure-4 --seeds 1 --only 'pretrained 64,from scratch 64' train.steps=2400`) 64 features "
-    "have 2.251 and 2.350 bits per byte (seed 0): so a teacher helps at equal steps, and a third of "
-    "them is not enough here.",
+    "have 2.251 and 2.350 bits per byte (seed 0): so a teacher helps at equal steps, and a third "
+    "of them is not enough here.",
     minutes=_t2r.MINUTES_FROM_SCRATCH,
 )
