@@ -19,7 +19,7 @@ from small import COMMAND, LAYOUTS, compiled_once, config, rows, texts  # noqa: 
 
 from famjax.cli.main import main
 from famjax.experiment.load import to_json
-from famjax.train import checkpoint, lock, loop, metrics
+from famjax.train import checkpoint, lock, loop, metrics, run_folder
 
 pytestmark = pytest.mark.usefixtures("compiled_once", "quiet_runtime")
 
@@ -246,10 +246,10 @@ def test_a_run_folder_that_is_a_file_is_rejected(famjax: Famjax) -> None:
 def test_an_unwritable_folder_is_rejected(
     famjax: Famjax, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    def refuse(self: Path, *_: Any, **__: Any) -> None:
-        raise OSError(number, os.strerror(number), str(self))
+    def refuse(path: Path, content: str) -> None:
+        raise OSError(number, os.strerror(number), str(path))
 
-    monkeypatch.setattr(Path, "write_text", refuse)
+    monkeypatch.setattr(run_folder, "write_file", refuse)
     given = f"data.files={famjax.folder}"
     assert famjax.error_of(given).startswith(
         f"cannot write the run folder {famjax.run}: {os.strerror(number)}; free some space"

@@ -228,7 +228,8 @@ def test_available_memory_respects_cgroup_limits(tmp_path):
 )
 def test_rows_that_are_read_at_once_attend_to_no_cache(keys, expected):
     full = ["model.mixer=full", "model.block_len=1", "model.capacity=4096", "data.length=64"]
-    assert MIXERS["full"].scores(override(Config(), [*full, *keys.split()])) == expected
+    config = override(Config(), [*full, *keys.split()])
+    assert MIXERS["full"].max_attention_weights(config) == expected
 
 
 @pytest.mark.parametrize(("mixer", "megabytes"), [("bswa", 134), ("delta", 201), ("fam", 145)])
