@@ -67,7 +67,7 @@ def _with_continued(variants: Sequence[Variant], only: Collection[str]) -> list[
     """Return the variants that `only` names, or all, and those whose trainings they continue."""
     by_name = {variant.name: variant for variant in variants}
     chosen = [name for name in by_name if not only or name in only]
-    for name in chosen:
+    for name in chosen:  # which grows
         if (continued := by_name[name].continues) and continued not in chosen:
             chosen.append(continued)
     return [by_name[name] for name in chosen]

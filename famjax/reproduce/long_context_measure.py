@@ -23,7 +23,7 @@ from famjax.train.run import Run
 _TEXT, _BATCH = "text", 16
 
 
-class TestSet(NamedTuple):
+class LongContextSet(NamedTuple):
     """A test set of the paper.
 
     Attributes:
@@ -38,13 +38,13 @@ class TestSet(NamedTuple):
 
 
 # as they are named in `--test`
-SETS: Mapping[str, TestSet] = {
-    "pg19": TestSet("PG-19 accuracy", _TEXT, "pg19/test/*.txt"),
-    "isabelle": TestSet("Isabelle accuracy", _TEXT, "isabelle/test/*.thy"),
-    "narrativeqa": TestSet("NarrativeQA", "narrativeqa", "narrativeqa.jsonl"),
-    "qasper": TestSet("Qasper", "qasper", "qasper.jsonl"),
-    "quality": TestSet("QuALITY", "quality", "quality.jsonl"),
-    "xlsum": TestSet("XLSum", XLSUM.name, "xlsum/english_test.jsonl"),
+SETS: Mapping[str, LongContextSet] = {
+    "pg19": LongContextSet("PG-19 accuracy", _TEXT, "pg19/test/*.txt"),
+    "isabelle": LongContextSet("Isabelle accuracy", _TEXT, "isabelle/test/*.thy"),
+    "narrativeqa": LongContextSet("NarrativeQA", "narrativeqa", "narrativeqa.jsonl"),
+    "qasper": LongContextSet("Qasper", "qasper", "qasper.jsonl"),
+    "quality": LongContextSet("QuALITY", "quality", "quality.jsonl"),
+    "xlsum": LongContextSet("XLSum", XLSUM.name, "xlsum/english_test.jsonl"),
 }
 
 

@@ -83,7 +83,7 @@ def check_texts(files: str, wanted: str, config: Config) -> None:
     check_training_texts(config)
 
 
-def check_given(files: Any, wanted: str) -> None:
+def check_given(files: object, wanted: str) -> None:
     """Raise a `UserError` if the user gave no test files."""
     if not files:
         raise UserError(f"give the files to test on with --test FILES; {wanted}")

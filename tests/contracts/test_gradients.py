@@ -40,7 +40,7 @@ def used(r: Runner) -> Any:
     return r.grad(normal(1, *X.shape), PROBE)[1]
 
 
-# 3
+# contract 3
 
 
 @all_kinds
@@ -53,7 +53,7 @@ def test_no_gradient_flows_back_in_time(case, t):
     assert (np.abs(dx[:, :t]).max(-1) > 0).all()
 
 
-# 5
+# contract 5
 
 
 @all_kinds
@@ -74,7 +74,7 @@ def test_after_a_reset_gradients_are_those_of_a_fresh_stream(case):
         assert np.abs(jax.tree.leaves(first)[0]).max() > 1e-3
 
 
-# 6
+# contract 6
 
 
 @most_kinds
@@ -147,7 +147,7 @@ def test_a_stopped_gradient_is_cut_at_carried_keys_and_values_too(mixer):
     assert flows == [mixer == "bswa"] * 2
 
 
-# 12
+# contract 12
 
 
 @pytest.mark.parametrize(

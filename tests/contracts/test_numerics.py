@@ -40,7 +40,7 @@ from .harness import (
     stream,
 )
 
-# 8
+# contract 8
 
 
 @marked(
@@ -284,7 +284,7 @@ def test_only_the_sum_grows(update, grows, dtype):
     assert sizes[-1] < 5 or grows
 
 
-# 11
+# contract 11
 
 
 def blocks_200() -> Iterator[Any]:

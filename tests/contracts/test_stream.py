@@ -62,7 +62,7 @@ def splits(draw, lengths):
     return found
 
 
-# 1
+# contract 1
 
 
 @every(*CASES)
@@ -129,7 +129,7 @@ def test_calls_and_steps_are_one_call_in_float32(case):
     close(state, end, 3e-5)
 
 
-# 2
+# contract 2
 
 
 @all_cases
@@ -192,7 +192,7 @@ def test_calls_and_steps_can_alternate(case, first):
     close(state, end)
 
 
-# 3 (its gradients are in test_gradients)
+# contract 3 (its gradients are in test_gradients)
 
 
 @all_cases
@@ -206,7 +206,7 @@ def test_a_token_does_not_affect_earlier_outputs(case):
         assert (np.abs(y[:, t] - r.whole[0][:, t]).max(-1) > 1e-3).all()
 
 
-# 4
+# contract 4
 
 
 @every_case
@@ -223,7 +223,7 @@ def test_the_model_equals_its_transcription(case):
             close(found, memory[: len(found)], 1e-9)
 
 
-# 7
+# contract 7
 
 
 @all_kinds
@@ -244,7 +244,7 @@ def test_the_state_never_grows(case, dtype):
         assert shapes(read(tokens, r.fresh)[1]) == shapes(r.fresh)
 
 
-# 10
+# contract 10
 
 
 @all_kinds
@@ -269,7 +269,7 @@ def test_saved_and_restored_states_continue_bit_for_bit(case):
     same((there_again, end_again, restored), (there, end, state))
 
 
-# 13
+# contract 13
 
 
 def test_full_attention_rejects_tokens_beyond_its_capacity(monkeypatch):

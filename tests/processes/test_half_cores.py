@@ -34,6 +34,13 @@ def leave(status: int) -> int:
     return status
 
 
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two processes, also where the tests may use a single core."""
+    monkeypatch.setattr(runtime, "count_cores", lambda: 2)
+
+
+@pytest.mark.usefixtures("two_cores")
 def test_every_item_is_done_once_by_two_processes(tmp_path: Path) -> None:
     names = [f"item{i}" for i in range(20)]
     cores = os.sched_getaffinity(0)
@@ -71,6 +78,7 @@ def test_an_accelerator_has_one_process(tmp_path: Path, monkeypatch: pytest.Monk
     assert not runtime.has_accelerator()
 
 
+@pytest.mark.usefixtures("two_cores")
 def test_the_other_process_fails(tmp_path: Path) -> None:
     work, log = functools.partial(write, tmp_path, True), tmp_path / "log"
     with pytest.raises(UserError, match=f"failed; see {log}"):
@@ -103,6 +111,7 @@ def fail_beside_a_training(folder: Path, name: str, quiet: bool) -> None:
     raise UserError("the disk is full")
 
 
+@pytest.mark.usefixtures("two_cores")
 def test_the_other_process_saves_if_this_one_fails(tmp_path: Path) -> None:
     work = functools.partial(fail_beside_a_training, tmp_path)
     with pytest.raises(UserError, match="the disk is full"):
@@ -117,9 +126,11 @@ def test_both_processes_save_when_stopped(tmp_path: Path, to_group: bool) -> Non
 import functools, pathlib, sys
 from rich.console import Console
 from famjax.core.errors import StopRequested
+from famjax.processes import runtime
 from famjax.processes.half_cores import run_in_halves
 from tests.processes.test_half_cores import work_until_stopped
 
+runtime.count_cores = lambda: 2
 folder = pathlib.Path(sys.argv[1])
 try:
     run_in_halves(

@@ -23,10 +23,10 @@ def finetuned(variants: Sequence[Variant], rate: float) -> tuple[Variant, ...]:
       variants: models that are trained from scratch at the paper's size.
       rate: learning rate of the finetuning.
     """
-    found = []
+    models: list[Variant] = []
     for variant in variants:
         own = variant.overrides if variant.at_paper is None else variant.at_paper
         before = Variant(f"{variant.name} before finetuning", own, continues=None)
         last = (*own, f"optimizer.learning_rate={rate:g}", *_STEPS)
-        found += [before, replace(variant, at_paper=last, continues=before.name)]
-    return tuple(found)
+        models += [before, replace(variant, at_paper=last, continues=before.name)]
+    return tuple(models)
