@@ -1,6 +1,7 @@
 """TransformerFAM 3.1: finetuning of a pretrained model and its new memory with LoRA.
 
-    famjax convert HF_FOLDER models/mine --to fam model.block_len=1024 model.fam_len=64
+    famjax convert HF_FOLDER models/mine --to fam model.fam_update=sum model.fam_len=64 \
+        model.block_len=1024 model.memory_segments=3
     famjax train finetune init=models/mine data.files='conversations/*.jsonl' name=mine
 
 Shape, tokenizer and weights come from `init`, which may also be a run of your own. The data is text

@@ -29,7 +29,26 @@ def on_files(files: Files, config: Any) -> Files:
         if package.is_dir() and (package / "__init__.py").exists():
             page = f"api/{package.name}.md"
             files.append(File.generated(config, page, content=_api(package)))
+    config.nav = _fill_nav(config.nav, files)
     return files
+
+
+def _fill_nav(nav: list[Any], files: Files) -> list[Any]:
+    """Replace folders in the navigation, such as api/, by their pages, the index first."""
+    pages = sorted(
+        (f.src_uri for f in files.documentation_pages()),
+        key=lambda u: (not u.endswith("index.md"), u),
+    )
+    filled: list[Any] = []
+    for entry in nav:
+        title, place = next(iter(entry.items())) if isinstance(entry, dict) else ("", entry)
+        if isinstance(place, list):
+            filled.append({title: _fill_nav(place, files)})
+        elif place.endswith("/"):
+            filled.append({title: [page for page in pages if page.startswith(place)]})
+        else:
+            filled.append(entry)
+    return filled
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:

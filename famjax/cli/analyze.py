@@ -7,7 +7,7 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import tyro
@@ -36,7 +36,7 @@ class Arguments:
     with --memory, how a memory changes along a document; or with --attention, where blocks and
     their memory attend to."""
 
-    run: tyro.conf.Positional[str]
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """Folder of the run, or of a Hugging Face model."""
     memory: bool = False
     """Measure instead the size, rotation, rank and gates of the memory by block, the attention on

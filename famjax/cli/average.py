@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import tyro
 
@@ -18,7 +19,7 @@ class Arguments:
     export open like any other. The run needs a train.keep of at least as many checkpoints. For
     adapters, A and B are averaged separately, which is not the mean of their products."""
 
-    run: tyro.conf.Positional[str]
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """Folder of the run."""
     last: int = 10
     """Number of last checkpoints to average."""

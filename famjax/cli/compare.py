@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import tyro
@@ -33,7 +33,7 @@ class Arguments:
     documents they have the difference to the first run with a 95% interval (a paired bootstrap over
     documents)."""
 
-    runs: tyro.conf.Positional[tuple[str, ...]]
+    runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RUN ...")]
     """Folders of two or more evaluated runs, the reference first."""
     plot: str = ""
     """Plot the loss on texts by position, and the accuracy by document length, to this file."""

@@ -29,9 +29,9 @@ class Arguments:
     encoder, data.source_words=400 reads the first words of each source.
     """
 
-    source: tyro.conf.Positional[str]
+    source: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SOURCE")]
     """Folder of a run, or of a Hugging Face model (config.json, *.safetensors and a tokenizer)."""
-    dest: tyro.conf.Positional[str]
+    dest: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DEST")]
     """Folder to write, which must not exist."""
     to: Annotated[str, tyro.conf.arg(metavar=f"{{keep,{','.join(convert_names())}}}")] = "keep"
     """New attention of the layers; t2r is linear attention, which makes them RNNs."""

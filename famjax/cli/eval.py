@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import tyro
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class Arguments:
     """Stream documents of any length through a run and evaluate it."""
 
-    run: tyro.conf.Positional[str]
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """Folder of the run, or of a Hugging Face model."""
     tasks: str = ""
     """Tasks separated by commas. Default: the run's training task.

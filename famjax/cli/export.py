@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import tyro
 
@@ -17,9 +17,9 @@ from famjax.processes import runtime
 class Arguments:
     """Export a run. The export is read back and compared before it appears at its destination."""
 
-    run: tyro.conf.Positional[str]
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """Folder of the run, or of a Hugging Face model."""
-    dest: tyro.conf.Positional[str]
+    dest: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DEST")]
     """Folder to write, which must not exist."""
     format: str = "hf"
     """Format: hf (for transformers), peft (adapters only),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 class Arguments:
     """Generate text with a run: from a prompt, after a document, or from its saved memory."""
 
-    run: tyro.conf.Positional[str]
+    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
     """Folder of the run, or of a Hugging Face model."""
     prompt: str | None = None
     """Text to continue, or the source for a model with an encoder; - reads standard input."""

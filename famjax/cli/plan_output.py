@@ -62,6 +62,9 @@ def _memory_table(plan: Plan, source: str) -> Table:
         table.add_row(f"activations, temporaries (remat={plan.config.model.remat})",
                       format_bytes(parts["temporaries"]))  # fmt: skip
         table.add_row("program", format_bytes(parts["code"]))
+        if plan.report["widened"]:
+            copies = format_bytes(plan.report["widened"])
+            table.add_row("float32 copies of bfloat16 weights, on CPUs only", f"-{copies}")
     table.add_row("needed", format_bytes(plan.needed))
     table.add_row("available", format_bytes(limit))
     return table

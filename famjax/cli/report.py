@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
@@ -45,7 +45,7 @@ class Arguments:
     """Write the results of `famjax eval` to one page, which needs no network: tables, plots, and
     for documents with questions every question with its answer."""
 
-    runs: tyro.conf.Positional[tuple[str, ...]]
+    runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RUN ...")]
     """Folders of evaluated runs."""
     out: str = ""
     """HTML file to write. Default: eval/report.html in the first run."""

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
@@ -31,7 +31,7 @@ class Arguments:
 
     famjax reproduce list shows all tables and figures of the three papers."""
 
-    experiments: tyro.conf.Positional[tuple[str, ...]]
+    experiments: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="ID ...")]
     """Ids such as fam-table-3, or all, or list; and KEY=VALUE overrides of all configs."""
     size: str = "here"
     """Scale: here (small enough for two cores) or paper (the paper's config; set its data with
@@ -162,8 +162,11 @@ def _list(arguments: Arguments) -> int:
     from famjax.reproduce.cost import CHIP
 
     out = Output()
-    for table in list_tables(expanded(arguments.folder), expanded(arguments.pages)):
+    pages = expanded(arguments.pages)
+    for table in list_tables(expanded(arguments.folder), pages):
         out.print(table)
+    if not pages.is_dir():
+        out.print(f"{pages}: no such folder; run the list in famjax's checkout to see what was run")
     out.print(
         f"Times are those of {SEEDS} seeds. At the paper's size they are those of the matrix "
         f"products alone, at the peak of one {CHIP.name.upper()}, {CHIP.flops / 1e12:.0f} TFLOP/s. "

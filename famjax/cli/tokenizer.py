@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -25,7 +25,7 @@ _PATIENCE, _INTERVAL = 5.0, 20.0
 class Arguments:
     """Train a SentencePiece model, or make a word list; use it with data.tokenizer=OUT."""
 
-    files: tyro.conf.Positional[tuple[str, ...]]
+    files: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="FILE ...")]
     """Text files, folders or globs."""
     out: str
     """File to write: a SentencePiece model, or with --kind words a word list, .txt."""

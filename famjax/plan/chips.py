@@ -5,9 +5,11 @@ to the neighbors over all links, in one direction. The memory of TPUs is what XL
 from libtpu's out-of-memory errors; that of GPUs is the share that JAX takes by default.
 
 Sources: cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e (read as 8 bits a byte, 10^9);
-nvidia.com/en-us/data-center/h100 (SXM) and /h200, NVLink's rate halved for one direction; NVIDIA's
-DGX H100 and H200, whose 8 GPUs have 400 Gb/s of InfiniBand each; docs.jax.dev, "GPU memory
-allocation". "cpu" is a rough model of one server core, for trial runs with fake devices.
+nvidia.com/en-us/data-center/a100 (SXM), /h100 (SXM), /h200, /l4 and /l40s: FLOP/s without sparsity,
+NVLink's rate halved for one direction; NVIDIA's whitepaper of the Ada architecture (bfloat16 summed
+in float32); NVIDIA's DGX H100 and H200, whose 8 GPUs have 400 Gb/s of InfiniBand each;
+docs.jax.dev, "GPU memory allocation". "cpu" is a rough model of one server core, for trial runs
+with fake devices.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ _MAX_CHIPS = 4096
 # share of a GPU's memory that JAX takes, unless XLA_PYTHON_CLIENT_MEM_FRACTION is set; the highest
 # sensible value of that
 GPU_SHARE, MAX_GPU_SHARE = 0.75, 0.95
+# bytes/s in one direction of PCIe 4.0 with 16 lanes
+_PCIE = 32e9
 # GPUs of a machine, and the bytes/s of each to the others if there are several machines
 _GPUS_PER_HOST, _BETWEEN_HOSTS = 8, 50e9
 
@@ -60,8 +64,13 @@ CHIPS = {
         Chip("v5e", 197e12, 15.75 * GIB, 819e9, 200e9, _FLAT),
         Chip("v5p", 459e12, 95.74 * GIB, 2765e9, 600e9, _CUBES),
         Chip("v6e", 918e12, 31.25 * GIB, 1640e9, 448e9, _FLAT),
+        Chip("a100-40gb", 312e12, GPU_SHARE * 40e9, 1555e9, 300e9),
+        Chip("a100", 312e12, GPU_SHARE * 80e9, 2039e9, 300e9),
         Chip("h100", 989e12, GPU_SHARE * 80e9, 3350e9, 450e9),
         Chip("h200", 989e12, GPU_SHARE * 141e9, 4800e9, 450e9),
+        Chip("l4", 121e12, GPU_SHARE * 24e9, 300e9, _PCIE),
+        Chip("l40s", 362e12, GPU_SHARE * 48e9, 864e9, _PCIE),
+        Chip("rtx4090", 165e12, GPU_SHARE * 24e9, 1008e9, _PCIE),
         Chip("cpu", 1e11, 4 * GIB, 2e10, 1e10),
     )
 }

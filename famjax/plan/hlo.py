@@ -631,6 +631,23 @@ def _in_place_updates(inner: Computation) -> dict[str, tuple[float, float]]:
     return updates
 
 
+def widened_bytes(module: HloModule) -> float:
+    """Return the bytes of the float32 copies that a program makes of bfloat16 arguments.
+
+    XLA for CPU computes products of bfloat16 in float32, and converts whole arguments before the
+    loops that read their layers. Accelerators multiply bfloat16 as it is.
+    """
+    entry = module.computations[module.entry]
+    narrow = {i.name: i.arrays[0].dims for i in entry.parameters() if i.arrays[0][0] == "bf16"}
+    copies = [
+        i.arrays[0]
+        for i in entry.instructions.values()
+        if i.opcode in ("convert", "fusion") and len(i.operands) == len(i.arrays) == 1
+        if i.arrays[0][0] == "f32" and i.arrays[0].dims == narrow.get(i.operands[0])
+    ]
+    return sum(copy.bytes for copy in copies)
+
+
 def collective_rows(total_cost: HloCost) -> list[dict[str, float | str]]:
     """Return a row for each kind and group size of collectives, by descending bytes."""
     rows = sorted(total_cost.collectives.values(), key=lambda c: -c.bytes)

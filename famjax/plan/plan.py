@@ -68,7 +68,7 @@ class Plan:
       model_flops: FLOPs of a step, counting only query-key pairs inside the masks, as in the
         training log.
       computed_flops: FLOPs of a step, counting all query-key pairs that are computed.
-      needed: bytes of memory needed per chip.
+      needed: bytes of memory needed per chip, without what only the CPU's program needs.
       fits: whether the needed bytes fit in a chip's memory.
       roofline: lower bounds on the step time; None if the compiler ran out of memory.
       utilization: model FLOPs of a step divided by what all chips could compute in `roofline.step`.
@@ -142,7 +142,7 @@ def plan(config: Config, topology: Topology) -> Plan:
             None,
             None,
         )
-    needed = sum(report["memory"].values()) * per_chip
+    needed = (sum(report["memory"].values()) - report["widened"]) * per_chip
     chip = topology.chip
     # a CPU's program has the same products as a GPU's, but not the same traffic
     own = topology.compiles_for_itself

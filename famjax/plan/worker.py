@@ -176,9 +176,8 @@ def compile_step(
     seconds = time.perf_counter() - began
     analysis = done.memory_analysis()
     share = topology.count / devices  # a chip may have several devices
-    counted = hlo.count_cost(
-        hlo.parse(done.as_text()), topology.chip.flops * share, topology.chip.bandwidth * share
-    )
+    module = hlo.parse(done.as_text())
+    counted = hlo.count_cost(module, topology.chip.flops * share, topology.chip.bandwidth * share)
     return {
         "memory": {
             "arguments": analysis.argument_size_in_bytes,
@@ -186,6 +185,8 @@ def compile_step(
             "temporaries": analysis.temp_size_in_bytes,
             "code": analysis.generated_code_size_in_bytes,
         },
+        # that the program of a GPU does not make
+        "widened": hlo.widened_bytes(module) if topology.is_gpu else 0.0,
         "flops": counted.flops,
         "bytes": counted.bytes,
         "device_seconds": counted.seconds,

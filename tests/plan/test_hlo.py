@@ -266,6 +266,16 @@ def test_an_asynchronous_collective_may_span_a_loop():
     assert row["bytes"] == row["largest"]
 
 
+def test_float32_copies_of_bfloat16_arguments() -> None:
+    def f(x, narrow, wide):
+        y, _ = jax.lax.scan(lambda y, w: (y @ w, None), x, narrow)
+        return jax.lax.scan(lambda y, w: (y @ w, None), y.astype(jnp.float32), wide)[0]
+
+    x, narrow = (jax.ShapeDtypeStruct(dims, jnp.bfloat16) for dims in ((64, 64), (5, 64, 64)))
+    module = hlo.parse(text(f, x, narrow, shape(3, 64, 64)))
+    assert hlo.widened_bytes(module) == 5 * 64 * 64 * 4
+
+
 def test_text_that_is_not_hlo_is_rejected():
     with pytest.raises(ValueError, match="no ENTRY"):
         hlo.parse("module @jit_f {}")

@@ -112,6 +112,7 @@ def test_traffic_of_another_compilers_program_bounds_nothing(
         "device_seconds": 1.0,
         "network_bytes": 0.0,
         "memory": {"arguments": 1e6, "temporaries": 1e9},
+        "widened": 0.0,
     }
     monkeypatch.setattr(plans, "run_worker", lambda config, on, compile: dict(report))
     gpu, cpu = (plans.plan(small(), parse_topology(name)) for name in ("h200:1", "cpu:1"))
@@ -122,6 +123,22 @@ def test_traffic_of_another_compilers_program_bounds_nothing(
     assert gpu.roofline.step == gpu.roofline.compute == 1e12 / chip.flops
     assert cpu.roofline.memory == 1e12 / CHIPS["cpu"].bandwidth
     assert cpu.roofline.step == 1.0
+
+
+@pytest.mark.long
+def test_a_gpu_needs_no_float32_copies_of_weights() -> None:
+    config = small("model.lora.rank=2", "model.dtype=bfloat16", "model.lora.base=bfloat16")
+    gpu, cpu = (plans.plan(config, parse_topology(name)) for name in ("h100:1", "cpu:1"))
+    projections = 4 * 16 * 16 + 3 * 16 * 32
+    assert gpu.report["widened"] >= 2 * 4 * projections  # of both layers
+    assert gpu.needed == sum(gpu.report["memory"].values()) - gpu.report["widened"]
+    assert cpu.report["widened"] == 0
+    assert "copies of bfloat16 weights" in _memory_text(gpu)
+    assert "copies of bfloat16 weights" not in _memory_text(cpu)
+
+
+def _memory_text(plan: plans.Plan) -> str:
+    return "\n".join(plan_output._memory_table(plan, "").lines(None))
 
 
 def test_gpus_have_the_memory_that_jax_takes_and_the_network_between_machines() -> None:
