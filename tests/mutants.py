@@ -101,7 +101,7 @@ MUTANTS = (
         f"{STREAM} -k autocompressor",
     ),
     Mutant(
-        "smeared keys: a document's first key is blended with the last of the one before",
+        "smeared keys: a document's first key is smeared with the last of the one before",
         "mixers/window.py",
         "before = jnp.where(blocks.reset[..., None, None], 0, before)",
         "pass",

@@ -9,7 +9,7 @@ At the first token of a block k_{j-1} is 0.
 
 The last n of a layer's g key heads have such a memory (`model.delta_heads`), and the n h / g query
 heads of these key heads read it. s, w and b of each key head and the gain of each query head are
-learned. A value is written under a blend of its token's key and the previous token's key
+learned. A value is written under its token's key, smeared with the previous token's key
 (`KeySmear`), so that the memory can recall what followed a token.
 
 phi has unit norm (less for keys near 0), so that after a write with beta = 1, reading S with the
@@ -68,7 +68,7 @@ class Writes(NamedTuple):
     """What the tokens of blocks write into S.
 
     Attributes:
-      k: [... w g e], blended keys k~.
+      k: [... w g e], smeared keys k~.
       v: [... w g e], values.
       rates: [... w g], beta.
     """
@@ -123,8 +123,8 @@ class DeltaMemory(nnx.Module):
         Args:
           k: keys without positions.
         """
-        blended = self.key_smear(k, previous_keys(k))
-        return Writes(blended, v.astype(param_dtype()), self.rates(k, v))
+        smeared = self.key_smear(k, previous_keys(k))
+        return Writes(smeared, v.astype(param_dtype()), self.rates(k, v))
 
     def updates(self, writes: Writes) -> DeltaUpdate:
         """Return the updates of S by blocks, for each of their chunks in order.

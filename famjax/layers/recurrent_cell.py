@@ -92,9 +92,9 @@ class RecurrentCell(nnx.Module):
           block_k, block_v: [b w g e], keys and values of the block's tokens, without positions.
         """
         i = self.identify(states)
-        own = attend(self.q(i), k, v)
-        seen = attend(self.block_q(i), block_k, block_v)
-        h = jnp.concatenate([own, seen], -2)
+        from_states = attend(self.q(i), k, v)
+        from_block = attend(self.block_q(i), block_k, block_v)
+        h = jnp.concatenate([from_states, from_block], -2)
         z = self.z(h).astype(states.dtype)
         if self.gate is not None:
             g = jax.nn.sigmoid(self.gate[...])

@@ -73,7 +73,6 @@ class BlockRecurrentAttention(Mixer):
         self.recurrent_cell = RecurrentCell(config, rngs=rngs)
         self.block_len = config.block_len
         self.remat = config.remat != "none"
-        self.receptive_blocks = None  # unbounded
 
     @property
     def qkv(self) -> QKV:  # type: ignore[override]  # a property: the window owns it

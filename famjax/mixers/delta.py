@@ -84,7 +84,6 @@ class DeltaAttention(Mixer):
         self.delta_memory = DeltaMemory(config)
         self.block_len = config.block_len
         self.remat = config.remat != "none"
-        self.receptive_blocks = None  # unbounded
 
     @property
     def qkv(self) -> QKV:  # type: ignore[override]  # a property: the window owns it

@@ -127,7 +127,6 @@ class Fam(Mixer):
         # without remat all products of the scan are saved anyway, and a deferred scan, which
         # saves only F, would compute them again (docs/design.md)
         self.defer_weight_gradients = config.remat != "none"
-        self.receptive_blocks = None  # unbounded
 
     @property
     def qkv(self) -> QKV:  # type: ignore[override]  # a property: the window owns it

@@ -99,7 +99,6 @@ class FullAttention(Mixer):
         self.qkv = QKV(config, rngs=rngs)
         self.block_len = 1
         self.capacity = config.capacity
-        self.receptive_blocks = None  # unbounded
 
     def init_state(self, batch: int, prompt: Array | None = None) -> CacheState:
         shape = (batch, self.qkv.kv_heads, self.capacity, self.qkv.head_dim)
@@ -201,10 +200,10 @@ class FullAttention(Mixer):
         cached = jnp.arange(state.k.shape[-2]) < state.length[:, None]
         cached = cached[:, None] & (start < 0)[..., None]
         index = jnp.arange(t)
-        seen = index[:, None] >= index
+        visible = index[:, None] >= index
         if mutual is not None:
-            seen = seen | (mutual[:, :, None] & mutual[:, None, :])
-        same = (start[:, :, None] == start[:, None, :]) & seen
+            visible = visible | (mutual[:, :, None] & mutual[:, None, :])
+        same = (start[:, :, None] == start[:, None, :]) & visible
         # padding attends to itself, so that no row of the softmax is empty
         same &= valid[:, None] | jnp.eye(t, dtype=bool)
         return jnp.concatenate([cached, same], -1)

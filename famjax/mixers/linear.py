@@ -63,7 +63,6 @@ class LinearAttention(Mixer):
         self.rope = config.linear.rope
         self.chunk = config.linear.chunk
         self.block_len = 1
-        self.receptive_blocks = None  # unbounded
 
     def init_state(self, batch: int, prompt: Array | None = None) -> LinearState:
         g, k, e = self.qkv.kv_heads, self.features, self.qkv.head_dim

@@ -80,7 +80,7 @@ class Mixer(nnx.Module):
     reads_prompt: bool = False
     qkv: QKV
     block_len: int
-    receptive_blocks: int | None
+    receptive_blocks: int | None = None
 
     @abc.abstractmethod
     def init_state(self, batch: int, prompt: Array | None = None) -> State:
@@ -257,7 +257,7 @@ class MixerSpec(abc.ABC):
 
     @property
     def smears_keys(self) -> bool:
-        """Return whether `model.smeared_keys` blends its keys."""
+        """Return whether `model.smeared_keys` smears its keys."""
         return "model.smeared_keys" in (*self.keys, *self.switches)
 
     def unexported(self, model: ModelConfig) -> str:

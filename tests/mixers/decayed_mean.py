@@ -38,7 +38,6 @@ class DecayedMean(Mixer):
         self.qkv = QKV(config, rngs=rngs)
         self.decay = nnx.Param(jnp.full(self.qkv.kv_heads, 2.0))
         self.block_len = 1
-        self.receptive_blocks = None
 
     def init_state(self, batch: int, prompt: Array | None = None) -> MeanState:
         g, e = self.qkv.kv_heads, self.qkv.head_dim

@@ -283,7 +283,7 @@ def test_the_chunks_of_a_block_are_written_in_order() -> None:
     memory = DeltaMemory(resolve_model(ModelConfig(width=32, heads=2, kv_heads=2)))
     rng = np.random.default_rng(0)
     memory.rate_weight[...] = jnp.asarray(rng.normal(size=(2, 32)), jnp.float32)
-    memory.key_smear.weight[...] = jnp.full(2, -100.0)  # no blend
+    memory.key_smear.weight[...] = jnp.full(2, -100.0)  # no smearing
     k, v = random_block(rng, 48)
     after = write(memory.init_state(1).mT, memory.updates(memory.writes(k, v))).mT
     rates, keys = (np.asarray(x, np.float64) for x in (memory.rates(k, v), memory.features(k)))
