@@ -152,8 +152,8 @@ MUTANTS = (
     Mutant(
         "delta: a block reads the memory that it writes",
         "mixers/delta.py",
-        "return write(s, memory.updates(writes)), memory.recall(q, s)",
-        "return (s := write(s, memory.updates(writes))), memory.recall(q, s)",
+        "return write(s, memory.make_updates(writes)), memory.recall(q, s)",
+        "return (s := write(s, memory.make_updates(writes))), memory.recall(q, s)",
         f"{STREAM} -k transcription",
     ),
     Mutant(
@@ -173,8 +173,8 @@ MUTANTS = (
     Mutant(
         "delta: an offset reaches S",
         "mixers/delta.py",
-        "writes = self.writes(inputs.k, inputs.v)",
-        "writes = self.writes(self.qkv.shift(inputs.k, ctx.offset), inputs.v)",
+        "writes = self.make_writes(inputs.k, inputs.v)",
+        "writes = self.make_writes(self.qkv.shift(inputs.k, ctx.offset), inputs.v)",
         "tests/contracts/test_numerics.py -k offsets",
     ),
     Mutant(

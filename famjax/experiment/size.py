@@ -79,8 +79,8 @@ def _decoder_params(model: ModelConfig) -> ParamCount:
         weights, adapters = _feedback_params(model)
         return ParamCount(vocabulary + top + weights, adapters, 0)
     specs, s, layers = _pattern(model), sizes(model), model.layers
-    of_mixers = layers * sum(spec.parameters(model) for spec in specs) // len(specs)
-    mapped = [spec.parameters(model) for spec in specs if spec.has_feature_map]
+    of_mixers = layers * sum(spec.count_params(model) for spec in specs) // len(specs)
+    mapped = [spec.count_params(model) for spec in specs if spec.has_feature_map]
     maps = layers * sum(mapped) // len(specs)
     weights = vocabulary + top + of_mixers
     weights += layers * (_query_params(model) + _kv_params(model) + _mlp_params(model))

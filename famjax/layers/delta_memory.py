@@ -117,7 +117,7 @@ class DeltaMemory(nnx.Module):
         logits = _RATE_SCALE * (x / rms * self.rate_weight[...]).sum(-1) + self.rate_bias[...]
         return jax.nn.relu(jax.nn.sigmoid(logits) - _RATE_THRESHOLD) / (1 - _RATE_THRESHOLD)
 
-    def writes(self, k: Array, v: Array) -> Writes:
+    def make_writes(self, k: Array, v: Array) -> Writes:
         """Return what the tokens of blocks write, from their keys and values [... w g e].
 
         Args:
@@ -126,7 +126,7 @@ class DeltaMemory(nnx.Module):
         smeared = self.key_smear(k, previous_keys(k))
         return Writes(smeared, v.astype(param_dtype()), self.rates(k, v))
 
-    def updates(self, writes: Writes) -> DeltaUpdate:
+    def make_updates(self, writes: Writes) -> DeltaUpdate:
         """Return the updates of S by blocks, for each of their chunks in order.
 
         Returns:
@@ -154,8 +154,8 @@ class DeltaMemory(nnx.Module):
         *lead, w, h, e = q.shape
         g = s.shape[-3]
         # group the queries by key head before mapping them to features, which are larger
-        asked = self.features(jnp.moveaxis(q, -2, -3).reshape(*lead, g, h // g * w, e))
-        return jnp.moveaxis((asked @ s.mT).reshape(*lead, h, w, e), -3, -2)
+        q_features = self.features(jnp.moveaxis(q, -2, -3).reshape(*lead, g, h // g * w, e))
+        return jnp.moveaxis((q_features @ s.mT).reshape(*lead, h, w, e), -3, -2)
 
     def read(self, q: Array, s: Array) -> Array:
         """Read S [... g k e] with the queries of all heads, in their shape and dtype."""

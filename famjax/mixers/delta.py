@@ -147,17 +147,17 @@ class DeltaAttention(Mixer):
 
     def rates(self, inputs: BlockInputs) -> Array:
         """Return the write rates beta of a call's tokens: [b n w g]."""
-        return self.delta_memory.rates(*self._written(inputs.k, inputs.v))
+        return self.delta_memory.rates(*self._memory_kv(inputs.k, inputs.v))
 
-    def _written(self, k: Array, v: Array) -> tuple[Array, Array]:
+    def _memory_kv(self, k: Array, v: Array) -> tuple[Array, Array]:
         """Return the unrotated keys and the values of the heads that have a memory."""
         # calls, too, start from rotated keys: `step` has no others, and both must write the same
         select_heads = self.delta_memory.key_heads
         return select_heads(self.window.unrotate(k)), select_heads(v)
 
-    def writes(self, k: Array, v: Array) -> Writes:
+    def make_writes(self, k: Array, v: Array) -> Writes:
         """Return what whole blocks write, from their keys and values [... w g e]."""
-        return self.delta_memory.writes(*self._written(k, v))
+        return self.delta_memory.make_writes(*self._memory_kv(k, v))
 
     def scan_memory(self, inputs: BlockInputs, s: Array, ctx: Context) -> tuple[Array, Array]:
         """Scan the blocks: each reads S, and then writes its tokens.
@@ -173,9 +173,9 @@ class DeltaAttention(Mixer):
         full = inputs.blocks.valid == self.block_len
         memory, every_q = self.delta_memory, inputs.unrotated_q
         q = memory.query_heads(every_q)
-        writes = self.writes(inputs.k, inputs.v)
+        writes = self.make_writes(inputs.k, inputs.v)
         in_scan = computes_in_scan(full.shape[1])
-        blocks = (writes, q) if in_scan else memory.updates(writes)
+        blocks = (writes, q) if in_scan else memory.make_updates(writes)
         xs = to_block_major((blocks, reset, full))
         # saved for the backward pass: S before each block, or without remat before each chunk
         write_block = jax.checkpoint(write) if self.remat else write
@@ -184,7 +184,7 @@ class DeltaAttention(Mixer):
         # their gradients would be all-reduced in every iteration
         @jax.checkpoint
         def read_and_write(s: Array, writes: Writes, q: Array) -> tuple[Array, Array]:
-            return write(s, memory.updates(writes)), memory.recall(q, s)
+            return write(s, memory.make_updates(writes)), memory.recall(q, s)
 
         def body(_: tuple[()], s: Array, x: Any) -> tuple[Array, Array]:
             block, reset, full = x
@@ -222,8 +222,8 @@ class DeltaAttention(Mixer):
 
     def commit_block(self, s: Array, window: WindowState) -> Array:
         """Write the block that was just filled into S."""
-        writes = self.writes(window.k[:, -1], window.v[:, -1])
-        return write(s.mT, self.delta_memory.updates(writes)).mT
+        writes = self.make_writes(window.k[:, -1], window.v[:, -1])
+        return write(s.mT, self.delta_memory.make_updates(writes)).mT
 
 
 class DeltaSpec(SmearedSpec):
@@ -246,8 +246,8 @@ class DeltaSpec(SmearedSpec):
     def has_write_gates(self, model: ModelConfig) -> bool:
         return True
 
-    def parameters(self, model: ModelConfig) -> int:
-        return delta_memory.count_params(model) + super().parameters(model)
+    def count_params(self, model: ModelConfig) -> int:
+        return delta_memory.count_params(model) + super().count_params(model)
 
     def constants(self, model: ModelConfig) -> dict[str, float]:
         return {**delta_memory.CONSTANTS, **super().constants(model)}

@@ -101,10 +101,10 @@ class LinearAttention(Mixer):
         """Process one token per lane: [b 1 d] -> [b 1 d]."""
         return self._forward(x, state, ctx, recurrent_attention)
 
-    def match_memory_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
+    def encode_prompt_with_softmax(self, prompt: Array, offset: Array | None = None) -> Array:
         return self.qkv.encode_memory_prompt(prompt, offset)
 
-    def match(
+    def match_softmax(
         self, x: Array, state: LinearState, ctx: Context, mlp: FeedForward
     ) -> tuple[Array, Array]:
         """Process whole documents [b t d] with softmax attention; return linear attention's error.
@@ -230,7 +230,7 @@ class LinearSpec(MixerSpec):
     def flops(self, model: ModelConfig, computed: bool = False) -> float:
         return 2 * layer_weights(model) + _attention_flops(model)
 
-    def matching_flops(self, model: ModelConfig, length: int) -> float:
+    def softmax_matching_flops(self, model: ModelConfig, length: int) -> float:
         """Return the FLOPs of one token of a row of `length` while feature maps are trained.
 
         The forward pass computes both attentions. The backward pass computes only the gradient of
@@ -239,10 +239,10 @@ class LinearSpec(MixerSpec):
         """
         softmax = 2 * layer_weights(model) + attention_flops(model, length / 2)
         _, h, _, e, _ = sizes(model)
-        second = 2 * h * num_features(model) * (e + 1)
-        return softmax + 2 * _attention_flops(model) + second
+        query_flops = 2 * h * num_features(model) * (e + 1)
+        return softmax + 2 * _attention_flops(model) + query_flops
 
-    def parameters(self, model: ModelConfig) -> int:
+    def count_params(self, model: ModelConfig) -> int:
         return feature_map.count_params(model)
 
     def state_bytes(self, model: ModelConfig) -> int:
@@ -252,7 +252,7 @@ class LinearSpec(MixerSpec):
     def max_attention_weights(self, config: Config) -> int:
         return 0
 
-    def unrotated(self, model: ModelConfig) -> str:
+    def rope_off_setting(self, model: ModelConfig) -> str:
         return "" if model.linear.rope else "model.linear.rope=false"
 
 

@@ -477,7 +477,7 @@ class SmearedSpec(BlockwiseSpec):
             return init_for_pretrained(model.kv_heads)
         return super().initial_param(model, name, rngs)
 
-    def parameters(self, model: ModelConfig) -> int:
+    def count_params(self, model: ModelConfig) -> int:
         return sizes(model).g if model.smeared_keys else 0
 
     def constants(self, model: ModelConfig) -> dict[str, float]:

@@ -93,14 +93,14 @@ class Layer(nnx.Module):
         """Apply the feed-forward to the mixer's output, unless the mixer has already done so."""
         return a if self.applies_mlp else self.mlp(a, x, key)
 
-    def match(self, x: Array, state: State, ctx: Context) -> tuple[Array, Array]:
-        """Return the layer's output with softmax attention, and `Mixer.match`'s errors."""
-        a, error = self.mixer.match(x, state, ctx, self.mlp)
+    def match_softmax(self, x: Array, state: State, ctx: Context) -> tuple[Array, Array]:
+        """Return the layer's output with softmax attention, and `Mixer.match_softmax`'s errors."""
+        a, error = self.mixer.match_softmax(x, state, ctx, self.mlp)
         return self.feed_forward(a, x), error
 
-    def match_memory_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
+    def encode_prompt_with_softmax(self, prompt: Array, offset: Array | None = None) -> Array:
         """Return what `encode_memory_prompt` returns, computed with softmax attention."""
-        return self.mlp(self.mixer.match_memory_prompt(prompt, offset), prompt)
+        return self.mlp(self.mixer.encode_prompt_with_softmax(prompt, offset), prompt)
 
     def attention_mass(self, x: Array, state: State, ctx: Context) -> tuple[Array, Array]:
         """Return the output, and the memory's mean share in what is read."""
@@ -298,15 +298,15 @@ class ResidualStack(Stack):
         encode_prompt = ctx.reset is not None
         return self._run(x, state, ctx, lambda layer: layer.step, encode_prompt)
 
-    def match(self, x: Array, ctx: Context) -> tuple[Array, Array]:
+    def match_softmax(self, x: Array, ctx: Context) -> tuple[Array, Array]:
         """Process whole documents [b t d] with softmax attention in the linear layers.
 
         Returns:
-          [b t d]; the errors of `Mixer.match` for the layers with a feature map, lowest first:
-          [l b].
+          [b t d]; the errors of `Mixer.match_softmax` for the layers with a feature map, lowest
+          first: [l b].
         """
-        state = self._init_state(len(x), lambda layer: layer.match_memory_prompt, ctx.offset)
-        x, errors = self._run(x, state, ctx, lambda layer: layer.match)
+        state = self._init_state(len(x), lambda layer: layer.encode_prompt_with_softmax, ctx.offset)
+        x, errors = self._run(x, state, ctx, lambda layer: layer.match_softmax)
         matched = jnp.stack(list(itertools.compress(errors, self.matched)), 1)  # [repeats layers b]
         return x, matched.reshape(-1, matched.shape[-1])
 

@@ -97,7 +97,7 @@ class Stack(nnx.Module):
         """Return metrics, by name, of the memory in a call."""
         return {}
 
-    def match(self, x: Array, ctx: Context) -> tuple[Array, Array]:
+    def match_softmax(self, x: Array, ctx: Context) -> tuple[Array, Array]:
         """Process documents with softmax attention in layers whose feature maps are to match it.
 
         Returns:

@@ -157,12 +157,12 @@ def weight_flops(model: ResolvedModelConfig, sources: SourceTokens = _EVEN) -> f
     return sum(layers) + _source_weight_flops(model, sources) + _vocabulary_flops(model)
 
 
-def matching_flops(model: ResolvedModelConfig, length: int) -> float:
+def softmax_matching_flops(model: ResolvedModelConfig, length: int) -> float:
     """Return the model FLOPs of one token in the first stage (`train.match`), for rows of `length`.
 
     The forward pass runs all layers, but no output projection to the vocabulary.
     """
-    return sum(MIXERS[name].matching_flops(model, length) for name in layer_mixers(model))
+    return sum(MIXERS[name].softmax_matching_flops(model, length) for name in layer_mixers(model))
 
 
 def step_flops(config: ResolvedConfig, computed: bool = False) -> float:
@@ -173,7 +173,7 @@ def step_flops(config: ResolvedConfig, computed: bool = False) -> float:
     """
     data = config.data
     if config.train.match:
-        return matching_flops(config.model, data.length)
+        return softmax_matching_flops(config.model, data.length)
     sources = source_tokens(data, computed)
     return training_flops(model_of_rows(config), config.train.only, computed, sources)
 

@@ -170,7 +170,7 @@ def make_inspect(
         ctx = model.with_tokens(ctx, row["tokens"])
         x = model.embed(row["tokens"])
         if config.train.match:
-            errors = model.stack.match(x, ctx)[1][:, 0]
+            errors = model.stack.match_softmax(x, ctx)[1][:, 0]
             return dict(zip(names, errors, strict=True))
         metrics = model.stack.memory_metrics(x, state, ctx)
         if has_memory_losses(config):

@@ -94,7 +94,7 @@ class DecayedMeanSpec(MixerSpec):
     def flops(self, model: ModelConfig, computed: bool = False) -> float:
         return 2 * layer_weights(model)
 
-    def parameters(self, model: ModelConfig) -> int:
+    def count_params(self, model: ModelConfig) -> int:
         return sizes(model).g
 
     def state_bytes(self, model: ModelConfig) -> int:
@@ -104,5 +104,5 @@ class DecayedMeanSpec(MixerSpec):
     def max_attention_weights(self, config: Config) -> int:
         return 0
 
-    def unrotated(self, model: ModelConfig) -> str:
+    def rope_off_setting(self, model: ModelConfig) -> str:
         return "model.mixer=decayed_mean"

@@ -252,7 +252,7 @@ def test_a_memory_returns_what_was_written_under_a_key() -> None:
     memory.key_smear.weight[...] = jnp.asarray([-100.0, 100.0])
     k, v = random_block(np.random.default_rng(0))
     s = memory.init_state(1).mT
-    update = memory.updates(memory.writes(k, v))
+    update = memory.make_updates(memory.make_writes(k, v))
     for _ in range(20):  # each write removes a part of what the others disturbed
         s = write(s, update)
     out = memory.read(k, s.mT)
@@ -285,7 +285,7 @@ def test_the_chunks_of_a_block_are_written_in_order() -> None:
     memory.rate_weight[...] = jnp.asarray(rng.normal(size=(2, 32)), jnp.float32)
     memory.key_smear.weight[...] = jnp.full(2, -100.0)  # no smearing
     k, v = random_block(rng, 48)
-    after = write(memory.init_state(1).mT, memory.updates(memory.writes(k, v))).mT
+    after = write(memory.init_state(1).mT, memory.make_updates(memory.make_writes(k, v))).mT
     rates, keys = (np.asarray(x, np.float64) for x in (memory.rates(k, v), memory.features(k)))
     values = np.asarray(v, np.float64)
     for head in range(2):
@@ -303,7 +303,7 @@ def test_tokens_that_a_head_ignores_leave_its_memory_as_it_is() -> None:
     rng = np.random.default_rng(0)
     before = jnp.asarray(rng.normal(size=memory.init_state(1).mT.shape), jnp.float32)
     k, v = random_block(rng)
-    after = write(before, memory.updates(memory.writes(k, v)))
+    after = write(before, memory.make_updates(memory.make_writes(k, v)))
     assert (after[:, 0] != before[:, 0]).mean() > 0.5
     np.testing.assert_array_equal(after[:, 1], before[:, 1])
 
