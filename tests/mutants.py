@@ -656,9 +656,9 @@ MUTANTS = (
     ),
     Mutant(
         "encoder: LayerDrop keeps the layers that it should leave out",
-        "stacks/encoder.py",
-        "jax.random.bernoulli(jax.random.fold_in(key, LAYER), self.rate)",
-        "jax.random.bernoulli(jax.random.fold_in(key, LAYER), 1 - self.rate)",
+        "layers/dropout.py",
+        "jax.random.bernoulli(jax.random.fold_in(key, LAYER), rate)",
+        "jax.random.bernoulli(jax.random.fold_in(key, LAYER), 1 - rate)",
         ENCODER_DROPOUT,
     ),
     Mutant(
@@ -692,15 +692,15 @@ MUTANTS = (
     Mutant(
         "cross attention: the sums of linear attention contain padding",
         "layers/cross_attention.py",
-        "k = jnp.where(mask[:, 0, :, None, None], keys.k, 0).astype(dtype)",
-        "k = keys.k.astype(dtype)",
+        "k = jnp.where(mask[:, 0, :, None, None], kv.k, 0).astype(dtype)",
+        "k = kv.k.astype(dtype)",
         f"{SEQ2SEQ} -k pairs_of_a_batch",
     ),
     Mutant(
         "cross attention: sums over the source in bfloat16",
         "layers/cross_attention.py",
-        "dtype = jnp.promote_types(keys.k.dtype, jnp.float32)",
-        "dtype = keys.k.dtype",
+        "dtype = jnp.promote_types(kv.k.dtype, jnp.float32)",
+        "dtype = kv.k.dtype",
         f"{SEQ2SEQ} -k bfloat16 --slow",
     ),
     Mutant(

@@ -96,7 +96,8 @@ class Context(NamedTuple):
         None if the model has none.
       embed: a function from tokens [b t] to their embeddings [b t d], set with `tokens`.
       source: what cross attention attends to (`famjax.layers.cross_attention.EncodedSource`), with
-        the keys of all layers, or, within a layer, with that layer's keys; None without an encoder.
+        the keys and values of all layers, or, within a layer, of that layer; None without an
+        encoder.
     """
 
     reset: Array | None = None

@@ -155,7 +155,7 @@ def make_loss(config: Config, graph: Any, objective: Objective) -> LossFn:
             # keep only what another row may start with
             memory = model.stack.passable_state(memory) if config.train.rsp > 0 else ()
         # each microbatch adds its share of the stack's own loss
-        total = sums.loss / weight + model.stack.loss() / config.train.accumulate
+        total = sums.loss / weight + model.stack.auxiliary_loss() / config.train.accumulate
         return total, (jax.lax.stop_gradient(memory), sums)
 
     return loss

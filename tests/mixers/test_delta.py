@@ -31,6 +31,7 @@ from famjax.layers.delta_memory import DeltaMemory, write
 from famjax.mixers import delta
 from famjax.mixers.delta import DeltaAttention, DeltaState
 from famjax.parallel.sharding import path_name
+from famjax.stacks import memory_measures
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train
 from famjax.train.manifest import write_manifest
@@ -113,7 +114,8 @@ def _report(graph: Any, params: Any, tokens: Any, ctx: Context) -> Any:
     x, state, stack = model.embed(tokens), model.init_state(1), model.stack
     # and what it is measured from
     memories = stack.memories(stack(x, state, ctx)[1])
-    return stack.memory_metrics(x, state, ctx), memories, stack.attention_mass(x, state, ctx)
+    share = memory_measures.attention_mass(stack, x, state, ctx)
+    return stack.memory_metrics(x, state, ctx), memories, share
 
 
 @pytest.mark.long
@@ -143,7 +145,8 @@ def test_a_layer_that_reads_nothing_has_no_share() -> None:
     """Not 0 / 0."""
     model = tiny.model("delta")
     x = jnp.zeros((1, 16, 16))
-    assert (model.stack.attention_mass(x, model.init_state(1), Context()) == 0).all()
+    share = memory_measures.attention_mass(model.stack, x, model.init_state(1), Context())
+    assert (share == 0).all()
 
 
 @pytest.mark.long
