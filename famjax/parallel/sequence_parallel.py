@@ -260,6 +260,7 @@ def ring_pass(f: Callable[[Carry], Carry], carry: Carry) -> tuple[Carry, Carry]:
 
     def iteration(state: tuple[Carry, Carry], i: Array) -> tuple[tuple[Carry, Carry], None]:
         carry, received = state
+        # saved under remat: recomputing it would run the whole ring again
         carry = jax.tree.map(tag_product, carry)
         received = jax.tree.map(lambda new, old: jnp.where(device == i, new, old), carry, received)
         return (jax.tree.map(_ring_permute, apply(carry, i)), received), None
