@@ -47,8 +47,8 @@ MUTANTS = (
     Mutant(
         "attention: scores are not divided by sqrt(e)",
         "ops/attention.py",
-        '"...tgre,...sge->...grts", q, k, preferred_element_type=acc_dtype) * e**-0.5',
-        '"...tgre,...sge->...grts", q, k, preferred_element_type=acc_dtype)',
+        "return x * e**-0.5",
+        "return x",
         f"{STREAM} -k transcription",
     ),
     Mutant(
@@ -699,7 +699,7 @@ MUTANTS = (
     Mutant(
         "cross attention: sums over the source in bfloat16",
         "layers/cross_attention.py",
-        "dtype = jnp.promote_types(kv.k.dtype, jnp.float32)",
+        "dtype = acc_dtype(kv.k)",
         "dtype = kv.k.dtype",
         f"{SEQ2SEQ} -k bfloat16 --slow",
     ),

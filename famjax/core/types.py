@@ -126,6 +126,16 @@ def param_dtype() -> jnp.dtype:
     return jnp.dtype(jnp.result_type(float))
 
 
+def acc_dtype(x: Array) -> jnp.dtype:
+    """Return float32, or x's dtype if wider: that of sums over many elements."""
+    return jnp.promote_types(x.dtype, jnp.float32)
+
+
+def at_least_float32(x: Array) -> Array:
+    """Return an array in float32, or in its own dtype if that is wider."""
+    return x.astype(acc_dtype(x))
+
+
 def tree_bytes(tree: PyTree) -> int:
     """Return the bytes of a tree's arrays, or of the arrays that its `ShapeDtypeStruct`s describe.
 

@@ -15,7 +15,7 @@ from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig
 from famjax.core.errors import UserError
-from famjax.core.types import Array
+from famjax.core.types import Array, acc_dtype
 from famjax.layers.dropout import CROSS_ATTENTION
 from famjax.layers.feature_map import FeatureMap
 from famjax.layers.qkv import QKV
@@ -76,7 +76,7 @@ class CrossAttention(nnx.Module):
         """Return the sums over whole sources, with mask [b 1 s]; `kv` if attention is softmax."""
         if self.map is None:
             return kv
-        dtype = jnp.promote_types(kv.k.dtype, jnp.float32)
+        dtype = acc_dtype(kv.k)
         k = jnp.where(mask[:, 0, :, None, None], kv.k, 0).astype(dtype)
         return SourceSums(jnp.einsum("bsgk,bsge->bgke", k, kv.v.astype(dtype)), k.sum(1))
 

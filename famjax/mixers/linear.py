@@ -22,7 +22,7 @@ from famjax.config.resolved import ResolvedModelConfig, num_features, resolve_mo
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.errors import format_multiples
 from famjax.core.remat import tag_product
-from famjax.core.types import Array, Context, param_dtype
+from famjax.core.types import Array, Context, at_least_float32, param_dtype
 from famjax.layers import feature_map
 from famjax.layers.feature_map import FeatureMap
 from famjax.layers.mlp import FeedForward
@@ -270,7 +270,7 @@ def _add_offset(position: Array, offset: Array | None) -> Array:
 
 def _relative_error(y: Array, target: Array) -> Array:
     """Return |y - target|^2 / |target|^2 by row: [b ...] twice -> [b], in float32 or wider."""
-    y, target = (a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in (y, target))
+    y, target = map(at_least_float32, (y, target))
     axes = tuple(range(1, y.ndim))
     size = jnp.square(target).sum(axes)
     return jnp.square(y - target).sum(axes) / jnp.maximum(size, jnp.finfo(size.dtype).tiny)

@@ -11,7 +11,15 @@ from flax import nnx
 
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
-from famjax.core.types import Array, Context, Params, State, compute_dtype, tree_bytes
+from famjax.core.types import (
+    Array,
+    Context,
+    Params,
+    State,
+    at_least_float32,
+    compute_dtype,
+    tree_bytes,
+)
 from famjax.layers.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from famjax.layers.linear import Linear
 from famjax.layers.norm import Norm
@@ -129,7 +137,7 @@ class LanguageModel(nnx.Module):
         return self._cap_logits(self.head(self._normalize(x)))
 
     def _cap_logits(self, y: Array) -> Array:
-        y = y.astype(jnp.promote_types(y.dtype, jnp.float32))
+        y = at_least_float32(y)
         y = y if self.logit_bias is None else y + self.logit_bias[...]
         return soft_cap(y, self.logit_cap)
 

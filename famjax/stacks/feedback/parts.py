@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig
-from famjax.core.types import Array, Params, PyTree
+from famjax.core.types import Array, Params, PyTree, acc_dtype
 from famjax.layers.cross_attention import CrossAttention, EncodedSource
 from famjax.layers.dropout import ATTENTION_WEIGHTS, LAYER, make_dropout
 from famjax.layers.linear import MATMUL_PARAMS
@@ -123,7 +123,7 @@ class Parts(NamedTuple):
         Returns:
           [... h tokens], or [h tokens] if it does not depend on q.
         """
-        bias = jnp.zeros((q.shape[-2], tokens), jnp.promote_types(q.dtype, jnp.float32))
+        bias = jnp.zeros((q.shape[-2], tokens), acc_dtype(q))
         if self.distances is not None:
             near = self.distances[:, self.distances.shape[1] - tokens :]
             scores = weight_einsum("...e,ep->...p", q, near)

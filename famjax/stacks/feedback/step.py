@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from famjax.core.lanes import select_state
-from famjax.core.types import Array, Context, DropoutFn
+from famjax.core.types import Array, Context, DropoutFn, acc_dtype
 from famjax.layers.dropout import apply_dropout
 from famjax.ops import relative
 from famjax.ops.attention import soft_cap
@@ -126,11 +126,12 @@ def _scores(spec: FeedbackSpec, q: Array, view: RingView, write_index: Array) ->
     them the query is rotated further by the ring's length.
     """
     b, h, e = q.shape
-    acc_dtype = jnp.promote_types(q.dtype, jnp.float32)
 
     def scores(write_index: Array) -> Array:
         rotated = spec.rotate(q, write_index[:, None]).reshape(b, view.k.shape[1], -1, e)
-        products = jnp.einsum("bgre,bgse->bgrs", rotated, view.k, preferred_element_type=acc_dtype)
+        products = jnp.einsum(
+            "bgre,bgse->bgrs", rotated, view.k, preferred_element_type=acc_dtype(q)
+        )
         return products.reshape(b, h, -1) * e**-0.5
 
     if spec.config.positions == "learned":
