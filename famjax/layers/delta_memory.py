@@ -240,9 +240,9 @@ def state_bytes(config: ModelConfig) -> int:
 
 def _sizes(config: ModelConfig) -> tuple[int, int, int]:
     """Return h and g, the numbers of heads that read a memory and that have one, and e."""
-    _, h, g, e, _ = sizes(config)
-    own = config.delta_heads or g
-    return own * h // g, own, e
+    s = sizes(config)
+    own = config.delta_heads or s.g
+    return own * s.h // s.g, own, s.e
 
 
 def count_params(config: ModelConfig) -> int:

@@ -46,10 +46,10 @@ LEARNED: dict[str, Callable[[Array], Array]] = {
 
 def count_params(config: ModelConfig) -> int:
     """Return the number of parameters of a layer's feature map."""
-    kind, (_, _, g, e, _) = config.linear.map, sizes(config)
+    kind, s = config.linear.map, sizes(config)
     if kind == "rfa":
-        return g
-    return 0 if kind in ("elu", "performer") else g * (e + 1) * config.linear.features
+        return s.g
+    return 0 if kind in ("elu", "performer") else s.g * (s.e + 1) * config.linear.features
 
 
 def weight_fields(kind: str) -> tuple[str, ...]:

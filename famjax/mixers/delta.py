@@ -255,15 +255,15 @@ class DeltaSpec(SmearedSpec):
     def check(self, config: Config) -> Iterator[str]:
         yield from super().check(config)
         order, heads = config.model.delta_order, config.model.delta_heads
-        _, _, g, e, _ = sizes(config.model)
-        if heads > g:
-            yield f"model.delta_heads={heads}: there are only {g} key heads; give at most {g}"
+        s = sizes(config.model)
+        if heads > s.g:
+            yield f"model.delta_heads={heads}: there are only {s.g} key heads; give at most {s.g}"
         # larger offsets only give products that are 0 or repeat others: y_i and y_{i+e} are the
         # positive parts of x_i and -x_i
-        if not 1 <= order < e:
+        if not 1 <= order < s.e:
             yield (
-                f"model.delta_order={order}: must be from 1 to {e - 1}, since a key's features are "
-                f"products of two of its {e} elements that are at most delta_order apart"
+                f"model.delta_order={order}: must be from 1 to {s.e - 1}, since a key's features "
+                f"are products of two of its {s.e} elements that are at most delta_order apart"
             )
 
     def flops(self, model: ModelConfig, computed: bool = False) -> float:
@@ -273,8 +273,8 @@ class DeltaSpec(SmearedSpec):
         return super().state_bytes(model) + delta_memory.state_bytes(model)
 
     def describe(self, model: ModelConfig) -> list[str]:
-        _, _, g, e, _ = sizes(model)
-        heads_written = model.delta_heads or g
-        heads = "a head" if heads_written == g else f"in {heads_written} of {g} key heads"
-        memory = f"a memory of {2 * model.delta_order * e} x {e} {heads}"
+        s = sizes(model)
+        heads_written = model.delta_heads or s.g
+        heads = "a head" if heads_written == s.g else f"in {heads_written} of {s.g} key heads"
+        memory = f"a memory of {2 * model.delta_order * s.e} x {s.e} {heads}"
         return [*super().describe(model), memory]

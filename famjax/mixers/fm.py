@@ -200,8 +200,8 @@ class FmSpec(BlockwiseSpec):
     @staticmethod
     def _second_projection(model: ModelConfig) -> float:
         """Return the FLOPs of projecting keys and values again: from outputs, not from inputs."""
-        d, _, g, e, _ = sizes(model)
-        return 2 * d * 2 * g * e
+        s = sizes(model)
+        return 2 * s.d * 2 * s.g * s.e
 
     def recurrent_share(self, model: ModelConfig) -> float:
         return 1.0

@@ -238,16 +238,16 @@ class LinearSpec(MixerSpec):
         each product of phi(q) with S and z.
         """
         softmax = 2 * layer_weights(model) + attention_flops(model, length / 2)
-        _, h, _, e, _ = sizes(model)
-        query_flops = 2 * h * num_features(model) * (e + 1)
+        s = sizes(model)
+        query_flops = 2 * s.h * num_features(model) * (s.e + 1)
         return softmax + 2 * _attention_flops(model) + query_flops
 
     def count_params(self, model: ModelConfig) -> int:
         return feature_map.count_params(model)
 
     def state_bytes(self, model: ModelConfig) -> int:
-        _, _, g, e, _ = sizes(model)
-        return g * num_features(model) * (e + 1) * 4  # float32
+        s = sizes(model)
+        return s.g * num_features(model) * (s.e + 1) * 4  # float32
 
     def max_attention_weights(self, config: Config) -> int:
         return 0
@@ -258,9 +258,9 @@ class LinearSpec(MixerSpec):
 
 def _attention_flops(model: ModelConfig) -> float:
     """Return the FLOPs of phi, of phi(k) v^T, and of the products of phi(q) with S and z."""
-    _, h, g, e, _ = sizes(model)
+    s = sizes(model)
     k, vectors = num_features(model), feature_map.num_vectors(resolve_model(model))
-    return 2 * ((h + g) * e * vectors + g * k * e + h * k * (e + 1))
+    return 2 * ((s.h + s.g) * s.e * vectors + s.g * k * s.e + s.h * k * (s.e + 1))
 
 
 def _add_offset(position: Array, offset: Array | None) -> Array:

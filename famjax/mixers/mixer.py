@@ -398,5 +398,5 @@ def attention_flops(model: ModelConfig, keys: float) -> float:
 
 def kv_bytes(model: ModelConfig) -> int:
     """Return the bytes of one token's keys and values, over all heads."""
-    _, _, g, e, _ = sizes(model)
-    return 2 * g * e * (2 if model.dtype == "bfloat16" else 4)
+    s = sizes(model)
+    return 2 * s.g * s.e * (2 if model.dtype == "bfloat16" else 4)

@@ -98,8 +98,8 @@ class DecayedMeanSpec(MixerSpec):
         return sizes(model).g
 
     def state_bytes(self, model: ModelConfig) -> int:
-        _, _, g, e, _ = sizes(model)
-        return g * (e + 1) * 4
+        s = sizes(model)
+        return s.g * (s.e + 1) * 4
 
     def max_attention_weights(self, config: Config) -> int:
         return 0
