@@ -43,7 +43,7 @@ from famjax.mixers.mixer import (
 )
 from famjax.mixers.window import SmearedSpec, WindowAttention, WindowState
 from famjax.parallel import sequence_parallel
-from famjax.parallel.sharding import sequence_shards, target_device
+from famjax.parallel.traced import sequence_shards, target_device
 
 
 class DeltaState(NamedTuple):

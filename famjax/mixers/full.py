@@ -19,7 +19,7 @@ from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.mixers.mixer import FORMATS, Mixer, MixerSpec, kv_bytes
 from famjax.ops.positions import document_positions
-from famjax.parallel import sharding
+from famjax.parallel import traced
 
 
 class CacheState(NamedTuple):
@@ -127,7 +127,7 @@ class FullAttention(Mixer):
         v = jnp.where((position < self.capacity)[..., None, None], v, 0)
         attention_mask = self.attention_mask(state, start, valid, ctx.mutual)
         # if tokens are sharded: every query needs all keys, and so does the cache
-        k, v = sharding.all_gather_tokens(k), sharding.all_gather_tokens(v)
+        k, v = traced.all_gather_tokens(k), traced.all_gather_tokens(v)
         keys = jnp.concatenate([_swap_heads_tokens(state.k).astype(k.dtype), k], 1)
         values = jnp.concatenate([_swap_heads_tokens(state.v).astype(v.dtype), v], 1)
         q = self.qkv.rotate(q, position, long_range=True)

@@ -27,7 +27,8 @@ from famjax.ops.attention import soft_cap
 from famjax.ops.lookup import look_up
 from famjax.ops.losses import chunked_cross_entropy, smoothed_token_losses, token_losses
 from famjax.ops.weight_einsum import weight_einsum
-from famjax.parallel.sharding import TOKENS, path_name, target_device, with_logical_constraint
+from famjax.parallel.sharding import TOKENS, path_name
+from famjax.parallel.traced import target_device, with_logical_constraint
 from famjax.stacks import make_stack
 
 # On CPU, layers of at least `_LARGE_LAYER` bytes are unstacked before a loop of `step`, if all

@@ -22,7 +22,8 @@ from famjax.layers.cross_attention import EncodedSource
 from famjax.models.language_model import LanguageModel
 from famjax.ops.lookup import look_up
 from famjax.ops.relative import unmask_empty_rows
-from famjax.parallel.sharding import TOKENS, register_parameter_axes, with_logical_constraint
+from famjax.parallel.sharding import TOKENS, register_parameter_axes
+from famjax.parallel.traced import with_logical_constraint
 from famjax.stacks.encoder import Encoder
 
 register_parameter_axes((r"source_embedding$", ("vocab", "embed")))

@@ -14,7 +14,7 @@ from famjax.core.remat import tag_product
 from famjax.core.types import Array, DropoutFn, acc_dtype
 from famjax.ops import attention_kernel as kernel
 from famjax.ops.kernels import kernel_platform
-from famjax.parallel.sharding import runs_on_one_cpu
+from famjax.parallel.traced import runs_on_one_cpu
 
 # weights of this size stay in the cache of a CPU core (docs/design.md)
 _CACHE_BYTES = 1 << 20

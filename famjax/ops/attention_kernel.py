@@ -29,7 +29,7 @@ from jax.experimental import pallas as pl
 
 from famjax.core.types import Array, Axes
 from famjax.ops.kernels import kernel_platform, kernel_precision
-from famjax.parallel.sharding import local_rows, shard_map_axes, shards_tokens
+from famjax.parallel.traced import local_rows, shard_map_axes, shards_tokens
 
 # maximum bytes of a row of a tile's scores, in the dtype of the keys, and of its queries or keys.
 # Compiled by Triton 3.9 for sm_80, kernels take at most 98 KB of shared memory (the limit of

@@ -25,12 +25,7 @@ from famjax.core.types import Array, Axes, acc_dtype, at_least_float32
 from famjax.ops import linear_attention_kernel as kernel
 from famjax.ops.kernels import kernel_platform
 from famjax.parallel.sequence_parallel import ring_pass
-from famjax.parallel.sharding import (
-    axis_index,
-    sequence_shards,
-    shard_map_axes,
-    shard_map_sequence,
-)
+from famjax.parallel.traced import axis_index, sequence_shards, shard_map_axes, shard_map_sequence
 
 # the minimum denominator, as in the authors' code (fairseq/random_feature_attention/utils.py)
 EPS = 1e-2

@@ -43,7 +43,7 @@ import jax.numpy as jnp
 
 from famjax.core.remat import tag_product
 from famjax.core.types import Array
-from famjax.parallel.sharding import axis_index, sequence_shards, shard_map_sequence
+from famjax.parallel.traced import axis_index, sequence_shards, shard_map_sequence
 
 _AXIS = "sequence"
 

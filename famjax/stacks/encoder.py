@@ -28,7 +28,8 @@ from famjax.layers.mlp import FeedForward
 from famjax.layers.norm import Norm
 from famjax.layers.positions import Positions
 from famjax.layers.qkv import QKV
-from famjax.parallel.sharding import TOKENS, fsdp_all_gather, with_logical_constraint
+from famjax.parallel.sharding import TOKENS
+from famjax.parallel.traced import fsdp_all_gather, with_logical_constraint
 
 
 class EncoderLayer(nnx.Module):

@@ -34,13 +34,8 @@ from famjax.layers.positions import Positions
 from famjax.mixers import MIXERS, make_mixer
 from famjax.mixers.full import lengthen_caches, shorten_caches
 from famjax.mixers.mixer import MemoryLosses
-from famjax.parallel.sharding import (
-    TOKENS,
-    fsdp_all_gather,
-    is_axes,
-    with_logical_constraint,
-    with_state_constraint,
-)
+from famjax.parallel.sharding import TOKENS, is_axes
+from famjax.parallel.traced import fsdp_all_gather, with_logical_constraint, with_state_constraint
 from famjax.stacks import memory_measures
 from famjax.stacks.stack import Stack
 

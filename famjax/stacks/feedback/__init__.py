@@ -22,7 +22,7 @@ from famjax.core.types import Array, Context
 from famjax.layers.cross_attention import EncodedSource, SourceKV
 from famjax.layers.dropout import EMBEDDING, OUTPUT, apply_dropout, empty_key, make_dropout
 from famjax.layers.qkv import KVProjection
-from famjax.parallel import sharding
+from famjax.parallel import sharding, traced
 from famjax.stacks.feedback import ring, solve
 from famjax.stacks.feedback.parts import (
     DropoutRng,
@@ -94,7 +94,7 @@ class Feedback(Stack):
         A position offset has no effect, since all positions are relative.
         """
         # every token attends to memories of all tokens, which are mostly computed sequentially
-        x = sharding.all_gather_tokens(x)
+        x = traced.all_gather_tokens(x)
         spec, rng = self.spec, self._dropout_rng()
         key = None if rng is None else rng.key
         rates = spec.model.dropout

@@ -21,7 +21,7 @@ from famjax.core.types import Array, DropoutFn, Params
 from famjax.layers.cross_attention import EncodedSource
 from famjax.ops import relative
 from famjax.ops.token_scan import Visible, token_scan
-from famjax.parallel.sharding import row_shards, shard_map_rows
+from famjax.parallel.traced import row_shards, shard_map_rows
 from famjax.stacks.feedback.parts import DropoutRng, Partitioned, Parts, combine
 from famjax.stacks.feedback.ring import KV
 from famjax.stacks.feedback.spec import FeedbackSpec
