@@ -235,7 +235,7 @@ class WindowAttention(Mixer):
         keys: Array | None,
     ) -> Array:
         """Compute `attend_blocks` with one block's keys and scores at a time: [b n w h e]."""
-        # keys as queries see them
+        # k: the keys as queries see them
         q, k, v, blocks = inputs.q, inputs.seen_k, inputs.v, inputs.blocks
         b, n = k.shape[:2]
         m = self.segments
@@ -304,7 +304,7 @@ class WindowAttention(Mixer):
         self, inputs: BlockInputs, state: WindowState, ctx: Context, extra: ExtraKV | None = None
     ) -> tuple[Array, Array, Array, Array]:
         """Return queries, keys, values and the mask [b n w s] of every block."""
-        # keys as queries see them
+        # k: the keys as queries see them
         q, k, v, blocks = inputs.q, inputs.seen_k, inputs.v, inputs.blocks
         b, n, w = q.shape[:3]
         segment_k, segment_v, segment_mask = self.segment_kv(k, v, state, blocks)
