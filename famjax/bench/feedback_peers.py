@@ -27,7 +27,7 @@ from famjax.config.schema import ArchConfig, MeshConfig, ModelConfig
 from famjax.core.optional import missing_modules
 from famjax.core.types import Context, Params
 from famjax.models.language_model import LanguageModel
-from famjax.parallel import sharding
+from famjax.parallel import sharding, traced
 from famjax.processes import runtime
 from famjax.stacks.feedback import Feedback
 
@@ -140,7 +140,7 @@ def _famjax_step(model: ModelConfig, tokens: np.ndarray) -> Callable[[], Any]:
 
         return jax.grad(loss)(params)
 
-    compiled = jax.jit(sharding.with_mesh(mesh, gradients))
+    compiled = jax.jit(traced.with_mesh(mesh, gradients))
     return lambda: compiled(params, batch)
 
 

@@ -56,17 +56,17 @@ def resolve_model(model: ModelConfig) -> ResolvedModelConfig:
     """Return the config with every size filled in that follows from other sizes; idempotent."""
     if isinstance(model, ResolvedModelConfig):
         return model
-    _, _, kv_heads, head_dim, mlp_width = sizes(model)
+    s = sizes(model)
     arch, lora, linear = model.arch, model.lora, model.linear
     filled = {
-        "kv_heads": kv_heads,
-        "head_dim": head_dim,
-        "mlp_width": mlp_width,
-        "delta_heads": model.delta_heads or kv_heads,
+        "kv_heads": s.g,
+        "head_dim": s.e,
+        "mlp_width": s.hidden,
+        "delta_heads": model.delta_heads or s.g,
         "arch": replace(
             arch,
             embed_scale=arch.embed_scale or model.width**0.5,
-            query_scale=arch.query_scale or float(head_dim),
+            query_scale=arch.query_scale or float(s.e),
         ),
         "lora": replace(lora, alpha=lora.alpha or lora.rank) if lora.rank else lora,
         "linear": replace(linear, features=num_features(model)),

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from famjax.core.types import Array, Context, State
 
 
-def select_rows(lanes: Array, new: Array | float, old: Array | float, axis: int = 0) -> Array:
-    """Return `new` where `lanes` [b] is True, else `old`.
+def select_rows(mask: Array, new: Array | float, old: Array | float, axis: int = 0) -> Array:
+    """Return `new` where `mask` [b] is True, else `old`.
 
     Args:
       new, old: [b ...], or with the lanes at another axis; one of them may be a number.
@@ -21,12 +21,12 @@ def select_rows(lanes: Array, new: Array | float, old: Array | float, axis: int 
     """
     shape = [1] * max(jnp.ndim(new), jnp.ndim(old))
     shape[axis] = -1
-    return jnp.where(lanes.reshape(shape), new, old)
+    return jnp.where(mask.reshape(shape), new, old)
 
 
-def select_state(lanes: Array, new: State, old: State, axis: int = 0) -> State:
+def select_state(mask: Array, new: State, old: State, axis: int = 0) -> State:
     """Apply `select_rows` to every array of a state, in the dtypes of `new`."""
-    return jax.tree.map(lambda a, b: select_rows(lanes, a, b.astype(a.dtype), axis), new, old)
+    return jax.tree.map(lambda a, b: select_rows(mask, a, b.astype(a.dtype), axis), new, old)
 
 
 def select_valid(ctx: Context, new: State, old: State) -> State:

@@ -96,7 +96,8 @@ class Context(NamedTuple):
         None if the model has none.
       embed: a function from tokens [b t] to their embeddings [b t d], set with `tokens`.
       source: what cross attention attends to (`famjax.layers.cross_attention.EncodedSource`), with
-        the keys of all layers, or, within a layer, with that layer's keys; None without an encoder.
+        the keys and values of all layers, or, within a layer, of that layer; None without an
+        encoder.
     """
 
     reset: Array | None = None
@@ -123,6 +124,16 @@ def compute_dtype(name: str) -> jnp.dtype:
 def param_dtype() -> jnp.dtype:
     """Return float32, or float64 if JAX has x64 enabled (the oracle tests)."""
     return jnp.dtype(jnp.result_type(float))
+
+
+def acc_dtype(x: Array) -> jnp.dtype:
+    """Return float32, or x's dtype if wider: that of sums over many elements."""
+    return jnp.promote_types(x.dtype, jnp.float32)
+
+
+def at_least_float32(x: Array) -> Array:
+    """Return an array in float32, or in its own dtype if that is wider."""
+    return x.astype(acc_dtype(x))
 
 
 def tree_bytes(tree: PyTree) -> int:

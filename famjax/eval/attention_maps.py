@@ -18,6 +18,7 @@ from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import check_capacity
 from famjax.mixers.mixer import BlockWeights
 from famjax.mixers.window import WindowAttention
+from famjax.stacks import memory_measures
 from famjax.stacks.residual import ResidualStack
 from famjax.train.run import Run
 
@@ -123,7 +124,7 @@ def _read_block(
     """
     model = nnx.merge(graph, params)
     x, ctx = model.embed(tokens), model.with_tokens(Context(), tokens)
-    weights = model.stack.block_weights(x, state, ctx)
+    weights = memory_measures.block_weights(model.stack, x, state, ctx)
     # the only lane
     first = jax.tree.map(lambda a: a[:, 0], weights)
     masses = [None if each is None else _masses(each) for each in first]

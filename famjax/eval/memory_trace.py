@@ -39,6 +39,7 @@ from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import check_capacity
 from famjax.mixers.mixer import BlockWeights
 from famjax.models.language_model import LanguageModel
+from famjax.stacks import memory_measures
 from famjax.stacks.residual import ResidualStack
 from famjax.tasks.passkey import evaluated_task
 from famjax.train.run import Run
@@ -231,11 +232,13 @@ def _trace_blocks(
         losses, after = block_losses(model, tokens, targets, state)
         loss = mean_loss(losses, block[2])
         before, fams = (_by_layer(stack.memories(s)) for s in (state, after))
-        mass = stack.attention_mass(x, state, ctx).reshape(-1, len(stack.layers))
+        mass = memory_measures.attention_mass(stack, x, state, ctx).reshape(-1, len(stack.layers))
         f = fams.shape[1]
-        own_gates = stack.memory_gates(x, state, ctx)
-        gates, rates = _mean_gates(own_gates, stack.token_rates(x, state, ctx), f)
-        reads = _reads(stack.block_weights(x, state, ctx), own_gates, len(block[0]))
+        own_gates = memory_measures.memory_gates(stack, x, state, ctx)
+        own_rates = memory_measures.token_rates(stack, x, state, ctx)
+        gates, rates = _mean_gates(own_gates, own_rates, f)
+        weights = memory_measures.block_weights(stack, x, state, ctx)
+        reads = _reads(weights, own_gates, len(block[0]))
 
         def increase(removed: Array) -> Array:
             memories = [

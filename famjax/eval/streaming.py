@@ -19,7 +19,7 @@ from famjax.eval.sampling import Sampling
 from famjax.eval.stream_functions import jit_functions
 from famjax.experiment.memory import check_bytes_fit
 from famjax.models.language_model import LanguageModel
-from famjax.parallel.sharding import target_device
+from famjax.parallel.traced import target_device
 
 # approximate number of tokens of a lane per call: enough to keep the device busy, few enough to fit
 # in memory

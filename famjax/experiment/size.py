@@ -79,8 +79,8 @@ def _decoder_params(model: ModelConfig) -> ParamCount:
         weights, adapters = _feedback_params(model)
         return ParamCount(vocabulary + top + weights, adapters, 0)
     specs, s, layers = _pattern(model), sizes(model), model.layers
-    of_mixers = layers * sum(spec.parameters(model) for spec in specs) // len(specs)
-    mapped = [spec.parameters(model) for spec in specs if spec.has_feature_map]
+    of_mixers = layers * sum(spec.count_params(model) for spec in specs) // len(specs)
+    mapped = [spec.count_params(model) for spec in specs if spec.has_feature_map]
     maps = layers * sum(mapped) // len(specs)
     weights = vocabulary + top + of_mixers
     weights += layers * (_query_params(model) + _kv_params(model) + _mlp_params(model))
@@ -131,17 +131,17 @@ def _position_params(model: ModelConfig) -> int:
 
 def _query_params(model: ModelConfig) -> int:
     """Count the parameters of query and output projections, and of the norms around them."""
-    (d, h, _, e, _), arch = sizes(model), model.arch
-    total = _norm_params(model) * (2 if arch.post_norm else 1) + 2 * d * h * e
-    total += h * e if arch.qkv_bias else 0
-    total += d if arch.out_bias else 0
-    return total + (e if arch.qk_norm else 0)
+    s, arch = sizes(model), model.arch
+    total = _norm_params(model) * (2 if arch.post_norm else 1) + 2 * s.d * s.h * s.e
+    total += s.h * s.e if arch.qkv_bias else 0
+    total += s.d if arch.out_bias else 0
+    return total + (s.e if arch.qk_norm else 0)
 
 
 def _kv_params(model: ModelConfig) -> int:
-    (d, _, g, e, _), arch = sizes(model), model.arch
-    total = 2 * d * g * e + (2 * g * e if arch.qkv_bias else 0)
-    return total + (e if arch.qk_norm else 0)
+    s, arch = sizes(model), model.arch
+    total = 2 * s.d * s.g * s.e + (2 * s.g * s.e if arch.qkv_bias else 0)
+    return total + (s.e if arch.qk_norm else 0)
 
 
 def _mlp_params(model: ModelConfig) -> int:

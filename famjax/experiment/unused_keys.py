@@ -186,8 +186,8 @@ def _no_rotation(config: Config) -> str:
         return "model.feedback.positions=learned" if learned else ""
     if is_segmented(model):
         return ""
-    unrotated = [spec.unrotated(model) for spec in mixer_specs(model)]
-    return unrotated[0] if unrotated and all(unrotated) else ""
+    settings = [spec.rope_off_setting(model) for spec in mixer_specs(model)]
+    return settings[0] if settings and all(settings) else ""
 
 
 def _nothing_rotated(config: Config) -> str:

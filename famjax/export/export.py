@@ -80,7 +80,7 @@ def export(
                 f"--format {format}: does not support {spec.title}; take --format "
                 f"{' or '.join(spec.formats)}"
             )
-        if format in ("hf", "peft") and (setting := spec.unexported(source.model)):
+        if format in ("hf", "peft") and (setting := spec.unexportable_setting(source.model)):
             raise UserError(
                 f"--format {format}: does not support {setting}; take --format stablehlo or orbax"
             )

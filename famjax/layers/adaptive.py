@@ -16,7 +16,7 @@ from flax import nnx
 
 from famjax.config.derived import cutoffs
 from famjax.config.schema import ModelConfig
-from famjax.core.types import Array, compute_dtype
+from famjax.core.types import Array, at_least_float32, compute_dtype
 from famjax.layers.linear import Linear
 from famjax.ops.lookup import look_up
 from famjax.ops.losses import select_logit
@@ -130,8 +130,7 @@ class AdaptiveSoftmax(nnx.Module):
         first, *rest = embedding.clusters if self.clusters is None else self.clusters
         head = jnp.concatenate([first.logits(x, projected=False), self.entries(x)], -1)
         tails = [cluster.logits(x, projected=True) for cluster in rest]
-        wide = jnp.promote_types(head.dtype, jnp.float32)
-        return head.astype(wide), [tail.astype(wide) for tail in tails]
+        return at_least_float32(head), [at_least_float32(tail) for tail in tails]
 
     def log_probs(self, x: Array, embedding: AdaptiveEmbedding) -> Array:
         """Return log p of every word: [... v]."""

@@ -15,14 +15,14 @@ from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig
 from famjax.core.errors import UserError
-from famjax.core.types import Array
+from famjax.core.types import Array, acc_dtype
 from famjax.layers.dropout import CROSS_ATTENTION
 from famjax.layers.feature_map import FeatureMap
 from famjax.layers.qkv import QKV
 from famjax.ops.linear_attention import attend_masked, attend_sums
 
 
-class SourceKeys(NamedTuple):
+class SourceKV(NamedTuple):
     """Keys and values of a source's tokens: k [b s g e], or phi(k) [b s g k]; v [b s g e]."""
 
     k: Array
@@ -40,13 +40,13 @@ class EncodedSource(NamedTuple):
     """What a decoder attends to.
 
     Attributes:
-      keys: `SourceKeys` or `SourceSums`, those of one layer, or of all layers as
+      kv: `SourceKV` or `SourceSums`, those of one layer, or of all layers as
         `Stack.project_source` returns them.
       mask: [b t s] bool, or [b 1 s]: which tokens of the source each token of the call sees; with
         softmax attention each must see at least one. `SourceSums` already have it applied.
     """
 
-    keys: Any
+    kv: Any
     mask: Array
 
 
@@ -67,18 +67,18 @@ class CrossAttention(nnx.Module):
         is_linear = config.encoder.cross == "linear"
         self.map = make_feature_map(config, rngs=rngs) if is_linear else None
 
-    def project(self, source: Array) -> SourceKeys:
+    def project(self, source: Array) -> SourceKV:
         """Project the encoder's output [b s d] to keys and values."""
         k, v = self.qkv.project_kv(source.astype(self.qkv.dtype))
-        return SourceKeys(k if self.map is None else self.map(k[..., None, :])[..., 0, :], v)
+        return SourceKV(k if self.map is None else self.map(k[..., None, :])[..., 0, :], v)
 
-    def summarize(self, keys: SourceKeys, mask: Array) -> SourceKeys | SourceSums:
-        """Return the sums over whole sources, with mask [b 1 s]; `keys` if attention is softmax."""
+    def summarize(self, kv: SourceKV, mask: Array) -> SourceKV | SourceSums:
+        """Return the sums over whole sources, with mask [b 1 s]; `kv` if attention is softmax."""
         if self.map is None:
-            return keys
-        dtype = jnp.promote_types(keys.k.dtype, jnp.float32)
-        k = jnp.where(mask[:, 0, :, None, None], keys.k, 0).astype(dtype)
-        return SourceSums(jnp.einsum("bsgk,bsge->bgke", k, keys.v.astype(dtype)), k.sum(1))
+            return kv
+        dtype = acc_dtype(kv.k)
+        k = jnp.where(mask[:, 0, :, None, None], kv.k, 0).astype(dtype)
+        return SourceSums(jnp.einsum("bsgk,bsge->bgke", k, kv.v.astype(dtype)), k.sum(1))
 
     def __call__(self, x: Array, source: EncodedSource | None, key: Array | None = None) -> Array:
         """Attend to the source: [b t d] -> [b t d], or with one token [b d] -> [b d].
@@ -96,23 +96,23 @@ class CrossAttention(nnx.Module):
         q = self.qkv.project_query(self.qkv.normalize(x))
         b, t, h, e = q.shape
         # beams are more queries of the same source
-        rows = jax.tree.leaves(source.keys)[0].shape[0]
+        rows = jax.tree.leaves(source.kv)[0].shape[0]
         y = self._attend(q.reshape(rows, -1, h, e), source, key).reshape(b, t, h, -1)
         return self.qkv.output_projection(y, x, key)
 
     def _attend(self, q: Array, source: EncodedSource, key: Array | None) -> Array:
         """[b t h e] -> [b t h e]."""
-        keys = source.keys
+        kv = source.kv
         if self.map is None:
-            assert isinstance(keys, SourceKeys)
-            return self.qkv.attend(q, keys.k, keys.v, source.mask, key)
+            assert isinstance(kv, SourceKV)
+            return self.qkv.attend(q, kv.k, kv.v, source.mask, key)
         *lead, h, e = q.shape
         g = self.qkv.kv_heads
         features = self.map(q.reshape(*lead, g, h // g, e))
-        if isinstance(keys, SourceSums):
-            y = attend_sums(features, keys.s, keys.z).astype(q.dtype)
+        if isinstance(kv, SourceSums):
+            y = attend_sums(features, kv.s, kv.z).astype(q.dtype)
         else:
-            y = attend_masked(features, keys.k, keys.v, source.mask)
+            y = attend_masked(features, kv.k, kv.v, source.mask)
         return y.reshape(*q.shape[:-1], -1)
 
     def fold_feature_map(self) -> None:

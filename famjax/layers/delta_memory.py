@@ -9,7 +9,7 @@ At the first token of a block k_{j-1} is 0.
 
 The last n of a layer's g key heads have such a memory (`model.delta_heads`), and the n h / g query
 heads of these key heads read it. s, w and b of each key head and the gain of each query head are
-learned. A value is written under a blend of its token's key and the previous token's key
+learned. A value is written under its token's key, smeared with the previous token's key
 (`KeySmear`), so that the memory can recall what followed a token.
 
 phi has unit norm (less for keys near 0), so that after a write with beta = 1, reading S with the
@@ -68,7 +68,7 @@ class Writes(NamedTuple):
     """What the tokens of blocks write into S.
 
     Attributes:
-      k: [... w g e], blended keys k~.
+      k: [... w g e], smeared keys k~.
       v: [... w g e], values.
       rates: [... w g], beta.
     """
@@ -117,16 +117,16 @@ class DeltaMemory(nnx.Module):
         logits = _RATE_SCALE * (x / rms * self.rate_weight[...]).sum(-1) + self.rate_bias[...]
         return jax.nn.relu(jax.nn.sigmoid(logits) - _RATE_THRESHOLD) / (1 - _RATE_THRESHOLD)
 
-    def writes(self, k: Array, v: Array) -> Writes:
+    def make_writes(self, k: Array, v: Array) -> Writes:
         """Return what the tokens of blocks write, from their keys and values [... w g e].
 
         Args:
           k: keys without positions.
         """
-        blended = self.key_smear(k, previous_keys(k))
-        return Writes(blended, v.astype(param_dtype()), self.rates(k, v))
+        smeared = self.key_smear(k, previous_keys(k))
+        return Writes(smeared, v.astype(param_dtype()), self.rates(k, v))
 
-    def updates(self, writes: Writes) -> DeltaUpdate:
+    def make_updates(self, writes: Writes) -> DeltaUpdate:
         """Return the updates of S by blocks, for each of their chunks in order.
 
         Returns:
@@ -154,8 +154,8 @@ class DeltaMemory(nnx.Module):
         *lead, w, h, e = q.shape
         g = s.shape[-3]
         # group the queries by key head before mapping them to features, which are larger
-        asked = self.features(jnp.moveaxis(q, -2, -3).reshape(*lead, g, h // g * w, e))
-        return jnp.moveaxis((asked @ s.mT).reshape(*lead, h, w, e), -3, -2)
+        q_features = self.features(jnp.moveaxis(q, -2, -3).reshape(*lead, g, h // g * w, e))
+        return jnp.moveaxis((q_features @ s.mT).reshape(*lead, h, w, e), -3, -2)
 
     def read(self, q: Array, s: Array) -> Array:
         """Read S [... g k e] with the queries of all heads, in their shape and dtype."""
@@ -240,9 +240,9 @@ def state_bytes(config: ModelConfig) -> int:
 
 def _sizes(config: ModelConfig) -> tuple[int, int, int]:
     """Return h and g, the numbers of heads that read a memory and that have one, and e."""
-    _, h, g, e, _ = sizes(config)
-    own = config.delta_heads or g
-    return own * h // g, own, e
+    s = sizes(config)
+    own = config.delta_heads or s.g
+    return own * s.h // s.g, own, s.e
 
 
 def count_params(config: ModelConfig) -> int:

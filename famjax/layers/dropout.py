@@ -12,12 +12,16 @@ from flax import nnx
 
 from famjax.core.types import Array, DropoutFn
 
-# dropout sites of a stack and of a layer; FEEDBACK is all sites of a FAM update
-EMBEDDING, OUTPUT, ATTENTION_WEIGHTS, MLP_HIDDEN, ATTENTION_OUTPUT, MLP_OUTPUT, LAYER, FEEDBACK = (
-    range(8)
-)
-# all sites of a layer's attention to the encoder
-CROSS_ATTENTION = 8
+# dropout sites of a stack and of a layer; the numbers determine the masks: do not change them
+EMBEDDING = 0
+OUTPUT = 1
+ATTENTION_WEIGHTS = 2
+MLP_HIDDEN = 3
+ATTENTION_OUTPUT = 4
+MLP_OUTPUT = 5
+LAYER = 6
+FEEDBACK = 7  # all sites of a FAM update
+CROSS_ATTENTION = 8  # all sites of a layer's attention to the encoder
 
 
 class DropoutKey(nnx.Variable):
@@ -44,6 +48,17 @@ def make_dropout(rate: float, key: Array | None, site: int) -> DropoutFn | None:
 
 def apply_dropout(x: Array, drop: DropoutFn | None) -> Array:
     return x if drop is None else drop(x)
+
+
+def drop_layer(x: Array, y: Array, rate: float, key: Array | None) -> Array:
+    """Return a layer's input x with probability `rate`, else its output y (LayerDrop).
+
+    Args:
+      key: PRNG key of the layer's dropout; None means y.
+    """
+    if key is None or not rate:
+        return y
+    return jnp.where(jax.random.bernoulli(jax.random.fold_in(key, LAYER), rate), x, y)
 
 
 def split_key(key: Array | None, site: int, *shape: int) -> Array | None:

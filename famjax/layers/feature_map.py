@@ -13,7 +13,7 @@ from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig, sizes
 from famjax.config.schema import ModelConfig
-from famjax.core.types import Array
+from famjax.core.types import Array, at_least_float32
 from famjax.layers.linear import Linear
 from famjax.parallel.sharding import register_parameter_axes
 
@@ -46,10 +46,10 @@ LEARNED: dict[str, Callable[[Array], Array]] = {
 
 def count_params(config: ModelConfig) -> int:
     """Return the number of parameters of a layer's feature map."""
-    kind, (_, _, g, e, _) = config.linear.map, sizes(config)
+    kind, s = config.linear.map, sizes(config)
     if kind == "rfa":
-        return g
-    return 0 if kind in ("elu", "performer") else g * (e + 1) * config.linear.features
+        return s.g
+    return 0 if kind in ("elu", "performer") else s.g * (s.e + 1) * config.linear.features
 
 
 def weight_fields(kind: str) -> tuple[str, ...]:
@@ -134,7 +134,7 @@ class FeatureMap(nnx.Module):
             "rfa": self._random_fourier,
             "performer": self._positive_random,
         }[self.kind]
-        return fixed(x.astype(jnp.promote_types(x.dtype, jnp.float32))).astype(x.dtype)
+        return fixed(at_least_float32(x)).astype(x.dtype)
 
     def _random_fourier(self, x: Array) -> Array:
         """[sin(w_i x / tau), cos(w_i x / tau)] of x of length 1 (Peng et al., 2021, 3.1)."""

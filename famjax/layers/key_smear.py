@@ -18,7 +18,7 @@ register_parameter_axes((r"key_smear/weight$", ()))
 
 
 class KeySmear(nnx.Module):
-    """Blends each key with the one before it, by one weight for each key head.
+    """Smears each key with the one before it, by one weight for each key head.
 
         k_j -> (1 - s) k_j + s k_{j-1},   s = sigmoid(a)
 
@@ -30,12 +30,12 @@ class KeySmear(nnx.Module):
         self.weight = nnx.Param(jnp.linspace(2.0, -2.0, heads)[::-1])
 
     def __call__(self, k: Array, previous: Array) -> Array:
-        """Return blended keys [... w g e].
+        """Return smeared keys [... w g e].
 
         Args:
           k: [... w g e].
           previous: [... w g e], the key before each key (`previous_keys`). If keys are rotated, it
-            must be rotated to the position of the key that it is blended into.
+            must be rotated to the position of the key that it is smeared into.
         """
         s = jax.nn.sigmoid(self.weight[...])[:, None].astype(k.dtype)
         return (1 - s) * k + s * previous

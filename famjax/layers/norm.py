@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from famjax.config.schema import ArchConfig
-from famjax.core.types import Array
+from famjax.core.types import Array, at_least_float32
 
 
 class Norm(nnx.Module):
@@ -21,7 +21,7 @@ class Norm(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((width,))) if kind == "layernorm" else None
 
     def __call__(self, x: Array, dtype: jnp.dtype) -> Array:
-        x32 = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+        x32 = at_least_float32(x)
         if self.bias is not None:
             x32 = x32 - x32.mean(-1, keepdims=True)
         y = x32 * jnp.reciprocal(jnp.sqrt(jnp.square(x32).mean(-1, keepdims=True) + self.eps))

@@ -28,12 +28,11 @@ class KVProjection(nnx.Module):
     """
 
     def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
-        d, arch = config.width, config.arch
-        e, g = config.head_dim, config.kv_heads
+        arch = config.arch
         self.dtype = compute_dtype(config.dtype)
-        self.norm = Norm(config.norm, d, arch) if arch.pre_norm else None
-        self.k, self.v = _make_kv(config, d, g, e, rngs)
-        self.k_norm = Norm("rmsnorm", e, arch) if arch.qk_norm else None
+        self.norm = Norm(config.norm, config.width, arch) if arch.pre_norm else None
+        self.k, self.v = _make_kv(config, rngs)
+        self.k_norm = Norm("rmsnorm", config.head_dim, arch) if arch.qk_norm else None
 
     def __call__(self, x: Array) -> tuple[Array, Array]:
         """Project memories to keys and values: [... d] -> k [... g e], v [... g e]."""
@@ -42,9 +41,8 @@ class KVProjection(nnx.Module):
         return k if self.k_norm is None else self.k_norm(k, self.dtype), self.v(x)
 
 
-def _make_kv(
-    config: ResolvedModelConfig, d: int, g: int, e: int, rngs: nnx.Rngs
-) -> tuple[Linear, Linear]:
+def _make_kv(config: ResolvedModelConfig, rngs: nnx.Rngs) -> tuple[Linear, Linear]:
+    d, g, e = config.width, config.kv_heads, config.head_dim
     linear = functools.partial(Linear, dtype=compute_dtype(config.dtype), rngs=rngs)
     kv = ("...d,dge->...ge", (d, g, e), d)
     bias = config.arch.qkv_bias
@@ -86,7 +84,7 @@ class QKV(nnx.Module):
         self.q = linear(
             "...d,dhe->...he", (d, h, e), d, bias=arch.qkv_bias, lora=lora_for("attention.q")
         )
-        kv_layers = _make_kv(config, d, g, e, rngs) if keys else (None, None)
+        kv_layers = _make_kv(config, rngs) if keys else (None, None)
         self.k: Linear | None = kv_layers[0]
         self.v: Linear | None = kv_layers[1]
         self.q_norm = Norm("rmsnorm", e, arch) if arch.qk_norm else None
@@ -146,7 +144,7 @@ class QKV(nnx.Module):
         drop = make_dropout(self.rates.attention, key, ATTENTION_WEIGHTS)
         if drop is None:
             return attend(q, k, v, mask, self.cap)
-        return attend_with_dropout(q, k, v, mask, self.cap, None, drop)
+        return attend_with_dropout(q, k, v, mask, self.cap, bias=None, drop=drop)
 
     def attend_blocks(
         self, q: Array, k: Array, v: Array, mask: Array, dropout_keys: Array | None = None

@@ -54,6 +54,7 @@ class RecurrentCell(nnx.Module):
         linear = functools.partial(Linear, dtype=self.dtype, rngs=rngs)
         query = functools.partial(linear, "...d,dhe->...he", (d, h, e), d)
         key = functools.partial(linear, "...d,dge->...ge", (d, config.kv_heads, e), d)
+        # q, k, v: the states' own; names as in checkpoints
         self.q, self.block_q, self.token_q = query(), query(), query()
         self.k, self.v = key(), key()
         self.token_out = linear(
@@ -67,13 +68,13 @@ class RecurrentCell(nnx.Module):
         self.keep = None if is_fixed else gate()
         self.write = None if is_fixed else gate()
 
-    def identify(self, states: Array) -> Array:
+    def add_ids(self, states: Array) -> Array:
         """Return PreLN(c) + ids: [... f d] -> [... f d]."""
         return (self.norm(states, param_dtype()) + self.ids[...]).astype(self.dtype)
 
     def keys_values(self, states: Array) -> tuple[Array, Array]:
         """Return the states' keys and values, for both directions: [... f d] -> [... f g e]."""
-        i = self.identify(states)
+        i = self.add_ids(states)
         return self.k(i), self.v(i)
 
     def read(self, x: Array, k: Array, v: Array) -> Array:
@@ -91,10 +92,10 @@ class RecurrentCell(nnx.Module):
           k, v: `keys_values` of the states.
           block_k, block_v: [b w g e], keys and values of the block's tokens, without positions.
         """
-        i = self.identify(states)
-        own = attend(self.q(i), k, v)
-        seen = attend(self.block_q(i), block_k, block_v)
-        h = jnp.concatenate([own, seen], -2)
+        i = self.add_ids(states)
+        from_states = attend(self.q(i), k, v)
+        from_block = attend(self.block_q(i), block_k, block_v)
+        h = jnp.concatenate([from_states, from_block], -2)
         z = self.z(h).astype(states.dtype)
         if self.gate is not None:
             g = jax.nn.sigmoid(self.gate[...])

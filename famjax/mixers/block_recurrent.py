@@ -73,7 +73,6 @@ class BlockRecurrentAttention(Mixer):
         self.recurrent_cell = RecurrentCell(config, rngs=rngs)
         self.block_len = config.block_len
         self.remat = config.remat != "none"
-        self.receptive_blocks = None  # unbounded
 
     @property
     def qkv(self) -> QKV:  # type: ignore[override]  # a property: the window owns it
@@ -208,8 +207,8 @@ class BlockRecurrentSpec(SmearedSpec):
         # zero, so that a pretrained model starts with its window attention unchanged
         return jnp.zeros_like(value) if path == "token_out.kernel" else value
 
-    def parameters(self, model: ModelConfig) -> int:
-        return recurrent_cell.count_params(model) + super().parameters(model)
+    def count_params(self, model: ModelConfig) -> int:
+        return recurrent_cell.count_params(model) + super().count_params(model)
 
     def flops(self, model: ModelConfig, computed: bool = False) -> float:
         return super().flops(model, computed) + recurrent_cell.flops(model)

@@ -18,6 +18,8 @@ class Blocks(NamedTuple):
     Attributes:
       reset: [b n] bool, whether a document starts with the block.
       valid: [b n] int32, number of valid tokens of the block; padding follows them.
+      start: [b] int32, index of the first block of the lane's newest document; 0 if it began before
+        the call.
       end: [b] int32, index after the last full block of the lane's newest document.
       fresh: [b] bool, whether that document started within the call.
       all_padding: [b] bool, whether the lane has only padding.
@@ -25,6 +27,7 @@ class Blocks(NamedTuple):
 
     reset: Array
     valid: Array
+    start: Array
     end: Array
     fresh: Array
     all_padding: Array
@@ -41,7 +44,7 @@ class Blocks(NamedTuple):
         start = jnp.where(reset, index, 0).max(-1)
         full = (count == block_len) & (index >= start[:, None])
         end = start + full.sum(-1, dtype=jnp.int32)
-        return cls(reset, count, end, reset.any(-1), ~(count > 0).any(-1))
+        return cls(reset, count, start, end, reset.any(-1), ~(count > 0).any(-1))
 
     def blocks_since_reset(self, before: Array) -> Array:
         """Return how many blocks of its document precede each block: [b n].
@@ -59,8 +62,8 @@ class BlockInputs(NamedTuple):
 
     Attributes:
       q, k, v: queries, keys and values; queries and keys are rotated by their offset in their own
-        block, and keys are not blended.
-      seen_k: keys as queries see them: `k`, or the blended keys if keys are smeared.
+        block, and keys are not smeared.
+      seen_k: keys as queries see them: `k`, or the smeared keys (`model.smeared_keys`).
       blocks: boundaries and padding of the call's blocks.
       unrotated_q: queries without positions.
     """

@@ -43,7 +43,7 @@ from famjax.mixers.mixer import (
 )
 from famjax.mixers.window import SmearedSpec, WindowAttention, WindowState
 from famjax.parallel import sequence_parallel
-from famjax.parallel.sharding import sequence_shards, target_device
+from famjax.parallel.traced import sequence_shards, target_device
 
 
 class DeltaState(NamedTuple):
@@ -84,7 +84,6 @@ class DeltaAttention(Mixer):
         self.delta_memory = DeltaMemory(config)
         self.block_len = config.block_len
         self.remat = config.remat != "none"
-        self.receptive_blocks = None  # unbounded
 
     @property
     def qkv(self) -> QKV:  # type: ignore[override]  # a property: the window owns it
@@ -148,17 +147,17 @@ class DeltaAttention(Mixer):
 
     def rates(self, inputs: BlockInputs) -> Array:
         """Return the write rates beta of a call's tokens: [b n w g]."""
-        return self.delta_memory.rates(*self._written(inputs.k, inputs.v))
+        return self.delta_memory.rates(*self._memory_kv(inputs.k, inputs.v))
 
-    def _written(self, k: Array, v: Array) -> tuple[Array, Array]:
+    def _memory_kv(self, k: Array, v: Array) -> tuple[Array, Array]:
         """Return the unrotated keys and the values of the heads that have a memory."""
         # calls, too, start from rotated keys: `step` has no others, and both must write the same
         select_heads = self.delta_memory.key_heads
         return select_heads(self.window.unrotate(k)), select_heads(v)
 
-    def writes(self, k: Array, v: Array) -> Writes:
+    def make_writes(self, k: Array, v: Array) -> Writes:
         """Return what whole blocks write, from their keys and values [... w g e]."""
-        return self.delta_memory.writes(*self._written(k, v))
+        return self.delta_memory.make_writes(*self._memory_kv(k, v))
 
     def scan_memory(self, inputs: BlockInputs, s: Array, ctx: Context) -> tuple[Array, Array]:
         """Scan the blocks: each reads S, and then writes its tokens.
@@ -174,9 +173,9 @@ class DeltaAttention(Mixer):
         full = inputs.blocks.valid == self.block_len
         memory, every_q = self.delta_memory, inputs.unrotated_q
         q = memory.query_heads(every_q)
-        writes = self.writes(inputs.k, inputs.v)
+        writes = self.make_writes(inputs.k, inputs.v)
         in_scan = computes_in_scan(full.shape[1])
-        blocks = (writes, q) if in_scan else memory.updates(writes)
+        blocks = (writes, q) if in_scan else memory.make_updates(writes)
         xs = to_block_major((blocks, reset, full))
         # saved for the backward pass: S before each block, or without remat before each chunk
         write_block = jax.checkpoint(write) if self.remat else write
@@ -185,7 +184,7 @@ class DeltaAttention(Mixer):
         # their gradients would be all-reduced in every iteration
         @jax.checkpoint
         def read_and_write(s: Array, writes: Writes, q: Array) -> tuple[Array, Array]:
-            return write(s, memory.updates(writes)), memory.recall(q, s)
+            return write(s, memory.make_updates(writes)), memory.recall(q, s)
 
         def body(_: tuple[()], s: Array, x: Any) -> tuple[Array, Array]:
             block, reset, full = x
@@ -223,8 +222,8 @@ class DeltaAttention(Mixer):
 
     def commit_block(self, s: Array, window: WindowState) -> Array:
         """Write the block that was just filled into S."""
-        writes = self.writes(window.k[:, -1], window.v[:, -1])
-        return write(s.mT, self.delta_memory.updates(writes)).mT
+        writes = self.make_writes(window.k[:, -1], window.v[:, -1])
+        return write(s.mT, self.delta_memory.make_updates(writes)).mT
 
 
 class DeltaSpec(SmearedSpec):
@@ -247,8 +246,8 @@ class DeltaSpec(SmearedSpec):
     def has_write_gates(self, model: ModelConfig) -> bool:
         return True
 
-    def parameters(self, model: ModelConfig) -> int:
-        return delta_memory.count_params(model) + super().parameters(model)
+    def count_params(self, model: ModelConfig) -> int:
+        return delta_memory.count_params(model) + super().count_params(model)
 
     def constants(self, model: ModelConfig) -> dict[str, float]:
         return {**delta_memory.CONSTANTS, **super().constants(model)}
@@ -256,15 +255,15 @@ class DeltaSpec(SmearedSpec):
     def check(self, config: Config) -> Iterator[str]:
         yield from super().check(config)
         order, heads = config.model.delta_order, config.model.delta_heads
-        _, _, g, e, _ = sizes(config.model)
-        if heads > g:
-            yield f"model.delta_heads={heads}: there are only {g} key heads; give at most {g}"
+        s = sizes(config.model)
+        if heads > s.g:
+            yield f"model.delta_heads={heads}: there are only {s.g} key heads; give at most {s.g}"
         # larger offsets only give products that are 0 or repeat others: y_i and y_{i+e} are the
         # positive parts of x_i and -x_i
-        if not 1 <= order < e:
+        if not 1 <= order < s.e:
             yield (
-                f"model.delta_order={order}: must be from 1 to {e - 1}, since a key's features are "
-                f"products of two of its {e} elements that are at most delta_order apart"
+                f"model.delta_order={order}: must be from 1 to {s.e - 1}, since a key's features "
+                f"are products of two of its {s.e} elements that are at most delta_order apart"
             )
 
     def flops(self, model: ModelConfig, computed: bool = False) -> float:
@@ -274,8 +273,8 @@ class DeltaSpec(SmearedSpec):
         return super().state_bytes(model) + delta_memory.state_bytes(model)
 
     def describe(self, model: ModelConfig) -> list[str]:
-        _, _, g, e, _ = sizes(model)
-        heads_written = model.delta_heads or g
-        heads = "a head" if heads_written == g else f"in {heads_written} of {g} key heads"
-        memory = f"a memory of {2 * model.delta_order * e} x {e} {heads}"
+        s = sizes(model)
+        heads_written = model.delta_heads or s.g
+        heads = "a head" if heads_written == s.g else f"in {heads_written} of {s.g} key heads"
+        memory = f"a memory of {2 * model.delta_order * s.e} x {s.e} {heads}"
         return [*super().describe(model), memory]

@@ -127,7 +127,6 @@ class Fam(Mixer):
         # without remat all products of the scan are saved anyway, and a deferred scan, which
         # saves only F, would compute them again (docs/design.md)
         self.defer_weight_gradients = config.remat != "none"
-        self.receptive_blocks = None  # unbounded
 
     @property
     def qkv(self) -> QKV:  # type: ignore[override]  # a property: the window owns it
@@ -410,7 +409,7 @@ class FamSpec(SmearedSpec):
     def has_write_gates(self, model: ModelConfig) -> bool:
         return model.fam_update == "gated"
 
-    def unexported(self, model: ModelConfig) -> str:
+    def unexportable_setting(self, model: ModelConfig) -> str:
         # the paper's rejected variants are not in the PyTorch code
         default = ModelConfig()
         for name in ("fam_init", "fam_position"):
@@ -426,10 +425,10 @@ class FamSpec(SmearedSpec):
             return getattr(MemoryGate(model), name.removeprefix("memory_gate."))[...]
         return super().initial_param(model, name, rngs)
 
-    def parameters(self, model: ModelConfig) -> int:
+    def count_params(self, model: ModelConfig) -> int:
         gate = memory_gate.count_params(model) if model.fam_update == "gated" else 0
         prefix = model.fam_len * sizes(model).d if model.fam_init == "prefix" else 0
-        return gate + prefix + super().parameters(model)
+        return gate + prefix + super().count_params(model)
 
     def constants(self, model: ModelConfig) -> dict[str, float]:
         # a key since 2026-11-29; memory files have it as a constant

@@ -27,7 +27,7 @@ from famjax.mixers.blocks import (
 )
 from famjax.ops.deferred_scan import deferred_scan, plain_scan
 from famjax.parallel import sequence_parallel
-from famjax.parallel.sharding import sequence_shards, shard_map_rows
+from famjax.parallel.traced import sequence_shards, shard_map_rows
 
 if TYPE_CHECKING:
     from famjax.mixers.fam import Fam, FamState

@@ -74,7 +74,6 @@ class FeedbackSegments(Mixer):
         self.window = WindowAttention(config, rngs=rngs, segments=config.memory_segments)
         self.block_len = config.block_len
         self.recompute_blocks = self.window.sequential_blocks
-        self.receptive_blocks = None  # unbounded
 
     @property
     def qkv(self) -> QKV:  # type: ignore[override]  # a property: the window owns it
@@ -124,10 +123,10 @@ class FeedbackSegments(Mixer):
           `past` of the next block; the block's outputs [b w d], their keys and values [b w g e].
         """
         x, q, k, v, before, offset, key = x
-        seen_k, seen_v = (
+        window_k, window_v = (
             jnp.concatenate([a, own[:, None]], 1) for a, own in zip(past, (k, v), strict=True)
         )
-        attended = self.window.attend_block(q, seen_k, seen_v, before, offset, key)
+        attended = self.window.attend_block(q, window_k, window_v, before, offset, key)
         y = mlp(self.qkv.output_projection(attended, x, key), x, key)
         _, out_k, out_v = self.qkv.project(y)
         out_k = self.qkv.rotate(out_k, jnp.arange(self.block_len))
@@ -165,15 +164,15 @@ class FeedbackSegments(Mixer):
         state = start_documents(self, state, ctx)
         outputs, m = state.outputs, self.window.segments
         # what the token attends to: outputs of the segments, inputs of its own block
-        seen = outputs._replace(
+        window = outputs._replace(
             k=outputs.k.at[:, m].set(state.k), v=outputs.v.at[:, m].set(state.v)
         )
-        q, seen = self.window.append_kv(x, seen)
-        attended = self.window.attend_token(q, seen)[:, None]
+        q, window = self.window.append_kv(x, window)
+        attended = self.window.attend_token(q, window)[:, None]
         y = mlp(self.qkv.output_projection(attended, x), x)
         _, outputs = self.window.append_kv(y, outputs)
         full = outputs.tokens + 1 == self.block_len
-        k, v = (select_rows(full, 0, a[:, m]) for a in (seen.k, seen.v))
+        k, v = (select_rows(full, 0, a[:, m]) for a in (window.k, window.v))
         return y, select_valid(ctx, FmState(self.window.advance(outputs), k, v), before)
 
 
@@ -201,8 +200,8 @@ class FmSpec(BlockwiseSpec):
     @staticmethod
     def _second_projection(model: ModelConfig) -> float:
         """Return the FLOPs of projecting keys and values again: from outputs, not from inputs."""
-        d, _, g, e, _ = sizes(model)
-        return 2 * d * 2 * g * e
+        s = sizes(model)
+        return 2 * s.d * 2 * s.g * s.e
 
     def recurrent_share(self, model: ModelConfig) -> float:
         return 1.0

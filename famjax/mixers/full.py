@@ -19,7 +19,7 @@ from famjax.layers.mlp import FeedForward
 from famjax.layers.qkv import QKV
 from famjax.mixers.mixer import FORMATS, Mixer, MixerSpec, kv_bytes
 from famjax.ops.positions import document_positions
-from famjax.parallel import sharding
+from famjax.parallel import traced
 
 
 class CacheState(NamedTuple):
@@ -99,7 +99,6 @@ class FullAttention(Mixer):
         self.qkv = QKV(config, rngs=rngs)
         self.block_len = 1
         self.capacity = config.capacity
-        self.receptive_blocks = None  # unbounded
 
     def init_state(self, batch: int, prompt: Array | None = None) -> CacheState:
         shape = (batch, self.qkv.kv_heads, self.capacity, self.qkv.head_dim)
@@ -128,7 +127,7 @@ class FullAttention(Mixer):
         v = jnp.where((position < self.capacity)[..., None, None], v, 0)
         attention_mask = self.attention_mask(state, start, valid, ctx.mutual)
         # if tokens are sharded: every query needs all keys, and so does the cache
-        k, v = sharding.all_gather_tokens(k), sharding.all_gather_tokens(v)
+        k, v = traced.all_gather_tokens(k), traced.all_gather_tokens(v)
         keys = jnp.concatenate([_swap_heads_tokens(state.k).astype(k.dtype), k], 1)
         values = jnp.concatenate([_swap_heads_tokens(state.v).astype(v.dtype), v], 1)
         q = self.qkv.rotate(q, position, long_range=True)
@@ -201,10 +200,10 @@ class FullAttention(Mixer):
         cached = jnp.arange(state.k.shape[-2]) < state.length[:, None]
         cached = cached[:, None] & (start < 0)[..., None]
         index = jnp.arange(t)
-        seen = index[:, None] >= index
+        visible = index[:, None] >= index
         if mutual is not None:
-            seen = seen | (mutual[:, :, None] & mutual[:, None, :])
-        same = (start[:, :, None] == start[:, None, :]) & seen
+            visible = visible | (mutual[:, :, None] & mutual[:, None, :])
+        same = (start[:, :, None] == start[:, None, :]) & visible
         # padding attends to itself, so that no row of the softmax is empty
         same &= valid[:, None] | jnp.eye(t, dtype=bool)
         return jnp.concatenate([cached, same], -1)

@@ -22,7 +22,7 @@ from famjax.config.resolved import ResolvedModelConfig, num_features, resolve_mo
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.errors import format_multiples
 from famjax.core.remat import tag_product
-from famjax.core.types import Array, Context, param_dtype
+from famjax.core.types import Array, Context, at_least_float32, param_dtype
 from famjax.layers import feature_map
 from famjax.layers.feature_map import FeatureMap
 from famjax.layers.mlp import FeedForward
@@ -63,7 +63,6 @@ class LinearAttention(Mixer):
         self.rope = config.linear.rope
         self.chunk = config.linear.chunk
         self.block_len = 1
-        self.receptive_blocks = None  # unbounded
 
     def init_state(self, batch: int, prompt: Array | None = None) -> LinearState:
         g, k, e = self.qkv.kv_heads, self.features, self.qkv.head_dim
@@ -102,10 +101,10 @@ class LinearAttention(Mixer):
         """Process one token per lane: [b 1 d] -> [b 1 d]."""
         return self._forward(x, state, ctx, recurrent_attention)
 
-    def match_memory_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
+    def encode_prompt_with_softmax(self, prompt: Array, offset: Array | None = None) -> Array:
         return self.qkv.encode_memory_prompt(prompt, offset)
 
-    def match(
+    def match_softmax(
         self, x: Array, state: LinearState, ctx: Context, mlp: FeedForward
     ) -> tuple[Array, Array]:
         """Process whole documents [b t d] with softmax attention; return linear attention's error.
@@ -231,7 +230,7 @@ class LinearSpec(MixerSpec):
     def flops(self, model: ModelConfig, computed: bool = False) -> float:
         return 2 * layer_weights(model) + _attention_flops(model)
 
-    def matching_flops(self, model: ModelConfig, length: int) -> float:
+    def softmax_matching_flops(self, model: ModelConfig, length: int) -> float:
         """Return the FLOPs of one token of a row of `length` while feature maps are trained.
 
         The forward pass computes both attentions. The backward pass computes only the gradient of
@@ -239,29 +238,29 @@ class LinearSpec(MixerSpec):
         each product of phi(q) with S and z.
         """
         softmax = 2 * layer_weights(model) + attention_flops(model, length / 2)
-        _, h, _, e, _ = sizes(model)
-        second = 2 * h * num_features(model) * (e + 1)
-        return softmax + 2 * _attention_flops(model) + second
+        s = sizes(model)
+        query_flops = 2 * s.h * num_features(model) * (s.e + 1)
+        return softmax + 2 * _attention_flops(model) + query_flops
 
-    def parameters(self, model: ModelConfig) -> int:
+    def count_params(self, model: ModelConfig) -> int:
         return feature_map.count_params(model)
 
     def state_bytes(self, model: ModelConfig) -> int:
-        _, _, g, e, _ = sizes(model)
-        return g * num_features(model) * (e + 1) * 4  # float32
+        s = sizes(model)
+        return s.g * num_features(model) * (s.e + 1) * 4  # float32
 
     def max_attention_weights(self, config: Config) -> int:
         return 0
 
-    def unrotated(self, model: ModelConfig) -> str:
+    def rope_off_setting(self, model: ModelConfig) -> str:
         return "" if model.linear.rope else "model.linear.rope=false"
 
 
 def _attention_flops(model: ModelConfig) -> float:
     """Return the FLOPs of phi, of phi(k) v^T, and of the products of phi(q) with S and z."""
-    _, h, g, e, _ = sizes(model)
+    s = sizes(model)
     k, vectors = num_features(model), feature_map.num_vectors(resolve_model(model))
-    return 2 * ((h + g) * e * vectors + g * k * e + h * k * (e + 1))
+    return 2 * ((s.h + s.g) * s.e * vectors + s.g * k * s.e + s.h * k * (s.e + 1))
 
 
 def _add_offset(position: Array, offset: Array | None) -> Array:
@@ -271,7 +270,7 @@ def _add_offset(position: Array, offset: Array | None) -> Array:
 
 def _relative_error(y: Array, target: Array) -> Array:
     """Return |y - target|^2 / |target|^2 by row: [b ...] twice -> [b], in float32 or wider."""
-    y, target = (a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in (y, target))
+    y, target = map(at_least_float32, (y, target))
     axes = tuple(range(1, y.ndim))
     size = jnp.square(target).sum(axes)
     return jnp.square(y - target).sum(axes) / jnp.maximum(size, jnp.finfo(size.dtype).tiny)

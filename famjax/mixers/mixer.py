@@ -80,7 +80,7 @@ class Mixer(nnx.Module):
     reads_prompt: bool = False
     qkv: QKV
     block_len: int
-    receptive_blocks: int | None
+    receptive_blocks: int | None = None
 
     @abc.abstractmethod
     def init_state(self, batch: int, prompt: Array | None = None) -> State:
@@ -189,14 +189,16 @@ class Mixer(nnx.Module):
         """
         return None
 
-    def match(self, x: Array, state: State, ctx: Context, mlp: FeedForward) -> tuple[Array, Array]:
+    def match_softmax(
+        self, x: Array, state: State, ctx: Context, mlp: FeedForward
+    ) -> tuple[Array, Array]:
         """Return the output with softmax attention [b t d], and the feature maps' errors [b].
 
         A mixer without feature maps returns its usual output, and errors of 0.
         """
         return self(x, state, ctx, mlp)[0], jnp.zeros(len(x), param_dtype())
 
-    def match_memory_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
+    def encode_prompt_with_softmax(self, prompt: Array, offset: Array | None = None) -> Array:
         """Return what `encode_memory_prompt` returns, computed with softmax attention."""
         return self.encode_memory_prompt(prompt, offset)
 
@@ -257,10 +259,10 @@ class MixerSpec(abc.ABC):
 
     @property
     def smears_keys(self) -> bool:
-        """Return whether `model.smeared_keys` blends its keys."""
+        """Return whether `model.smeared_keys` smears its keys."""
         return "model.smeared_keys" in (*self.keys, *self.switches)
 
-    def unexported(self, model: ModelConfig) -> str:
+    def unexportable_setting(self, model: ModelConfig) -> str:
         """Return the setting that the exported PyTorch code does not support, or ""."""
         return ""
 
@@ -300,7 +302,7 @@ class MixerSpec(abc.ABC):
         """Return the part of `flops` that is products with weights of linear maps."""
         return 2 * layer_weights(model)
 
-    def matching_flops(self, model: ModelConfig, length: int) -> float:
+    def softmax_matching_flops(self, model: ModelConfig, length: int) -> float:
         """Return the FLOPs of one token of a row of `length` while feature maps are trained."""
         return self.flops(model)
 
@@ -316,7 +318,7 @@ class MixerSpec(abc.ABC):
         """Return the fraction of a block's tokens that are processed sequentially."""
         return 0.0
 
-    def parameters(self, model: ModelConfig) -> int:
+    def count_params(self, model: ModelConfig) -> int:
         """Return the number of parameters besides those of `QKV`."""
         return 0
 
@@ -344,7 +346,7 @@ class MixerSpec(abc.ABC):
         """Return whether its memory has gates or rates: `train.write_loss` is on their mean."""
         return False
 
-    def unrotated(self, model: ModelConfig) -> str:
+    def rope_off_setting(self, model: ModelConfig) -> str:
         """Return the setting that disables rotary positions of queries and keys, or ""."""
         return ""
 
@@ -396,5 +398,5 @@ def attention_flops(model: ModelConfig, keys: float) -> float:
 
 def kv_bytes(model: ModelConfig) -> int:
     """Return the bytes of one token's keys and values, over all heads."""
-    _, _, g, e, _ = sizes(model)
-    return 2 * g * e * (2 if model.dtype == "bfloat16" else 4)
+    s = sizes(model)
+    return 2 * s.g * s.e * (2 if model.dtype == "bfloat16" else 4)

@@ -42,7 +42,7 @@ from famjax.parallel import sequence_parallel
 class WindowState(NamedTuple):
     """Keys and values of the last blocks, each key rotated by its offset in its own block.
 
-    Keys are stored before blending, even if they are smeared (`smear_keys`).
+    Keys are stored as they are before smearing (`smear_keys`).
 
     Attributes:
       k, v: [b m+1 w g e]: the m memory segments, oldest first, then the block being filled by
@@ -69,11 +69,11 @@ class WindowAttention(Mixer):
     """Attention of each block to its memory segments and causally to itself.
 
     Args:
-      config: block_len w, memory_segments m.
+      config: the model's sizes and block_len w; its memory_segments is not read.
       segments: number of memory segments, m.
       window: number of tokens that a query attends to, itself included; None means all tokens of
         the memory segments.
-      smeared_keys: whether queries see blended keys, see `KeySmear`; the state's are not blended.
+      smeared_keys: whether queries see smeared keys, see `KeySmear`; the state has unsmeared ones.
       stop_gradient: whether to stop gradients into memory segments (3.2, M1_SG).
     """
 
@@ -94,9 +94,11 @@ class WindowAttention(Mixer):
         self.window = window
         self.stop_gradient = stop_gradient
         # maximum number of earlier blocks that a block depends on
-        self.receptive_blocks = segments if window is None else -(-(window - 1) // self.block_len)
+        self.receptive_blocks = (
+            segments if window is None else _window_segments(window, self.block_len)
+        )
         if smeared_keys:
-            # the first visible key is blended with the last key of the block before it
+            # the first visible key is smeared with the last key of the block before it
             self.receptive_blocks += 1
         self.sequential_blocks = config.remat in ("attention", "block")
 
@@ -150,7 +152,7 @@ class WindowAttention(Mixer):
         return state.k if self.key_smear is None else self.smear_keys(state.k, state.keys_before())
 
     def smear_keys(self, k: Array, before: Array) -> Array:
-        """Blend keys [... w g e] of blocks, each rotated to its own position in its block.
+        """Smear keys [... w g e] of blocks, each rotated to its own position in its block.
 
         Args:
           before: [... g e], the last key of the block before each; 0 if there is none.
@@ -187,13 +189,12 @@ class WindowAttention(Mixer):
             old_k, old_v, k, v = jax.lax.stop_gradient((old_k, old_v, k, v))
         distance = jnp.arange(m, 0, -1)
         shift = -w * distance[:, None]
-        seen_k = self.qkv.rotate(sequence_parallel.halo_exchange(old_k, k), shift).reshape(
-            b, n, m * w, g, e
-        )
-        seen_v = sequence_parallel.halo_exchange(old_v, v).reshape(b, n, m * w, g, e)
+        segment_k = self.qkv.rotate(sequence_parallel.halo_exchange(old_k, k), shift)
+        segment_v = sequence_parallel.halo_exchange(old_v, v)
+        segment_k, segment_v = (a.reshape(b, n, m * w, g, e) for a in (segment_k, segment_v))
         visible = blocks.blocks_since_reset(state.blocks)[..., None] >= distance  # [b n m]
         visible = jnp.repeat(visible, w, axis=-1)[:, :, None]
-        return seen_k, seen_v, visible & self.window_mask(-w * distance)
+        return segment_k, segment_v, visible & self.window_mask(-w * distance)
 
     def window_mask(self, starts: Array) -> Array:
         """Return the causal mask of a block's queries over n blocks of keys: [w n*w] bool.
@@ -234,7 +235,8 @@ class WindowAttention(Mixer):
         keys: Array | None,
     ) -> Array:
         """Compute `attend_blocks` with one block's keys and scores at a time: [b n w h e]."""
-        q, _, v, k, blocks, _ = inputs
+        # k: the keys as queries see them
+        q, k, v, blocks = inputs.q, inputs.seen_k, inputs.v, inputs.blocks
         b, n = k.shape[:2]
         m = self.segments
         offset = None if ctx.offset is None else jnp.broadcast_to(ctx.offset, (n, b))
@@ -302,21 +304,22 @@ class WindowAttention(Mixer):
         self, inputs: BlockInputs, state: WindowState, ctx: Context, extra: ExtraKV | None = None
     ) -> tuple[Array, Array, Array, Array]:
         """Return queries, keys, values and the mask [b n w s] of every block."""
-        q, _, v, k, blocks, _ = inputs
+        # k: the keys as queries see them
+        q, k, v, blocks = inputs.q, inputs.seen_k, inputs.v, inputs.blocks
         b, n, w = q.shape[:3]
-        seen_k, seen_v, seen_mask = self.segment_kv(k, v, state, blocks)
+        segment_k, segment_v, segment_mask = self.segment_kv(k, v, state, blocks)
         causal = self.window_mask(jnp.zeros(1, jnp.int32))
-        seen_mask, causal = (
-            jnp.broadcast_to(mask, (b, n, w, mask.shape[-1])) for mask in (seen_mask, causal)
+        segment_mask, causal = (
+            jnp.broadcast_to(mask, (b, n, w, mask.shape[-1])) for mask in (segment_mask, causal)
         )
         extra_k, extra_v, extra_mask = (
             (None, None, None) if extra is None else (extra.k, extra.v, extra.mask(w))
         )
         return (
             self.qkv.shift(q, ctx.offset),
-            self.qkv.shift(join_keys(seen_k, extra_k, k, axis=2), ctx.offset),
-            join_keys(seen_v, extra_v, v, axis=2),
-            join_keys(seen_mask, extra_mask, causal, axis=-1),
+            self.qkv.shift(join_keys(segment_k, extra_k, k, axis=2), ctx.offset),
+            join_keys(segment_v, extra_v, v, axis=2),
+            join_keys(segment_mask, extra_mask, causal, axis=-1),
         )
 
     def attention_map(self, x: Array) -> Array:
@@ -349,10 +352,8 @@ class WindowAttention(Mixer):
     def final_state(self, k: Array, v: Array, state: WindowState, blocks: Blocks) -> WindowState:
         """Return the state after the call."""
         m, w = self.segments, self.block_len
-        n = k.shape[1]
         carried = jnp.where(blocks.fresh, 0, state.blocks)
-        start = jnp.where(blocks.reset, jnp.arange(n), 0).max(-1)
-        filled = jnp.minimum(m, carried + blocks.end - start).astype(jnp.int32)
+        filled = jnp.minimum(m, carried + blocks.end - blocks.start).astype(jnp.int32)
         tail = jnp.take_along_axis(jnp.pad(blocks.valid, ((0, 0), (0, 1))), blocks.end[:, None], 1)
         tokens = tail[:, 0]
         occupied = jnp.arange(m)[None] >= m - filled[:, None]  # [b m]
@@ -381,8 +382,7 @@ class WindowAttention(Mixer):
         old = state.keys_before().astype(k.dtype)
         (last,) = jnp.moveaxis(sequence_parallel.gather_last(old, k[:, :, -1], blocks.end, 1), 1, 0)
         # keys of old blocks that are not filled are 0
-        start = jnp.where(blocks.reset, jnp.arange(k.shape[1]), 0).max(-1)
-        other_document = blocks.fresh & (blocks.end - self.segments - 1 < start)
+        other_document = blocks.fresh & (blocks.end - self.segments - 1 < blocks.start)
         last = select_rows(other_document, 0, last).astype(state.before.dtype)
         return select_rows(blocks.all_padding, state.before, last)
 
@@ -477,7 +477,7 @@ class SmearedSpec(BlockwiseSpec):
             return init_for_pretrained(model.kv_heads)
         return super().initial_param(model, name, rngs)
 
-    def parameters(self, model: ModelConfig) -> int:
+    def count_params(self, model: ModelConfig) -> int:
         return sizes(model).g if model.smeared_keys else 0
 
     def constants(self, model: ModelConfig) -> dict[str, float]:
@@ -517,20 +517,21 @@ class SwaSpec(MixerSpec):
     formats = FORMATS
 
     def make(self, config: ResolvedModelConfig, rngs: nnx.Rngs) -> Mixer:
-        segments = _window_segments(config)
+        segments = _window_segments(config.window, config.block_len)
         return WindowAttention(config, rngs=rngs, segments=segments, window=config.window)
 
     def keys_seen(self, model: ModelConfig) -> float:
         return model.window
 
     def keys_computed(self, model: ModelConfig) -> float:
-        return (_window_segments(model) + 1) * model.block_len
+        return (_window_segments(model.window, model.block_len) + 1) * model.block_len
 
     def remote_keys(self, model: ModelConfig, tokens: float) -> float:
-        return _window_segments(model) * model.block_len
+        return _window_segments(model.window, model.block_len) * model.block_len
 
     def state_bytes(self, model: ModelConfig) -> int:
-        return kv_bytes(model) * (_window_segments(model) + 1) * model.block_len
+        blocks = _window_segments(model.window, model.block_len) + 1
+        return kv_bytes(model) * blocks * model.block_len
 
     def max_attention_weights(self, config: Config) -> int:
         block = config.model.block_len
@@ -543,6 +544,6 @@ class SwaSpec(MixerSpec):
         return [f"window {model.window:,}"]
 
 
-def _window_segments(model: ModelConfig) -> int:
+def _window_segments(window: int, block_len: int) -> int:
     """Return the number of earlier blocks that a block's first token attends to."""
-    return -(-(model.window - 1) // model.block_len)
+    return -(-(window - 1) // block_len)

@@ -11,7 +11,15 @@ from flax import nnx
 
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import ModelConfig
-from famjax.core.types import Array, Context, Params, State, compute_dtype, tree_bytes
+from famjax.core.types import (
+    Array,
+    Context,
+    Params,
+    State,
+    at_least_float32,
+    compute_dtype,
+    tree_bytes,
+)
 from famjax.layers.adaptive import AdaptiveEmbedding, AdaptiveSoftmax
 from famjax.layers.linear import Linear
 from famjax.layers.norm import Norm
@@ -19,7 +27,8 @@ from famjax.ops.attention import soft_cap
 from famjax.ops.lookup import look_up
 from famjax.ops.losses import chunked_cross_entropy, smoothed_token_losses, token_losses
 from famjax.ops.weight_einsum import weight_einsum
-from famjax.parallel.sharding import TOKENS, path_name, target_device, with_logical_constraint
+from famjax.parallel.sharding import TOKENS, path_name
+from famjax.parallel.traced import target_device, with_logical_constraint
 from famjax.stacks import make_stack
 
 # On CPU, layers of at least `_LARGE_LAYER` bytes are unstacked before a loop of `step`, if all
@@ -129,7 +138,7 @@ class LanguageModel(nnx.Module):
         return self._cap_logits(self.head(self._normalize(x)))
 
     def _cap_logits(self, y: Array) -> Array:
-        y = y.astype(jnp.promote_types(y.dtype, jnp.float32))
+        y = at_least_float32(y)
         y = y if self.logit_bias is None else y + self.logit_bias[...]
         return soft_cap(y, self.logit_cap)
 

@@ -316,8 +316,8 @@ def _check_rotation(old: ModelConfig, new: ModelConfig) -> None:
         return
     for i, names in enumerate(zip(layer_mixers(old), layer_mixers(new), strict=True)):
         one, other = (MIXERS[name] for name in names)
-        unrotated = other.unrotated(new)
-        if one is not other and (one.is_local or other.is_local) and not unrotated:
+        rope_off = other.rope_off_setting(new)
+        if one is not other and (one.is_local or other.is_local) and not rope_off:
             hint = ", or set model.linear.rope=false" if other.has_feature_map else ""
             raise UserError(
                 f"model.mixer: layer {i} changes from {names[0]} to {names[1]}, but this model's "

@@ -22,7 +22,8 @@ from famjax.layers.cross_attention import EncodedSource
 from famjax.models.language_model import LanguageModel
 from famjax.ops.lookup import look_up
 from famjax.ops.relative import unmask_empty_rows
-from famjax.parallel.sharding import TOKENS, register_parameter_axes, with_logical_constraint
+from famjax.parallel.sharding import TOKENS, register_parameter_axes
+from famjax.parallel.traced import with_logical_constraint
 from famjax.stacks.encoder import Encoder
 
 register_parameter_axes((r"source_embedding$", ("vocab", "embed")))
@@ -74,12 +75,12 @@ class Seq2Seq(LanguageModel):
         Returns:
           The `Context.source` of the decoder.
         """
-        keys = self.stack.project_source(self.encode(tokens, source_segment))
+        kv = self.stack.project_source(self.encode(tokens, source_segment))
         if segment is None:
             mask = (source_segment > 0)[:, None]
-            return self.stack.summarize_source(EncodedSource(keys, self._unmask_empty_rows(mask)))
+            return self.stack.summarize_source(EncodedSource(kv, self._unmask_empty_rows(mask)))
         mask = segment[:, :, None] == source_segment[:, None, :]
-        return EncodedSource(keys, self._unmask_empty_rows(mask))
+        return EncodedSource(kv, self._unmask_empty_rows(mask))
 
     def _unmask_empty_rows(self, mask: Array) -> Array:
         return mask if self.allow_empty else unmask_empty_rows(mask)[0]

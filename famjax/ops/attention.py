@@ -11,10 +11,10 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float
 
 from famjax.core.remat import tag_product
-from famjax.core.types import Array, DropoutFn
+from famjax.core.types import Array, DropoutFn, acc_dtype
 from famjax.ops import attention_kernel as kernel
 from famjax.ops.kernels import kernel_platform
-from famjax.parallel.sharding import runs_on_one_cpu
+from famjax.parallel.traced import runs_on_one_cpu
 
 # weights of this size stay in the cache of a CPU core (docs/design.md)
 _CACHE_BYTES = 1 << 20
@@ -56,8 +56,8 @@ def _scores(q: Array, k: Array) -> Array:
     *_, h, e = q.shape
     g = k.shape[-2]
     q = q.reshape(*q.shape[:-2], g, h // g, e)
-    acc_dtype = jnp.promote_types(q.dtype, jnp.float32)
-    return jnp.einsum("...tgre,...sge->...grts", q, k, preferred_element_type=acc_dtype) * e**-0.5
+    x = jnp.einsum("...tgre,...sge->...grts", q, k, preferred_element_type=acc_dtype(q))
+    return x * e**-0.5
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -102,8 +102,8 @@ def _attend_forward(
 ) -> tuple[Array, Residuals | KernelResiduals]:
     if not cap and bias is None and (args := _kernel_arguments(q, k, v, mask)) is not None:
         # programs traced for a GPU may run on another device, too
-        run = jax.lax.platform_dependent(*args, cuda=kernel.forward, default=_xla_forward)
-        out, log_sum = map(tag_product, run)
+        results = jax.lax.platform_dependent(*args, cuda=kernel.forward, default=_xla_forward)
+        out, log_sum = map(tag_product, results)
         return out.reshape(q.shape), KernelResiduals(*args, out, log_sum)
     weights = tag_product(attention_weights(q, k, mask, cap, bias).astype(v.dtype))
     out = jnp.einsum("...grts,...sge->...tgre", weights, v)
@@ -133,9 +133,9 @@ def _attend_backward(
 ) -> tuple[Array, Array, Array, None, Array | None]:
     if isinstance(residuals, KernelResiduals):
         args = (*residuals, d_out.reshape(residuals.q.shape))
-        whole = jax.lax.platform_dependent(*args, cuda=kernel.backward, default=_xla_backward)
+        grads = jax.lax.platform_dependent(*args, cuda=kernel.backward, default=_xla_backward)
         lead = d_out.shape[:-3]
-        d_q, d_k, d_v = (a.reshape(*lead, *a.shape[1:]) for a in whole)
+        d_q, d_k, d_v = (a.reshape(*lead, *a.shape[1:]) for a in grads)
         return d_q, d_k, d_v, None, None
     d_q, d_k, d_v, d_bias = _gradients(cap, *residuals, d_out)
     return d_q, d_k, d_v, None, d_bias
@@ -166,24 +166,27 @@ def _gradients(
     v: Array,
     weights: Array,
     out: Array,
-    bias: Array | None,
+    empty_bias: Array | None,
     d_out: Array,
 ) -> tuple[Array, Array, Array, Array | None]:
-    """Return the gradients of q, k, v and the bias, whose shape `bias` has."""
+    """Return the gradients of q, k, v and the bias.
+
+    Args:
+      empty_bias: the bias without elements, for its shape and dtype; None without a bias.
+    """
     e, groups = q.shape[-1], weights.shape[-4:-2]
 
     def group_heads(x: Array) -> Array:
         return x.reshape(*x.shape[:-2], *groups, e)
 
-    acc_dtype = jnp.promote_types(q.dtype, jnp.float32)
     # D in FlashAttention-2, Algorithm 2: [... t g r]
-    delta = (group_heads(d_out).astype(acc_dtype) * group_heads(out)).sum(-1)
+    delta = (group_heads(d_out).astype(acc_dtype(q)) * group_heads(out)).sum(-1)
     delta = jnp.moveaxis(delta, -3, -1)[..., None]
     d_weights = jnp.einsum(
-        "...tgre,...sge->...grts", group_heads(d_out), v, preferred_element_type=acc_dtype
+        "...tgre,...sge->...grts", group_heads(d_out), v, preferred_element_type=acc_dtype(q)
     )
     d_scores = weights * (d_weights - delta)
-    d_bias = None if bias is None else _sum_to_shape(d_scores, bias)
+    d_bias = None if empty_bias is None else _sum_to_shape(d_scores, empty_bias)
     d_scores = d_scores * e**-0.5
     if cap:
         # recomputes the scores instead of saving them: few families cap their scores
@@ -295,10 +298,9 @@ def attend_frames(*frames: KVFrames, cap: float = 0.0) -> Float[Array, "b h e"]:
     for q, k, v, mask in frames:
         b, n, h, e = q.shape
         s, g = k.shape[2:4]
-        acc_dtype = jnp.promote_types(q.dtype, jnp.float32)
         q = q.reshape(b, n, g, h // g, e)
-        score = jnp.einsum("bngre,bnsge->bgrns", q, k, preferred_element_type=acc_dtype) * e**-0.5
-        score = jnp.where(mask[:, None, None], soft_cap(score, cap), -jnp.inf)
+        score = jnp.einsum("bngre,bnsge->bgrns", q, k, preferred_element_type=acc_dtype(q))
+        score = jnp.where(mask[:, None, None], soft_cap(score * e**-0.5, cap), -jnp.inf)
         scores.append(score.reshape(b, g, h // g, n * s))
         values.append(v.reshape(b, n * s, g, e))
     weights = jax.nn.softmax(jnp.concatenate(scores, -1), axis=-1).astype(v.dtype)

@@ -29,7 +29,7 @@ from jax.experimental import pallas as pl
 
 from famjax.core.types import Array, Axes
 from famjax.ops.kernels import kernel_platform, kernel_precision
-from famjax.parallel.sharding import local_rows, shard_map_axes, shards_tokens
+from famjax.parallel.traced import local_rows, shard_map_axes, shards_tokens
 
 # maximum bytes of a row of a tile's scores, in the dtype of the keys, and of its queries or keys.
 # Compiled by Triton 3.9 for sm_80, kernels take at most 98 KB of shared memory (the limit of
@@ -77,7 +77,7 @@ def supports(q: Array, k: Array, v: Array) -> bool:
     if kernel_platform() != "gpu" or choose_tiles(q, k, v) is None:
         return False
     # a kernel for all tokens would be computed by each of the devices that share them
-    if shards_tokens() or _shard(lambda *a: a, q, k, 1, 1) is None:
+    if shards_tokens() or _shard(lambda *a: a, q, k, 1, (_TOKENS,)) is None:
         return False
     return local_rows(len(q)) * q.shape[1] * k.shape[1] <= _MAX_PAIRS
 
@@ -92,7 +92,8 @@ def forward(
       k, v: [b s g e]; query head i uses key head i // (h / g).
       mask: [b t s] bool, or [1 t s] for all rows.
     """
-    return _run(functools.partial(_forward, interpret=interpret), (q, k, v), mask, (), 2)
+    f = functools.partial(_forward, interpret=interpret)
+    return _run(f, (q, k, v), mask, (), (_TOKENS, _STATISTICS))
 
 
 def backward(
@@ -109,7 +110,7 @@ def backward(
     product = out.astype(jnp.float32) * d_out.astype(jnp.float32)
     delta = product.sum(-1).swapaxes(1, 2)  # D in FlashAttention-2, Algorithm 2: [b h t]
     f = functools.partial(_backward, interpret=interpret)
-    d_q, d_k, d_v = _run(f, (q, k, v, d_out), mask, (log_sum, delta), 3)
+    d_q, d_k, d_v = _run(f, (q, k, v, d_out), mask, (log_sum, delta), (_TOKENS,) * 3)
     s = k.shape[1]
     return d_q, d_k[:, :s], d_v[:, :s]
 
@@ -124,7 +125,7 @@ def _run(
     tokens: Sequence[Array],
     mask: Array,
     statistics: Sequence[Array],
-    results: int,
+    out_axes: tuple[Axes, ...],
 ) -> tuple[Array, ...]:
     """Run a kernel on each device's rows and heads, with keys [b s g e] padded to whole tiles.
 
@@ -132,12 +133,12 @@ def _run(
     """
     q, k, v, *others = tokens
     tiles = choose_tiles(q, k, v)
-    sharded = _shard(f, q, k, len(tokens), results, len(mask), len(statistics))
+    sharded = _shard(f, q, k, len(tokens), out_axes, len(mask), len(statistics))
     assert sharded is not None  # see `supports`
     assert tiles
-    more = -k.shape[1] % tiles.s
-    k, v = (jnp.pad(a, ((0, 0), (0, more), (0, 0), (0, 0))) for a in (k, v))
-    mask = jnp.pad(mask.astype(jnp.int8), ((0, 0), (0, 0), (0, more)))
+    padding = -k.shape[1] % tiles.s
+    k, v = (jnp.pad(a, ((0, 0), (0, padding), (0, 0), (0, 0))) for a in (k, v))
+    mask = jnp.pad(mask.astype(jnp.int8), ((0, 0), (0, 0), (0, padding)))
     return tuple(sharded(q, k, v, *others, mask, *statistics))
 
 
@@ -146,14 +147,13 @@ def _shard(
     q: Array,
     k: Array,
     tokens: int,
-    results: int,
+    out_axes: tuple[Axes, ...],
     mask_rows: int = 1,
     statistics: int = 0,
 ) -> Callable[..., Any] | None:
     of_mask: Axes = ("batch",) if mask_rows > 1 else ()
-    out = (_TOKENS, _STATISTICS) if results == 2 else (_TOKENS,) * results
     axes = (*(_TOKENS,) * tokens, of_mask, *(_STATISTICS,) * statistics)
-    return shard_map_axes(f, {"batch": q.shape[0], "kv_heads": k.shape[2]}, axes, out)
+    return shard_map_axes(f, {"batch": q.shape[0], "kv_heads": k.shape[2]}, axes, out_axes)
 
 
 def _forward(q: Array, k: Array, v: Array, mask: Array, interpret: bool) -> tuple[Array, ...]:

@@ -31,12 +31,11 @@ import jax
 import jax.numpy as jnp
 
 from famjax.core.remat import tag_small
-from famjax.core.types import Array
+from famjax.core.types import Array, at_least_float32
 from famjax.ops.einsum_tape import (
     CollectTape,
     RecordTape,
     ReplayTape,
-    at_least_float32,
     use_tape,
     used_weights,
 )

@@ -39,7 +39,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from famjax.core.types import Array
-from famjax.parallel.sharding import target_device
+from famjax.parallel.traced import target_device
 
 # products of c x c matrices cost little at this size, and updates are still matrix products
 CPU_CHUNK, _ACCELERATOR_CHUNK = 32, 64

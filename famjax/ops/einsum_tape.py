@@ -38,7 +38,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Float
 
-from famjax.core.types import Array
+from famjax.core.types import Array, acc_dtype
 from famjax.ops.weight_einsum import TAPE, Tape, is_weight_equation
 
 AnyTape = TypeVar("AnyTape", bound=Tape)
@@ -68,8 +68,7 @@ def einsum(
     equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]
 ) -> Float[Array, "..."]:
     """Return the einsum, in x's dtype with a kernel, in float32 or wider with the history."""
-    acc_dtype = jnp.promote_types(x.dtype, jnp.float32)
-    out_dtype = x.dtype if is_weight_equation(equation) else acc_dtype
+    out_dtype = x.dtype if is_weight_equation(equation) else acc_dtype(x)
     return jnp.einsum(equation, x, kernel, preferred_element_type=out_dtype)
 
 
@@ -186,19 +185,18 @@ class WeightEinsum(NamedTuple):
         A kernel's gradient is transposed if fan_in > fan_out: XLA on CPU writes out the transpose
         of the first factor, so the narrower factor comes first.
         """
-        acc_dtype = jnp.promote_types(x.dtype, jnp.float32)
         if not self.is_weight:
             inputs, entries, output = _subscripts(self.equation)
             equation = f"z{inputs},z{output}->{entries}"
-            return jnp.einsum(equation, x, grad, preferred_element_type=acc_dtype)
+            return jnp.einsum(equation, x, grad, preferred_element_type=acc_dtype(x))
         fan_in, fan_out = self.size
         x, grad = x.reshape(-1, fan_in), grad.reshape(-1, fan_out)
         first, second = (x, grad) if fan_in <= fan_out else (grad, x)
-        return jnp.einsum("ri,ro->io", first, second, preferred_element_type=acc_dtype)
+        return jnp.einsum("ri,ro->io", first, second, preferred_element_type=acc_dtype(x))
 
     def zero_gradient(self) -> Array:
         """Return 0 in the shape and dtype of a kernel's `gradient`."""
-        return jnp.zeros(sorted(self.size), jnp.promote_types(self.kernel.dtype, jnp.float32))
+        return jnp.zeros(sorted(self.size), acc_dtype(self.kernel))
 
     def untransposed(self, grad: Array) -> Array:
         """Return a kernel's `gradient`, or a sum of them, in the kernel's shape and dtype."""
@@ -212,11 +210,6 @@ def _subscripts(equation: str) -> tuple[str, str, str]:
     factors, output = equation.split("->")
     inputs, kernel = factors.split(",")
     return inputs, kernel, output
-
-
-def at_least_float32(a: Array) -> Array:
-    """Return an array in float32, or in its own dtype if that is wider."""
-    return a.astype(jnp.promote_types(a.dtype, jnp.float32))
 
 
 def used_weights(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import jax
 
-from famjax.parallel.sharding import target_device
+from famjax.parallel.traced import target_device
 
 _allowed = contextvars.ContextVar("kernels_allowed", default=True)
 

@@ -21,16 +21,11 @@ from jaxtyping import Bool, Float, Int
 
 from famjax.core.lanes import select_rows
 from famjax.core.remat import tag_product
-from famjax.core.types import Array, Axes
+from famjax.core.types import Array, Axes, acc_dtype, at_least_float32
 from famjax.ops import linear_attention_kernel as kernel
 from famjax.ops.kernels import kernel_platform
 from famjax.parallel.sequence_parallel import ring_pass
-from famjax.parallel.sharding import (
-    axis_index,
-    sequence_shards,
-    shard_map_axes,
-    shard_map_sequence,
-)
+from famjax.parallel.traced import axis_index, sequence_shards, shard_map_axes, shard_map_sequence
 
 # the minimum denominator, as in the authors' code (fairseq/random_feature_attention/utils.py)
 EPS = 1e-2
@@ -51,9 +46,9 @@ def recurrent_attention(
     start: Int[Array, "b 1"],
 ) -> tuple[Float[Array, "b 1 g r e"], Sums]:
     """Process one token per lane in O(k e); the same as `chunkwise_attention` with t = 1."""
-    acc_dtype = sums.s.dtype
+    sum_dtype = sums.s.dtype
     sums = Sums(*(select_rows(start[:, 0] < 0, a, 0) for a in sums))
-    q_i, k_i, v_i = (a[:, 0].astype(acc_dtype) for a in (q, k, v))
+    q_i, k_i, v_i = (a[:, 0].astype(sum_dtype) for a in (q, k, v))
     s = sums.s + k_i[..., None] * v_i[..., None, :]
     z = sums.z + k_i
     out = _normalize(jnp.einsum("bgrk,bgke->bgre", q_i, s), jnp.einsum("bgrk,bgk->bgr", q_i, z))
@@ -117,7 +112,7 @@ def attend_all(
     q: Float[Array, "*lead t g r k"], k: Float[Array, "*lead s g k"], v: Float[Array, "*lead s g e"]
 ) -> Float[Array, "*lead t g r e"]:
     """Return non-causal attention: [... t g r k], [... s g k], [... s g e] -> [... t g r e]."""
-    k, v_acc = (a.astype(jnp.promote_types(a.dtype, jnp.float32)) for a in (k, v))
+    k, v_acc = map(at_least_float32, (k, v))
     s = jnp.einsum("...sgk,...sge->...gke", k, v_acc)
     return attend_sums(q, s, k.sum(-3)).astype(v.dtype)
 
@@ -308,10 +303,8 @@ def _accumulate(sums: Sums, k: Array, v: Array, mask: DocumentMask) -> Sums:
 def _narrow_einsum(equation: str, x: Array, y: Array) -> Array:
     """Einsum in the narrower of both dtypes, accumulated in float32 or wider."""
     narrow = x.dtype if x.dtype.itemsize < y.dtype.itemsize else y.dtype
-    acc_dtype = jnp.promote_types(narrow, jnp.float32)
-    return jnp.einsum(
-        equation, x.astype(narrow), y.astype(narrow), preferred_element_type=acc_dtype
-    )
+    x, y = x.astype(narrow), y.astype(narrow)
+    return jnp.einsum(equation, x, y, preferred_element_type=acc_dtype(x))
 
 
 class _Pass(NamedTuple):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Float, Integer
 
 from famjax.core.types import Array
-from famjax.parallel.sharding import target_device
+from famjax.parallel.traced import target_device
 
 # up to this size a one-hot product computes the gradient faster than a scatter on an accelerator
 _SMALL_VOCABULARY = 4096

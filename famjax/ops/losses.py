@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jaxtyping import Bool, Float, Integer, Shaped
 
 from famjax.core.types import Array, PyTree
-from famjax.parallel.sharding import (
-    TOKENS,
+from famjax.parallel.sharding import TOKENS
+from famjax.parallel.traced import (
     row_shards,
     sequence_shards,
     shard_map_rows,

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Bool, Float, Integer
 
-from famjax.core.types import Array, DropoutFn
+from famjax.core.types import Array, DropoutFn, acc_dtype
 from famjax.ops.attention import attend, attend_with_dropout, soft_cap
 from famjax.ops.einsum_tape import history_einsum
 
@@ -121,8 +121,7 @@ def attend_window(
 
 
 def _einsum_acc32(equation: str, x: Array, y: Array) -> Array:
-    acc_dtype = jnp.promote_types(x.dtype, jnp.float32)
-    return jnp.einsum(equation, x, y, preferred_element_type=acc_dtype)
+    return jnp.einsum(equation, x, y, preferred_element_type=acc_dtype(x))
 
 
 def attend_history(

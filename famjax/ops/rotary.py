@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Float, Integer, Num
 
 from famjax.config.schema import ArchConfig
-from famjax.core.types import Array
+from famjax.core.types import Array, acc_dtype
 
 # a position is 8 digits of 4 bits
 _DIGITS, _BITS = 8, 4
@@ -35,9 +35,9 @@ def frequencies(head_dim: int, base: float, arch: ArchConfig, xp: Any = jnp) -> 
       xp: jax.numpy, or numpy for a float64 result.
     """
     # float64 in JAX only if x64 is enabled (the oracle tests)
-    acc_dtype = np.float64 if xp is np else jnp.result_type(float)
+    dtype = np.float64 if xp is np else jnp.result_type(float)
     rotated = int(head_dim * arch.rotary_fraction)
-    theta = base ** (-xp.arange(0, rotated, 2, dtype=acc_dtype) / rotated)
+    theta = base ** (-xp.arange(0, rotated, 2, dtype=dtype) / rotated)
     if arch.rope_scaling == "none":
         return theta
     if arch.rope_scaling == "linear":
@@ -79,15 +79,15 @@ def long_range_angles(
     Returns:
       [... pairs], in radians.
     """
-    acc_dtype = jnp.result_type(float)
+    dtype = jnp.result_type(float)
     digit_angles = np.remainder(theta * 2.0 ** (_BITS * np.arange(_DIGITS)[:, None]), 2 * np.pi)
     digit_angles = np.where(digit_angles > np.pi, digit_angles - 2 * np.pi, digit_angles)
     magnitude = jnp.abs(positions)
-    total = jnp.zeros((*positions.shape, len(theta)), acc_dtype)
+    total = jnp.zeros((*positions.shape, len(theta)), dtype)
     for i in range(_DIGITS):
         digit = (magnitude >> (_BITS * i)) & (2**_BITS - 1)
-        total = total + digit[..., None].astype(acc_dtype) * jnp.asarray(digit_angles[i], acc_dtype)
-    return jnp.sign(positions)[..., None].astype(acc_dtype) * total
+        total = total + digit[..., None].astype(dtype) * jnp.asarray(digit_angles[i], dtype)
+    return jnp.sign(positions)[..., None].astype(dtype) * total
 
 
 def rotate(x: Float[Array, "*lead e"], angle: Float[Array, "... pairs"]) -> Float[Array, "*lead e"]:
@@ -100,13 +100,13 @@ def rotate(x: Float[Array, "*lead e"], angle: Float[Array, "... pairs"]) -> Floa
     Returns:
       [... e] in x's dtype; computed in float32 or wider.
     """
-    acc_dtype = jnp.promote_types(x.dtype, jnp.float32)
+    dtype = acc_dtype(x)
     half = angle.shape[-1]
-    x1, x2, rest = jnp.split(x.astype(acc_dtype), (half, 2 * half), axis=-1)
+    x1, x2, rest = jnp.split(x.astype(dtype), (half, 2 * half), axis=-1)
     # without the barrier XLA fuses cos and sin into the product and computes them for each head
     # and lane
     cos, sin = jax.lax.optimization_barrier((jnp.cos(angle), jnp.sin(angle)))
-    cos, sin = cos.astype(acc_dtype), sin.astype(acc_dtype)
+    cos, sin = cos.astype(dtype), sin.astype(dtype)
     rotated = (x1 * cos - x2 * sin, x2 * cos + x1 * sin, rest)
     return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
 

@@ -49,13 +49,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Integer
 
-from famjax.core.types import Array
+from famjax.core.types import Array, at_least_float32
 from famjax.ops.einsum_tape import (
     CollectTape,
     RecordTape,
     ReplayTape,
     WeightEinsum,
-    at_least_float32,
     use_tape,
     used_weights,
 )

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from jaxtyping import Float
 
 from famjax.core.types import Array
-from famjax.parallel.sharding import target_device
+from famjax.parallel.traced import target_device
 
 # computes or replaces einsum(equation, x, kernel)
 Tape = Callable[[str, Array, Array], Array]

@@ -43,7 +43,7 @@ import jax.numpy as jnp
 
 from famjax.core.remat import tag_product
 from famjax.core.types import Array
-from famjax.parallel.sharding import axis_index, sequence_shards, shard_map_sequence
+from famjax.parallel.traced import axis_index, sequence_shards, shard_map_sequence
 
 _AXIS = "sequence"
 
@@ -260,6 +260,7 @@ def ring_pass(f: Callable[[Carry], Carry], carry: Carry) -> tuple[Carry, Carry]:
 
     def iteration(state: tuple[Carry, Carry], i: Array) -> tuple[tuple[Carry, Carry], None]:
         carry, received = state
+        # saved under remat: recomputing it would run the whole ring again
         carry = jax.tree.map(tag_product, carry)
         received = jax.tree.map(lambda new, old: jnp.where(device == i, new, old), carry, received)
         return (jax.tree.map(_ring_permute, apply(carry, i)), received), None

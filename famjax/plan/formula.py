@@ -135,13 +135,13 @@ def cross_activations(
       source: number of tokens for the sources in a row.
       tensor: size of the mesh's tensor axis.
     """
-    _, h, g, e, _ = sizes(model)
+    s = sizes(model)
     size = jnp.dtype(model.dtype).itemsize
-    shared = tensor if g % tensor == 0 else 1
-    attended = tokens * h * e * size / tensor
-    weights = tokens * source * h * size / tensor
+    shared = tensor if s.g % tensor == 0 else 1
+    attended = tokens * s.h * s.e * size / tensor
+    weights = tokens * source * s.h * size / tensor
     # keys and values of all layers are projected before the first layer runs
-    keys_values = 2 * rows * source * g * e * size / shared
+    keys_values = 2 * rows * source * s.g * s.e * size / shared
     if model.remat == "none":
         held = tokens * model.width * size + 2 * attended + weights + keys_values
         return model.layers * held + WORK * (keys_values + weights)
@@ -170,18 +170,18 @@ def _layer_bytes(
     model: ResolvedModelConfig, tokens: float, rows: float, tensor: int
 ) -> _LayerBytes:
     size = jnp.dtype(model.dtype).itemsize
-    _, _, g, e, hidden = sizes(model)
+    s = sizes(model)
     gated = 3 if model.mlp in ("swiglu", "geglu") else 2
     keys = max((spec.keys_computed(model) for spec in mixer_specs(model)), default=0)
-    shared = tensor if g % tensor == 0 else 1
+    shared = tensor if s.g % tensor == 0 else 1
     # layers without blocks have one set of keys for all tokens of a row
     has_blocks = any(spec.is_blockwise for spec in mixer_specs(model))
     block = model.block_len if has_blocks else tokens / rows
     return _LayerBytes(
         tokens * model.width * size,
-        tokens * model.heads * e * size / tensor,
-        tokens * (2 * model.heads * e + gated * hidden) * size / tensor,
-        2 * tokens / block * keys * g * e * size / shared,
+        tokens * model.heads * s.e * size / tensor,
+        tokens * (2 * model.heads * s.e + gated * s.hidden) * size / tensor,
+        2 * tokens / block * keys * s.g * s.e * size / shared,
         tokens * keys * model.heads * size / tensor,
     )
 
@@ -224,16 +224,16 @@ def _remote_kv_bytes(config: ResolvedConfig) -> float:
     These are devices along the mesh axis `sequence`.
     """
     m, mesh = config.model, config.mesh
-    _, _, g, e, _ = sizes(m)
+    s = sizes(m)
     tokens = config.data.length * (mesh.sequence - 1) / mesh.sequence
     keys = max((spec.remote_keys(m, tokens) for spec in mixer_specs(m)), default=0)
     return (
         2
         * keys
-        * g
-        * e
+        * s.g
+        * s.e
         * jnp.dtype(m.dtype).itemsize
-        / (mesh.tensor if g % mesh.tensor == 0 else 1)
+        / (mesh.tensor if s.g % mesh.tensor == 0 else 1)
     )
 
 

@@ -19,6 +19,7 @@ from famjax.layers.dropout import (
     LAYER,
     OUTPUT,
     apply_dropout,
+    drop_layer,
     empty_key,
     make_dropout,
     split_key,
@@ -27,7 +28,8 @@ from famjax.layers.mlp import FeedForward
 from famjax.layers.norm import Norm
 from famjax.layers.positions import Positions
 from famjax.layers.qkv import QKV
-from famjax.parallel.sharding import TOKENS, fsdp_all_gather, with_logical_constraint
+from famjax.parallel.sharding import TOKENS
+from famjax.parallel.traced import fsdp_all_gather, with_logical_constraint
 
 
 class EncoderLayer(nnx.Module):
@@ -39,7 +41,7 @@ class EncoderLayer(nnx.Module):
     def __init__(self, config: ResolvedModelConfig, *, rngs: nnx.Rngs):
         self.qkv = QKV(config, rngs=rngs)
         self.mlp = FeedForward(config, rngs=rngs)
-        self.rate = config.dropout.layer
+        self.layer_drop_rate = config.dropout.layer
 
     def __call__(self, x: Array, mask: Array, key: Array | None = None) -> Array:
         """Apply the layer to tokens [b s d] with a mask [b s s]; `key` is for dropout."""
@@ -47,10 +49,7 @@ class EncoderLayer(nnx.Module):
         q, k, v = self.qkv.project(x)
         q, k = (self.qkv.rotate(a, positions) for a in (q, k))
         a = self.qkv.output_projection(self.qkv.attend(q, k, v, mask, key), x, key)
-        y = self.mlp(a, x, key)
-        if key is None or not self.rate:
-            return y
-        return jnp.where(jax.random.bernoulli(jax.random.fold_in(key, LAYER), self.rate), x, y)
+        return drop_layer(x, self.mlp(a, x, key), self.layer_drop_rate, key)
 
 
 class Encoder(nnx.Module):

@@ -19,7 +19,7 @@ from flax import nnx
 from famjax.config.schema import ModelConfig
 from famjax.core.types import Array, Context, State, compute_dtype, param_dtype
 from famjax.layers.linear import Linear
-from famjax.parallel import sharding
+from famjax.parallel import sharding, traced
 from famjax.stacks.stack import Stack
 
 _GATES = 4  # input, forget, candidate, output
@@ -181,7 +181,7 @@ class LstmStack(Stack):
     def __call__(self, x: Array, state: LstmState, ctx: Context) -> tuple[Array, LstmState]:
         """Process any number of tokens: [b t d] -> [b t d]."""
         # the recurrence is sequential: sharded tokens would not save time
-        x = sharding.all_gather_tokens(x)
+        x = traced.all_gather_tokens(x)
         none = jnp.zeros(x.shape[:2], bool)
         reset = (none if ctx.reset is None else ctx.reset).T
         valid = (~none if ctx.valid is None else ctx.valid).T

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -16,12 +16,13 @@ from famjax.config.resolved import ResolvedModelConfig
 from famjax.core.errors import UserError
 from famjax.core.remat import remat_with_policy
 from famjax.core.types import Array, Context, State
-from famjax.layers.cross_attention import CrossAttention, EncodedSource, SourceKeys
+from famjax.layers.cross_attention import CrossAttention, EncodedSource, SourceKV
 from famjax.layers.dropout import (
     EMBEDDING,
     LAYER,
     OUTPUT,
     apply_dropout,
+    drop_layer,
     empty_key,
     make_dropout,
     split_key,
@@ -32,21 +33,14 @@ from famjax.layers.norm import Norm
 from famjax.layers.positions import Positions
 from famjax.mixers import MIXERS, make_mixer
 from famjax.mixers.full import lengthen_caches, shorten_caches
-from famjax.mixers.mixer import BlockWeights, MemoryLosses, mean_of_valid
-from famjax.parallel.sharding import (
-    TOKENS,
-    fsdp_all_gather,
-    is_axes,
-    with_logical_constraint,
-    with_state_constraint,
-)
+from famjax.mixers.mixer import MemoryLosses
+from famjax.parallel.sharding import TOKENS, is_axes
+from famjax.parallel.traced import fsdp_all_gather, with_logical_constraint, with_state_constraint
+from famjax.stacks import memory_measures
 from famjax.stacks.stack import Stack
 
 # entries of the shortest cache that a loop computes with, a power of two
 _SHORTEST_CACHE = 128
-# names of `ResidualStack.memory_metrics` for a memory's size and its share in what is read
-_FAM_METRICS = ("state_norm", "fam_attention")
-_MEMORY_METRICS = ("memory_norm", "memory_share")
 
 
 class Layer(nnx.Module):
@@ -61,7 +55,7 @@ class Layer(nnx.Module):
         self.applies_mlp = MIXERS[name].applies_mlp
         self.cross = CrossAttention(config, rngs=rngs) if config.encoder.layers else None
         self.mlp = FeedForward(config, rngs=rngs)
-        self.rate = config.dropout.layer
+        self.layer_drop_rate = config.dropout.layer
         self.block_len = self.mixer.block_len
 
     def init_state(self, batch: int, prompt: Array) -> State:
@@ -76,10 +70,7 @@ class Layer(nnx.Module):
     def __call__(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
         a, state = self.mixer(x, state, ctx, self.mlp)
         y = self.feed_forward(self.attend_source(a, ctx), x, ctx.key)
-        if ctx.key is None or not self.rate:
-            return y, state
-        dropped = jax.random.bernoulli(jax.random.fold_in(ctx.key, LAYER), self.rate)
-        return jnp.where(dropped, x, y), state
+        return drop_layer(x, y, self.layer_drop_rate, ctx.key), state
 
     def step(self, x: Array, state: State, ctx: Context) -> tuple[Array, State]:
         a, state = self.mixer.step(x, state, ctx, self.mlp)
@@ -93,19 +84,24 @@ class Layer(nnx.Module):
         """Apply the feed-forward to the mixer's output, unless the mixer has already done so."""
         return a if self.applies_mlp else self.mlp(a, x, key)
 
-    def match(self, x: Array, state: State, ctx: Context) -> tuple[Array, Array]:
-        """Return the layer's output with softmax attention, and `Mixer.match`'s errors."""
-        a, error = self.mixer.match(x, state, ctx, self.mlp)
+    def match_softmax(self, x: Array, state: State, ctx: Context) -> tuple[Array, Array]:
+        """Return the layer's output with softmax attention, and `Mixer.match_softmax`'s errors."""
+        a, error = self.mixer.match_softmax(x, state, ctx, self.mlp)
         return self.feed_forward(a, x), error
 
-    def match_memory_prompt(self, prompt: Array, offset: Array | None = None) -> Array:
+    def encode_prompt_with_softmax(self, prompt: Array, offset: Array | None = None) -> Array:
         """Return what `encode_memory_prompt` returns, computed with softmax attention."""
-        return self.mlp(self.mixer.match_memory_prompt(prompt, offset), prompt)
+        return self.mlp(self.mixer.encode_prompt_with_softmax(prompt, offset), prompt)
 
-    def attention_mass(self, x: Array, state: State, ctx: Context) -> tuple[Array, Array]:
-        """Return the output, and the memory's mean share in what is read."""
-        share = self.mixer.attention_mass(x, state, ctx, self.mlp)
-        return self(x, state, ctx)[0], share
+    def measure(
+        self,
+        measure_mixer: Callable[[Array, State, Context, FeedForward], Any],
+        x: Array,
+        state: State,
+        ctx: Context,
+    ) -> tuple[Array, Any]:
+        """Return the output, and what a method of the mixer measures in the same call."""
+        return self(x, state, ctx)[0], measure_mixer(x, state, ctx, self.mlp)
 
     def measure_memory(
         self, x: Array, state: State, ctx: Context
@@ -127,22 +123,9 @@ class Layer(nnx.Module):
         y, after = self(x, state, ctx)
         return y, (after, self.mixer.memory_losses(x, y, state, ctx, self.mlp))
 
-    def memory_gates(self, x: Array, state: State, ctx: Context) -> tuple[Array, Array | None]:
-        """Return the output, and the gates of the memory's update."""
-        gates = self.mixer.memory_gates(x, state, ctx, self.mlp)
-        return self(x, state, ctx)[0], gates
 
-    def token_rates(self, x: Array, state: State, ctx: Context) -> tuple[Array, Array | None]:
-        """Return the output, and the rates at which tokens are written."""
-        rates = self.mixer.token_rates(x, state, ctx, self.mlp)
-        return self(x, state, ctx)[0], rates
-
-    def block_weights(
-        self, x: Array, state: State, ctx: Context
-    ) -> tuple[Array, BlockWeights | None]:
-        """Return the output, and the attention weights."""
-        weights = self.mixer.block_weights(x, state, ctx, self.mlp)
-        return self(x, state, ctx)[0], weights
+# maps a layer to a function (x, state, ctx) -> (output, result)
+LayerMethod = Callable[[Layer], Callable[[Array, State, Context], tuple[Array, Any]]]
 
 
 class UnstackedState(NamedTuple):
@@ -198,8 +181,8 @@ class ResidualStack(Stack):
         self.prompt = nnx.Param(prompt) if has_prompt else None
         self.reads_prompt = any(layer.mixer.reads_prompt for layer in self.layers)
         # for each layer of the pattern
-        self.is_fam = tuple(spec.has_memory_prompt for spec in specs)
-        self.matched = tuple(spec.has_feature_map for spec in specs)
+        self.has_memory_prompt = tuple(spec.has_memory_prompt for spec in specs)
+        self.has_feature_map = tuple(spec.has_feature_map for spec in specs)
         self.rates = config.dropout
         self.key = empty_key() if any(vars(config.dropout).values()) else None
         # the layers' parameters by repeat, after `unstack_layers`
@@ -216,7 +199,18 @@ class ResidualStack(Stack):
         """
         return self._init_state(batch, lambda layer: layer.encode_memory_prompt, offset)
 
-    def _init_state(self, batch: int, encode: Any, offset: Array | None) -> State:
+    def _init_state(
+        self,
+        batch: int,
+        encode_prompt: Callable[[Layer], Callable[[Array, Array | None], Array]],
+        offset: Array | None,
+    ) -> State:
+        """Return the initial states.
+
+        Args:
+          encode_prompt: maps a layer to the function (prompt, offset) -> prompt of the next layer.
+        """
+
         def layers(prompt: Array, layers: list[Layer], _: None) -> tuple[Array, State]:
             states = []
             for layer in layers:
@@ -224,7 +218,7 @@ class ResidualStack(Stack):
                     with_state_constraint(layer.init_state(batch, prompt), layer.state_axes())
                 )
                 if self.prompt is not None:
-                    prompt = encode(layer)(prompt, offset)
+                    prompt = encode_prompt(layer)(prompt, offset)
             return prompt, tuple(states)
 
         # if all rows share a prompt, it has so few tokens that reducing their products is cheaper
@@ -283,7 +277,7 @@ class ResidualStack(Stack):
                 "it and set Context.valid, or process the remaining tokens with step"
             )
         self.check_capacity(state, x.shape[1], ctx)
-        return self._run(x, state, self._with_dropout_key(ctx), lambda layer: layer)
+        return self.run_layers(x, state, self._with_dropout_key(ctx), lambda layer: layer)
 
     def _with_dropout_key(self, ctx: Context) -> Context:
         """Return the context of a call in training, which draws dropout masks."""
@@ -296,21 +290,22 @@ class ResidualStack(Stack):
         if not isinstance(state, UnstackedState):
             self.check_capacity(state, 1, ctx)
         encode_prompt = ctx.reset is not None
-        return self._run(x, state, ctx, lambda layer: layer.step, encode_prompt)
+        return self.run_layers(x, state, ctx, lambda layer: layer.step, encode_prompt)
 
-    def match(self, x: Array, ctx: Context) -> tuple[Array, Array]:
+    def match_softmax(self, x: Array, ctx: Context) -> tuple[Array, Array]:
         """Process whole documents [b t d] with softmax attention in the linear layers.
 
         Returns:
-          [b t d]; the errors of `Mixer.match` for the layers with a feature map, lowest first:
-          [l b].
+          [b t d]; the errors of `Mixer.match_softmax` for the layers with a feature map, lowest
+          first: [l b].
         """
-        state = self._init_state(len(x), lambda layer: layer.match_memory_prompt, ctx.offset)
-        x, errors = self._run(x, state, ctx, lambda layer: layer.match)
-        matched = jnp.stack(list(itertools.compress(errors, self.matched)), 1)  # [repeats layers b]
-        return x, matched.reshape(-1, matched.shape[-1])
+        state = self._init_state(len(x), lambda layer: layer.encode_prompt_with_softmax, ctx.offset)
+        x, errors = self.run_layers(x, state, ctx, lambda layer: layer.match_softmax)
+        matched = list(itertools.compress(errors, self.has_feature_map))
+        stacked = jnp.stack(matched, 1)  # [repeats layers b]
+        return x, stacked.reshape(-1, stacked.shape[-1])
 
-    def project_source(self, source: Array) -> tuple[SourceKeys, ...]:
+    def project_source(self, source: Array) -> tuple[SourceKV, ...]:
         """Return the keys and values of an encoder's output [b s d] for each layer of the pattern.
 
         They are [repeats b s g ..].
@@ -319,15 +314,14 @@ class ResidualStack(Stack):
         def project(carry: None, layers: list[Layer], xs: None) -> tuple[None, Any]:
             return carry, tuple(layer.cross.project(source) for layer in layers if layer.cross)
 
-        keys: tuple[SourceKeys, ...] = self._scan_repeats(project, None, None)[1]
-        return keys
+        kv: tuple[SourceKV, ...] = self._scan_repeats(project, None, None)[1]
+        return kv
 
     def summarize_source(self, source: EncodedSource) -> EncodedSource:
         cross = self.layers[0].cross
         assert cross is not None
         summarize = jax.vmap(cross.summarize, (0, None))
-        keys = tuple(summarize(keys, source.mask) for keys in source.keys)
-        return source._replace(keys=keys)
+        return source._replace(kv=tuple(summarize(kv, source.mask) for kv in source.kv))
 
     def cache_sizes(self) -> tuple[int, ...]:
         if self.capacity is None:
@@ -372,32 +366,14 @@ class ResidualStack(Stack):
         # each repeat has arrays of its own, without the repeats axis
         return tuple(axis - 1 for axis in axes[:count]) * self.repeats + axes[count:]
 
-    def attention_mass(self, x: Array, state: State, ctx: Context) -> Array:
-        """Return the mean share of the memory in what is read, by layer: [l]."""
-        _, shares = self._run(x, state, ctx, lambda layer: layer.attention_mass)
-        return jnp.stack(shares[: len(self.layers)], 1).reshape(-1)
-
-    def block_weights(self, x: Array, state: State, ctx: Context) -> list[BlockWeights | None]:
-        """Return the attention weights of a block, by layer of the pattern: [repeats b h ..]."""
-        _, weights = self._run(x, state, ctx, lambda layer: layer.block_weights)
-        return list(weights[: len(self.layers)])
-
-    def memory_gates(self, x: Array, state: State, ctx: Context) -> list[Array]:
-        """Return the gates [repeats b f] of a block's update, of the pattern layers with gates."""
-        _, gates = self._run(x, state, ctx, lambda layer: layer.memory_gates)
-        return [g for g in gates[: len(self.layers)] if g is not None]
-
-    def token_rates(self, x: Array, state: State, ctx: Context) -> list[Array]:
-        """Return the rates [repeats b t f] of writing tokens, of the pattern layers with rates."""
-        _, rates = self._run(x, state, ctx, lambda layer: layer.token_rates)
-        return [r for r in rates[: len(self.layers)] if r is not None]
-
     def replace_memories(self, state: State, memories: list[Array]) -> State:
         """Return a state with other memories, given in the order of the method `memories`."""
         layers, extra_state = self._split_state(state)
         remaining = iter(memories)
-        held = self.memory_layers(state)
-        placed = tuple(next(remaining) if i in held else None for i in range(len(self.layers)))
+        memory_layers = self.memory_layers(state)
+        by_layer = tuple(
+            next(remaining) if i in memory_layers else None for i in range(len(self.layers))
+        )
 
         def replace(carry: None, layers: list[Layer], xs: Any) -> tuple[None, State]:
             new = [
@@ -406,7 +382,7 @@ class ResidualStack(Stack):
             ]
             return carry, tuple(new)
 
-        states = self._scan_repeats(replace, None, (layers, placed))[1]
+        states = self._scan_repeats(replace, None, (layers, by_layer))[1]
         return (*states, *extra_state)
 
     def read_with_losses(
@@ -418,42 +394,18 @@ class ResidualStack(Stack):
           the output [b t d]; the state after the call; the losses.
         """
         ctx = self._with_dropout_key(ctx)
-        x, found = self._run(x, state, ctx, lambda layer: layer.call_with_losses)
+        x, results = self.run_layers(x, state, ctx, lambda layer: layer.call_with_losses)
         count = len(self.layers)
-        states = tuple(after for after, _ in found[:count])
-        losses = [losses for _, losses in found[:count] if losses is not None]
+        states = tuple(after for after, _ in results[:count])
+        losses = [losses for _, losses in results[:count] if losses is not None]
         return (
             x,
-            (*states, *found[count:]),
+            (*states, *results[count:]),
             MemoryLosses(*map(_mean_known, zip(*losses, strict=True))),
         )
 
     def memory_metrics(self, x: Array, state: State, ctx: Context) -> dict[str, Array]:
-        """Return metrics of the memory in a call, each a mean over the layers that have it.
-
-        state_norm, fam_attention: the RMS of the FAMs after the call, and their share of the call's
-          attention weights.
-        memory_norm, memory_share: the same for other memories, whose share is one of norms
-          (`Mixer.attention_mass`).
-        memory_rate, memory_closed: for memories that are written token by token, the mean rate of
-          the tokens, and the share of rates that are 0, without padding.
-        """
-        held = self.memory_layers(state)
-        if not held:
-            return {}
-        measured = self._run(x, state, ctx, lambda layer: layer.measure_memory)[1]
-        by_name: dict[str, list[Array]] = {}
-        for i in held:
-            memory, share, rates = measured[i]
-            size, read = _FAM_METRICS if self.is_fam[i] else _MEMORY_METRICS
-            metrics = {size: jnp.sqrt(jnp.square(memory).mean()), read: share.mean()}
-            if rates is not None:
-                rates = jnp.moveaxis(rates, 0, -1)  # [b t f repeats]
-                metrics["memory_rate"] = mean_of_valid(rates, ctx.valid)
-                metrics["memory_closed"] = mean_of_valid(rates == 0, ctx.valid)
-            for name, value in metrics.items():
-                by_name.setdefault(name, []).append(value)
-        return {name: jnp.stack(values).mean() for name, values in by_name.items()}
+        return memory_measures.memory_metrics(self, x, state, ctx)
 
     def memories(self, state: State) -> list[Array]:
         """Return the memories [repeats b f ...] of the layers that have one."""
@@ -481,14 +433,24 @@ class ResidualStack(Stack):
             new.append(after)
         return (x if self.embed_norm is None else self.embed_norm(x, x.dtype)), tuple(new)
 
-    def _run(
+    def run_layers(
         self,
         x: Array,
         state: State,
         ctx: Context,
-        layer_method: Any,
+        layer_method: LayerMethod,
         encode_prompt: bool | None = None,
     ) -> tuple[Array, State]:
+        """Apply one method of each layer, in order: the forward pass, a step or a measurement.
+
+        Args:
+          layer_method: maps a layer to a function (x, state, ctx) -> (output, result).
+          encode_prompt: whether to pass the FAM prompt through the layers; None: if a mixer or a
+            reset needs it.
+
+        Returns:
+          the output [b t d]; the layers' results, in the structure of a state.
+        """
         if encode_prompt is None:  # in a call; `step` gives it
             encode_prompt = self.reads_prompt or ctx.reset is not None
         encode_prompt = encode_prompt and self.prompt is not None
@@ -503,7 +465,7 @@ class ResidualStack(Stack):
             for i, (layer, old) in enumerate(zip(layers, states, strict=True)):
                 context = ctx._replace(prompt=prompt, key=None if keys is None else keys[i])
                 if sources is not None:
-                    context = context._replace(source=ctx.source._replace(keys=sources[i]))
+                    context = context._replace(source=ctx.source._replace(kv=sources[i]))
                 x, out = layer_method(layer)(with_logical_constraint(x, TOKENS), old, context)
                 new.append(out)
                 prompt = layer.encode_memory_prompt(prompt, ctx.offset) if encode_prompt else prompt
@@ -512,7 +474,7 @@ class ResidualStack(Stack):
         start = (x, self._prompt(ctx.offset) if encode_prompt else None)
         unstack = isinstance(state, UnstackedState)
         keys = split_key(ctx.key, LAYER, self.repeats, len(self.layers))
-        sources = None if ctx.source is None else ctx.source.keys
+        sources = None if ctx.source is None else ctx.source.kv
         xs: Any = (states, keys, sources)
         if unstack:
             xs = [(old, None, _take_repeat(sources, r)) for r, old in enumerate(states)]

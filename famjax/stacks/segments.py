@@ -29,7 +29,7 @@ from famjax.core.lanes import select_state
 from famjax.core.types import Array, Context, State, compute_dtype, param_dtype
 from famjax.layers.norm import Norm
 from famjax.mixers.full import truncate_cache
-from famjax.parallel.sharding import all_gather_tokens, with_state_constraint
+from famjax.parallel.traced import all_gather_tokens, with_state_constraint
 from famjax.stacks.residual import ResidualStack
 from famjax.stacks.stack import Stack
 

@@ -25,8 +25,8 @@ class Stack(nnx.Module):
       capacity: maximum number of tokens of a document; None means unbounded.
       receptive_field: number of tokens before a block that its outputs depend on; None means all.
       repeats: number of layers that an array of parameters holds.
-      call_len: number of tokens of a call beyond which padding costs more than it saves; None
-        means no limit.
+      call_len: preferred number of tokens of a call, which streams use; None: no preference.
+        Padding costs as much as tokens.
       reads_tokens: whether calls need `Context.tokens` (`LanguageModel.with_tokens`).
     """
 
@@ -89,7 +89,7 @@ class Stack(nnx.Module):
 
     # training
 
-    def loss(self) -> Array:
+    def auxiliary_loss(self) -> Array:
         """Return an auxiliary loss that depends only on the parameters."""
         return jnp.zeros(())
 
@@ -97,7 +97,7 @@ class Stack(nnx.Module):
         """Return metrics, by name, of the memory in a call."""
         return {}
 
-    def match(self, x: Array, ctx: Context) -> tuple[Array, Array]:
+    def match_softmax(self, x: Array, ctx: Context) -> tuple[Array, Array]:
         """Process documents with softmax attention in layers whose feature maps are to match it.
 
         Returns:

@@ -102,10 +102,10 @@ def forward_flops(
 
 def _source_weight_flops(model: ResolvedModelConfig, sources: SourceTokens) -> float:
     """Return a target token's products with weights in the encoder and in cross attention."""
-    (d, h, g, e, _), encoder = sizes(model), model.encoder
+    s, encoder = sizes(model), model.encoder
     if not encoder.layers:
         return 0.0
-    cross = 2 * d * (2 * h * e + sources.per_target * 2 * g * e)
+    cross = 2 * s.d * (2 * s.h * s.e + sources.per_target * 2 * s.g * s.e)
     return sources.per_target * encoder.layers * 2 * layer_weights(model) + model.layers * cross
 
 
@@ -115,7 +115,7 @@ def _source_score_flops(model: ResolvedModelConfig, sources: SourceTokens) -> fl
     In softmax attention these are the scores and the sums of values; in linear attention phi, the
     sums of phi(k) v^T, and the products of phi(q) with them.
     """
-    (_, h, g, e, _), encoder = sizes(model), model.encoder
+    s, encoder = sizes(model), model.encoder
     if not encoder.layers:
         return 0.0
     scores = attention_flops(model, sources.keys)
@@ -124,8 +124,8 @@ def _source_score_flops(model: ResolvedModelConfig, sources: SourceTokens) -> fl
         linear = replace(model.linear, features=encoder.features)
         k = num_features(replace(model, linear=linear))
         vectors = feature_map.num_vectors(replace(model, linear=linear))
-        keys = sources.per_target * g * e * (vectors + k)
-        cross = 2 * (h * e * vectors + keys + h * k * (e + 1))
+        keys = sources.per_target * s.g * s.e * (vectors + k)
+        cross = 2 * (s.h * s.e * vectors + keys + s.h * k * (s.e + 1))
     return sources.per_target * encoder.layers * scores + model.layers * cross
 
 
@@ -157,12 +157,12 @@ def weight_flops(model: ResolvedModelConfig, sources: SourceTokens = _EVEN) -> f
     return sum(layers) + _source_weight_flops(model, sources) + _vocabulary_flops(model)
 
 
-def matching_flops(model: ResolvedModelConfig, length: int) -> float:
+def softmax_matching_flops(model: ResolvedModelConfig, length: int) -> float:
     """Return the model FLOPs of one token in the first stage (`train.match`), for rows of `length`.
 
     The forward pass runs all layers, but no output projection to the vocabulary.
     """
-    return sum(MIXERS[name].matching_flops(model, length) for name in layer_mixers(model))
+    return sum(MIXERS[name].softmax_matching_flops(model, length) for name in layer_mixers(model))
 
 
 def step_flops(config: ResolvedConfig, computed: bool = False) -> float:
@@ -173,7 +173,7 @@ def step_flops(config: ResolvedConfig, computed: bool = False) -> float:
     """
     data = config.data
     if config.train.match:
-        return matching_flops(config.model, data.length)
+        return softmax_matching_flops(config.model, data.length)
     sources = source_tokens(data, computed)
     return training_flops(model_of_rows(config), config.train.only, computed, sources)
 
@@ -239,14 +239,14 @@ def measure_peak_flops(dtype: str) -> float:
 
 def _feedback_flops(model: ResolvedModelConfig) -> float:
     """Return the model FLOPs of the layers of the stacks `feedback` and `transformer`."""
-    c, (_, _, g, e, _) = model.feedback, sizes(model)
+    c, s = model.feedback, sizes(model)
     flops = model.layers * (2 * layer_weights(model) + attention_flops(model, c.span))
     if c.positions == "learned":
-        flops += model.layers * 2 * model.heads * e * c.span
+        flops += model.layers * 2 * model.heads * s.e * c.span
     per_layer = model.stack == "transformer" or c.composition in ("same_and_lower", "previous")
     if c.shared_kv and not per_layer:
         # all layers share one projection to keys and values
-        flops -= (model.layers - 1) * 2 * 2 * model.width * g * e
+        flops -= (model.layers - 1) * 2 * 2 * model.width * s.g * s.e
     return flops
 
 

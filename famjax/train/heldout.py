@@ -20,7 +20,7 @@ from famjax.core.types import Array, Batch, Context, State
 from famjax.data.one_pass import DocumentPass, one_pass, reset_blocks
 from famjax.data.sources import Split, TextSource
 from famjax.models.language_model import LanguageModel
-from famjax.parallel import sharding
+from famjax.parallel import sharding, traced
 from famjax.tasks import TASKS
 from famjax.train import hosts
 from famjax.train.hooks import Hook
@@ -70,7 +70,7 @@ class HeldOutLoss(Hook):
         token_bytes = session.tokenizer.token_bytes
         self._start = make_start(program, session)
         self._evaluate = jax.jit(
-            sharding.with_mesh(program.mesh, make_evaluate(program.inference_graph, token_bytes)),
+            traced.with_mesh(program.mesh, make_evaluate(program.inference_graph, token_bytes)),
             donate_argnums=2,
         )
         self._batches = {name: read_batches(session, split) for name, split in SPLITS.items()}

@@ -168,7 +168,7 @@ class Matching:
         share: Array,
     ) -> tuple[State, MetricSums]:
         tokens = batch["tokens"]
-        _, errors = model.stack.match(model.embed(tokens), model.with_tokens(ctx, tokens))
+        _, errors = model.stack.match_softmax(model.embed(tokens), model.with_tokens(ctx, tokens))
         return memory, sum_errors(errors, batch)
 
 

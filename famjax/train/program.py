@@ -20,7 +20,7 @@ from famjax.experiment.mesh_checks import call_blocks, check_divides, tensor_siz
 from famjax.mixers import MIXERS
 from famjax.models.seq2seq import make_model, source_of
 from famjax.optimizers import make_optimizer
-from famjax.parallel import sharding
+from famjax.parallel import sharding, traced
 from famjax.parallel.mesh import DEVICE_BYTES, WEIGHTS_SHARE, MeshDemand
 from famjax.stacks.residual import ResidualStack
 from famjax.train.objective import has_memory_losses, minimized
@@ -82,7 +82,7 @@ def make_program(
     shardings = train_state_shardings(config, mesh, graph, jax.eval_shape(start))
     rows = sharding.batch_sharding(mesh, config.data.batch, config.data.length)
     optimizer = make_optimizer(config.optimizer, config.train.steps)
-    step = sharding.with_mesh(mesh, make_step(config, graph, optimizer, token_bytes))
+    step = traced.with_mesh(mesh, make_step(config, graph, optimizer, token_bytes))
     return TrainProgram(
         mesh=mesh,
         inference_graph=inference_graph,
@@ -91,7 +91,7 @@ def make_program(
         step=jax.jit(
             step, donate_argnums=0, in_shardings=(shardings, rows), out_shardings=shardings
         ),
-        inspect=jax.jit(sharding.with_mesh(mesh, make_inspect(config, inspected_graph))),
+        inspect=jax.jit(traced.with_mesh(mesh, make_inspect(config, inspected_graph))),
         batch=rows,
     )
 
@@ -170,7 +170,7 @@ def make_inspect(
         ctx = model.with_tokens(ctx, row["tokens"])
         x = model.embed(row["tokens"])
         if config.train.match:
-            errors = model.stack.match(x, ctx)[1][:, 0]
+            errors = model.stack.match_softmax(x, ctx)[1][:, 0]
             return dict(zip(names, errors, strict=True))
         metrics = model.stack.memory_metrics(x, state, ctx)
         if has_memory_losses(config):

@@ -28,7 +28,7 @@ from famjax.models.remap_params import (
 )
 from famjax.models.seq2seq import make_model
 from famjax.parallel import sharding
-from famjax.parallel.sharding import target_device
+from famjax.parallel.traced import target_device
 from famjax.stacks.feedback import Feedback
 from famjax.tokenizers.tokenizer import Tokenizer
 from famjax.train.checkpoint import Checkpoints, wrap_extra_errors

@@ -19,7 +19,8 @@ from famjax.config.schema import Config
 from famjax.core.types import Array, Batch, Context, Params, PyTree, State
 from famjax.models.language_model import LanguageModel
 from famjax.ops.rotary import longest_wavelength
-from famjax.parallel.sharding import path_name, with_logical_constraint
+from famjax.parallel.sharding import path_name
+from famjax.parallel.traced import with_logical_constraint
 from famjax.train.objective import LossWeights, Objective, make_objective
 from famjax.train.partition import partition_trainable, with_dropout_keys
 from famjax.train.state import MetricSums, TrainState
@@ -155,7 +156,7 @@ def make_loss(config: Config, graph: Any, objective: Objective) -> LossFn:
             # keep only what another row may start with
             memory = model.stack.passable_state(memory) if config.train.rsp > 0 else ()
         # each microbatch adds its share of the stack's own loss
-        total = sums.loss / weight + model.stack.loss() / config.train.accumulate
+        total = sums.loss / weight + model.stack.auxiliary_loss() / config.train.accumulate
         return total, (jax.lax.stop_gradient(memory), sums)
 
     return loss

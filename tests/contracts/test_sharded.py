@@ -12,7 +12,7 @@ import pytest
 
 from famjax.config.schema import MeshConfig
 from famjax.core.types import Context
-from famjax.parallel import sharding
+from famjax.parallel import sharding, traced
 
 from .harness import CASES, VOCAB, Runner, W, but, close, jit, marked
 
@@ -128,7 +128,7 @@ def test_tokens_on_many_devices(case: str, changes: dict[str, Any]) -> None:
         tokens_lie = sharding.batch_sharding(mesh, *tokens.shape)
         everywhere = sharding.replicated(mesh)
         lies = (everywhere, tokens_lie, tokens_lie, everywhere)
-        on_one, on_mesh = jit(f), jit(sharding.with_mesh(mesh, f), in_shardings=lies)
+        on_one, on_mesh = jit(f), jit(traced.with_mesh(mesh, f), in_shardings=lies)
         state = fresh
         # from the start and from the middle of a stream
         for masks in (ctx._replace(valid=valid | True), ctx):

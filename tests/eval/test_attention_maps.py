@@ -22,6 +22,7 @@ from famjax.core.types import Context
 from famjax.eval.attention_maps import gradient_by_block, measure_attention
 from famjax.layers.mlp import FeedForward
 from famjax.mixers.fam import Fam
+from famjax.stacks import memory_measures
 
 W, F = 8, 2
 
@@ -40,7 +41,9 @@ def test_weights_of_fam_by_kind_of_key(segments: int, text: np.ndarray) -> None:
     # of the last block, from the state before it
     _, state = tiny.read(run.model, text[None, : 3 * W], run.model.init_state(1))
     x = run.model.embed(text[None, 3 * W : 4 * W])
-    mass = jax.jit(lambda x, state: stack.attention_mass(x, state, Context()))(x, state)
+    mass = jax.jit(lambda x, state: memory_measures.attention_mass(stack, x, state, Context()))(
+        x, state
+    )
     for i, layer in enumerate(layers):
         weights = layer.weights
         heads = run.config.model.heads

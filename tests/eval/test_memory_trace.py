@@ -29,6 +29,7 @@ from famjax.eval.memory_trace import (
     open_document,
     trace_memory,
 )
+from famjax.stacks import memory_measures
 from famjax.train.run import Run
 
 W, N = 8, 5
@@ -193,7 +194,8 @@ def test_reads_are_weighted_by_the_gates() -> None:
     """They equal those computed in float64 from the attention weights of a block's update."""
     model, tau = run().model, 3
     block = jnp.asarray(TOKENS[None, tau * W : (tau + 1) * W])
-    weights = model.stack.block_weights(model.embed(block), states()[tau], Context())
+    x = model.embed(block)
+    weights = memory_measures.block_weights(model.stack, x, states()[tau], Context())
     by_memory_token = np.asarray(weights[1].from_memory, np.float64)[:, 0, :, :, -W:].mean(1)
     gates = trace().gates[tau]  # [l f], and [l f w] above
     expected = (gates[..., None] * by_memory_token).sum((0, 1)) / gates.sum()
@@ -428,7 +430,7 @@ def test_memory_share_of_what_a_delta_layer_reads(gain: float, low: float, high:
     )
     model, state = nnx.merge(graph, scaled), delta_states()[3]
     x = model.embed(jnp.asarray(TOKENS[None, 3 * W : 4 * W]))
-    found = np.asarray(model.stack.attention_mass(x, state, Context()))
+    found = np.asarray(memory_measures.attention_mass(model.stack, x, state, Context()))
     assert found.shape == (4,)
     assert (found[::2] == 0).all()
     assert (low <= found[1::2]).all()

@@ -29,7 +29,8 @@ MODELS = (
         for name, config in (CASES | FAMILIES).items()
         if config.stack in ("residual", *FEEDBACK)
         and not config.adaptive.cutoffs
-        and all("hf" in s.formats and not s.unexported(config) for s in mixer_specs(config))
+        and all("hf" in s.formats for s in mixer_specs(config))
+        and not any(s.unexportable_setting(config) for s in mixer_specs(config))
     }
     | {
         f"bswa-1, {kind}": replace(

@@ -14,7 +14,7 @@ def test_heads_start_at_different_shares():
     np.testing.assert_allclose(jax.nn.sigmoid(single.weight[...]), [0.8808], atol=1e-4)
 
 
-def test_a_key_is_blended_with_the_one_before_it():
+def test_a_key_is_smeared_with_the_one_before_it():
     smear = KeySmear(2)
     smear.weight[...] = jnp.log(jnp.array([1 / 3, 3.0]))  # shares of 1/4 and 3/4
     k = jnp.arange(12.0).reshape(1, 2, 3, 2, 1)  # two blocks of three tokens

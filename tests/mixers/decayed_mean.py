@@ -38,7 +38,6 @@ class DecayedMean(Mixer):
         self.qkv = QKV(config, rngs=rngs)
         self.decay = nnx.Param(jnp.full(self.qkv.kv_heads, 2.0))
         self.block_len = 1
-        self.receptive_blocks = None
 
     def init_state(self, batch: int, prompt: Array | None = None) -> MeanState:
         g, e = self.qkv.kv_heads, self.qkv.head_dim
@@ -95,15 +94,15 @@ class DecayedMeanSpec(MixerSpec):
     def flops(self, model: ModelConfig, computed: bool = False) -> float:
         return 2 * layer_weights(model)
 
-    def parameters(self, model: ModelConfig) -> int:
+    def count_params(self, model: ModelConfig) -> int:
         return sizes(model).g
 
     def state_bytes(self, model: ModelConfig) -> int:
-        _, _, g, e, _ = sizes(model)
-        return g * (e + 1) * 4
+        s = sizes(model)
+        return s.g * (s.e + 1) * 4
 
     def max_attention_weights(self, config: Config) -> int:
         return 0
 
-    def unrotated(self, model: ModelConfig) -> str:
+    def rope_off_setting(self, model: ModelConfig) -> str:
         return "model.mixer=decayed_mean"

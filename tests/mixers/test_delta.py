@@ -31,6 +31,7 @@ from famjax.layers.delta_memory import DeltaMemory, write
 from famjax.mixers import delta
 from famjax.mixers.delta import DeltaAttention, DeltaState
 from famjax.parallel.sharding import path_name
+from famjax.stacks import memory_measures
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train
 from famjax.train.manifest import write_manifest
@@ -113,7 +114,8 @@ def _report(graph: Any, params: Any, tokens: Any, ctx: Context) -> Any:
     x, state, stack = model.embed(tokens), model.init_state(1), model.stack
     # and what it is measured from
     memories = stack.memories(stack(x, state, ctx)[1])
-    return stack.memory_metrics(x, state, ctx), memories, stack.attention_mass(x, state, ctx)
+    share = memory_measures.attention_mass(stack, x, state, ctx)
+    return stack.memory_metrics(x, state, ctx), memories, share
 
 
 @pytest.mark.long
@@ -143,7 +145,8 @@ def test_a_layer_that_reads_nothing_has_no_share() -> None:
     """Not 0 / 0."""
     model = tiny.model("delta")
     x = jnp.zeros((1, 16, 16))
-    assert (model.stack.attention_mass(x, model.init_state(1), Context()) == 0).all()
+    share = memory_measures.attention_mass(model.stack, x, model.init_state(1), Context())
+    assert (share == 0).all()
 
 
 @pytest.mark.long
@@ -252,7 +255,7 @@ def test_a_memory_returns_what_was_written_under_a_key() -> None:
     memory.key_smear.weight[...] = jnp.asarray([-100.0, 100.0])
     k, v = random_block(np.random.default_rng(0))
     s = memory.init_state(1).mT
-    update = memory.updates(memory.writes(k, v))
+    update = memory.make_updates(memory.make_writes(k, v))
     for _ in range(20):  # each write removes a part of what the others disturbed
         s = write(s, update)
     out = memory.read(k, s.mT)
@@ -283,9 +286,9 @@ def test_the_chunks_of_a_block_are_written_in_order() -> None:
     memory = DeltaMemory(resolve_model(ModelConfig(width=32, heads=2, kv_heads=2)))
     rng = np.random.default_rng(0)
     memory.rate_weight[...] = jnp.asarray(rng.normal(size=(2, 32)), jnp.float32)
-    memory.key_smear.weight[...] = jnp.full(2, -100.0)  # no blend
+    memory.key_smear.weight[...] = jnp.full(2, -100.0)  # no smearing
     k, v = random_block(rng, 48)
-    after = write(memory.init_state(1).mT, memory.updates(memory.writes(k, v))).mT
+    after = write(memory.init_state(1).mT, memory.make_updates(memory.make_writes(k, v))).mT
     rates, keys = (np.asarray(x, np.float64) for x in (memory.rates(k, v), memory.features(k)))
     values = np.asarray(v, np.float64)
     for head in range(2):
@@ -303,7 +306,7 @@ def test_tokens_that_a_head_ignores_leave_its_memory_as_it_is() -> None:
     rng = np.random.default_rng(0)
     before = jnp.asarray(rng.normal(size=memory.init_state(1).mT.shape), jnp.float32)
     k, v = random_block(rng)
-    after = write(before, memory.updates(memory.writes(k, v)))
+    after = write(before, memory.make_updates(memory.make_writes(k, v)))
     assert (after[:, 0] != before[:, 0]).mean() > 0.5
     np.testing.assert_array_equal(after[:, 1], before[:, 1])
 

@@ -83,8 +83,8 @@ def test_exports_have_equal_logits(folder: Path, tmp_path: Path) -> None:
     )
 
 
-def test_a_run_whose_blends_ended_with_a_block_is_refused(folder: Path, tmp_path: Path) -> None:
-    """As those of 2026-11-24, when a block's first key was blended with 0."""
+def test_a_run_whose_smearing_ended_with_a_block_is_refused(folder: Path, tmp_path: Path) -> None:
+    """As those of 2026-11-24, when a block's first key was smeared with 0."""
     run = Path(shutil.copytree(folder / "smeared", tmp_path / "old"))
     (path,) = run.glob("checkpoints/*/extra.json")
     extra = json.loads(path.read_text())

@@ -630,7 +630,7 @@ def test_bfloat16_stays_close(name):
         narrow = variant(name, dtype="bfloat16")
         sources = (row["source"], row["source_segment"], row["segment"])
         source = jax.eval_shape(nnx.merge(*narrow).read_source, *sources)
-        assert {a.dtype for a in jax.tree.leaves(source.keys)} == {jnp.dtype(jnp.bfloat16)}
+        assert {a.dtype for a in jax.tree.leaves(source.kv)} == {jnp.dtype(jnp.bfloat16)}
         logits = np.asarray(read_row_of(*narrow, row)[0], float)
         if MODELS[name].encoder.cross == "linear":
             # the sums of one source, for decoding, have the precision of float32

@@ -14,7 +14,7 @@ from famjax.config.schema import MeshConfig, ModelConfig
 from famjax.core.types import Context
 from famjax.models.language_model import LanguageModel
 from famjax.ops import attention, attention_kernel, kernels
-from famjax.parallel import sharding
+from famjax.parallel import sharding, traced
 
 # four tiles of 32 queries, six of keys
 B, T, S, H, G, E = 2, 128, 192, 4, 2, 16
@@ -144,7 +144,7 @@ def test_sharded_rows_and_heads(gpu):
         sharding.named_sharding(mesh, axes, a.shape)
         for axes, a in zip((heads, heads, heads, mask, heads), args, strict=True)
     ]
-    ours = jit(sharding.with_mesh(mesh, training))(*jax.device_put(args, tuple(places)))
+    ours = jit(traced.with_mesh(mesh, training))(*jax.device_put(args, tuple(places)))
     assert ours[0].sharding.spec[0] == ("data", "fsdp")
     assert ours[1].sharding.spec[2] == "tensor"
     with kernels.without_kernels():
@@ -156,7 +156,7 @@ def test_devices_that_share_tokens_do_not_compute_all_of_them(gpu):
     q, k = of((8, 256, 8, 64)), of((8, 256, 2, 64))
     for sizes, expected in (((4, 1, 2, 1), True), ((2, 1, 2, 2), False)):
         mesh = sharding.make_mesh(MeshConfig(*sizes))
-        assert sharding.with_mesh(mesh, attention_kernel.supports)(q, k, k) == expected
+        assert traced.with_mesh(mesh, attention_kernel.supports)(q, k, k) == expected
 
 
 @pytest.mark.long
@@ -250,7 +250,7 @@ def test_offsets_fit_into_32_bits(gpu):
     q, k = of((8, 2**14, 8, 64)), of((8, 2**14, 2, 64))
     assert not attention_kernel.supports(q, k, k)
     mesh = sharding.make_mesh(MeshConfig(2, 2, 2, 1))
-    assert sharding.with_mesh(mesh, attention_kernel.supports)(q, k, k)
+    assert traced.with_mesh(mesh, attention_kernel.supports)(q, k, k)
 
 
 def test_several_devices_without_a_mesh_use_xla(monkeypatch):

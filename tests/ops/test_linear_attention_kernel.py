@@ -18,7 +18,7 @@ from famjax.config.schema import MeshConfig
 from famjax.ops import kernels
 from famjax.ops import linear_attention_kernel as kernel
 from famjax.ops.linear_attention import Sums, chunkwise_attention
-from famjax.parallel import sharding
+from famjax.parallel import sharding, traced
 
 PLATFORMS = ["tpu", "cuda"]
 # 9 chunks of 16 are two chunks on TPU, the second one padded, and three on GPU
@@ -172,7 +172,7 @@ def test_sharded_rows_and_heads(platform, sizes):
         sharding.named_sharding(mesh, (*of, *(None,) * (a.ndim - len(of))), a.shape)
         for of, a in zip(names, leaves, strict=True)
     ]
-    f = jit(sharding.with_mesh(mesh, with_kernels(platform, training)))
+    f = jit(traced.with_mesh(mesh, with_kernels(platform, training)))
     ours = f(*jax.device_put(args, jax.tree.unflatten(tree, places)))
     if sizes[3] == 1:
         assert ours[0][0].sharding.spec[0] == ("data", "fsdp")
@@ -276,7 +276,7 @@ def test_float64_uses_xla(one_device):
 _COMPILE = """
 import jax
 from jax.experimental import topologies
-from famjax.parallel import sharding
+from famjax.parallel import sharding, traced
 from ops.test_linear_attention_kernel import random_inputs, training
 
 devices = topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
@@ -285,7 +285,7 @@ everywhere = sharding.replicated(mesh)
 shapes = jax.tree.map(
     lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=everywhere), random_inputs()
 )
-f = jax.jit(sharding.with_mesh(mesh, training))
+f = jax.jit(traced.with_mesh(mesh, training))
 text = f.lower(*shapes).compile().as_text()
 print("kernels:", text.count('custom_call_target="tpu_custom_call"'))
 """

@@ -20,7 +20,7 @@ from famjax.config.schema import AdaptiveConfig, MeshConfig
 from famjax.models.language_model import LanguageModel
 from famjax.ops import losses
 from famjax.ops.losses import num_chunks, smoothed_token_losses, token_losses
-from famjax.parallel import sharding
+from famjax.parallel import sharding, traced
 
 B, T, V = 4, 6, 258
 SMOOTHING = 0.1
@@ -139,7 +139,7 @@ def test_chunks_on_several_devices_reduce_the_table_s_gradient_once(
 
     rows = sharding.batch_sharding(mesh, B)
     on_mesh = jax.jit(
-        sharding.with_mesh(mesh, jax.value_and_grad(total, argnums=(0, 1))),
+        traced.with_mesh(mesh, jax.value_and_grad(total, argnums=(0, 1))),
         in_shardings=(sharding.parameter_shardings(mesh, params), rows),
     )
     found = on_mesh(params, jax.device_put(X, rows))

@@ -117,7 +117,7 @@ def qkv(
 def smear(w: LayerWeights, x: Array, weight: Array, position: float, base: float) -> list[Array]:
     """Keys of a document's tokens [t d], the first of them at `position`: t x [g e].
 
-    Each is blended, before its rotation, with the unrotated key of the token before it (Olsson et
+    Each is smeared, before its rotation, with the unrotated key of the token before it (Olsson et
     al. 2022); weight: [g].
     """
     share = 1 / (1 + np.exp(-f64(weight)))[:, None]
@@ -374,8 +374,8 @@ def delta_layer(
     """Window attention, and what S of the blocks before the own one returns; token by token.
 
     memory: key_smear.weight [n], rate_weight [n 2e], rate_bias [n], gain [n h/g], of the n last key
-    heads; its blend of keys is another than the window's, smear_weight. x: [t d]; returns y [t d],
-    and S [n k e] of the completed blocks.
+    heads; it smears keys with other weights than the window, smear_weight. x: [t d]; returns y
+    [t d], and S [n k e] of the completed blocks.
     """
     x = f64(x)
     h, e = w.wq.shape[1:]
@@ -388,10 +388,10 @@ def delta_layer(
     if smear_weight is not None:
         keys = smear(w, x, smear_weight, offset, rope_base)
     share = 1 / (1 + np.exp(-f64(memory["key_smear"]["weight"])))[:, None]
-    blended = []
+    smeared = []
     for t in range(len(x)):
         before = plain[t - 1][1] if t % block else np.zeros((g, e))
-        blended.append((1 - share) * plain[t][1][without:] + share * before[without:])
+        smeared.append((1 - share) * plain[t][1][without:] + share * before[without:])
     s = np.zeros((g - without, 2 * order * e, e))
     y = np.zeros_like(x)
     for tau in range(math.ceil(len(x) / block)):
@@ -413,7 +413,7 @@ def delta_layer(
                 for t in range(begin, end)
             ]
             for t, rate in zip(range(begin, end), rates, strict=True):
-                phi, v = dpfp(blended[t][j], order), plain[t][2][own]
+                phi, v = dpfp(smeared[t][j], order), plain[t][2][own]
                 s[j] = s[j] + rate * np.outer(phi, v - s[j].T @ phi)
     return y, s
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from famjax.config.schema import MeshConfig
-from famjax.parallel import sequence_parallel, sharding
+from famjax.parallel import sequence_parallel, sharding, traced
 
 B = 12
 
@@ -18,7 +18,7 @@ B = 12
 def sharded(devices: int, f: Any) -> Any:
     """Return f compiled with tokens sharded over this many devices."""
     mesh = sharding.make_mesh(MeshConfig(1, 1, 1, devices), jax.devices()[:devices])
-    return jax.jit(sharding.with_mesh(mesh, f))
+    return jax.jit(traced.with_mesh(mesh, f))
 
 
 # blocks per device: more and fewer than the halo

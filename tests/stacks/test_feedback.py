@@ -398,7 +398,7 @@ def test_attention_span_covers_the_learned_spans(stack_type, changes, attention_
     assert stack.attention_span() == attention_span
     assert stack.attention_span(margin=100) == (16,) * len(attention_span)
     close(np.asarray(stack.spans()), 16 * np.array(shares))
-    np.testing.assert_allclose(stack.loss(), 0.5 * 16 * (0.2 + 0.075))
+    np.testing.assert_allclose(stack.auxiliary_loss(), 0.5 * 16 * (0.2 + 0.075))
     state = runner.call(normal(5, B, 20, D))[1]
 
     def measured() -> Any:

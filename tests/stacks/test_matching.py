@@ -61,7 +61,7 @@ def runner(case: str) -> Runner:
 
 def match(r: Runner, params: Any) -> tuple[Any, Any]:
     model = r.model(params)
-    return model.stack.match(model.embed(TOKENS), Context())
+    return model.stack.match_softmax(model.embed(TOKENS), Context())
 
 
 @functools.cache
@@ -146,7 +146,7 @@ def test_the_backward_pass_recomputes_no_softmax(scan: bool) -> None:
 
     def loss(params: Any, tokens: Any) -> Any:
         model = nnx.merge(graph, params)
-        return model.stack.match(model.embed(tokens), Context())[1].mean()
+        return model.stack.match_softmax(model.embed(tokens), Context())[1].mean()
 
     def flops(f: Any) -> float:
         tokens = jax.ShapeDtypeStruct((1, 512), jnp.int32)

@@ -212,8 +212,10 @@ def test_match_flops_count_softmax_and_gradients_of_maps():
     softmax = 2 * 2 * 8 * 10  # half of the 20 positions of a row on average
     maps, into, out = 2 * 3 * 4 * 6, 2 * 6 * 4, 2 * 2 * 6 * (4 + 1)
     linear = 2 * maps + 2 * into + 3 * out
-    assert flops.matching_flops(model, 20) == weights + softmax + linear + weights + 4 * 8 * 7
+    assert (
+        flops.softmax_matching_flops(model, 20) == weights + softmax + linear + weights + 4 * 8 * 7
+    )
     config = Config(model=model, data=DataConfig(length=20))
     matching = replace(config, train=TrainConfig(only="maps", match=True))
-    assert flops.step_flops(matching) == flops.matching_flops(model, 20)
+    assert flops.step_flops(matching) == flops.softmax_matching_flops(model, 20)
     assert flops.step_flops(config) == flops.training_flops(model)

@@ -105,7 +105,7 @@ class MemoryGate(nn.Module):
 
 
 class KeySmear(nn.Module):
-    """Blends each key with the one before it, by one weight for each key head."""
+    """Smears each key with the one before it, by one weight for each key head."""
 
     def __init__(self, heads):
         super().__init__()
@@ -303,7 +303,7 @@ class Attention(nn.Module):
 
     def cached_tokens(self, tokens):
         """Return how many keys a row caches after that many tokens."""
-        # the first visible key is blended with the one before it
+        # the first visible key is smeared with the one before it
         more = 0 if self.key_smear is None else 1
         return min(tokens, self.visible_tokens(tokens) + more)
 

@@ -19,10 +19,10 @@ from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig
 from famjax.core.types import Array, Context
-from famjax.layers.cross_attention import EncodedSource, SourceKeys
+from famjax.layers.cross_attention import EncodedSource, SourceKV
 from famjax.layers.dropout import EMBEDDING, OUTPUT, apply_dropout, empty_key, make_dropout
 from famjax.layers.qkv import KVProjection
-from famjax.parallel import sharding
+from famjax.parallel import sharding, traced
 from famjax.stacks.feedback import ring, solve
 from famjax.stacks.feedback.parts import (
     DropoutRng,
@@ -40,6 +40,9 @@ from famjax.stacks.stack import Stack
 sharding.register_parameter_axes(
     (r"layers/0/span$", (None,)), (r"distances$", (None, None)), (r"mix$", (None, None))
 )
+
+# the site of LayerDrop's key, far from LAYER + i, which the layers fold in
+_LAYER_DROP = 2**30
 
 # the entries that layers with learned spans attend to are a multiple of this, so that few programs
 # are compiled
@@ -69,6 +72,7 @@ class Feedback(Stack):
         self.distances = nnx.Param(draw) if c.positions == "learned" else None
         learned = self.spec.composition in ("all", "same_and_lower")
         logits = jnp.zeros((self.spec.memories, config.layers + 1))
+        # logits; existing checkpoints use this name
         self.mix = nnx.Param(logits) if learned else None
         self.key = empty_key() if any(vars(config.dropout).values()) else None
         self.block_len = 1
@@ -90,7 +94,7 @@ class Feedback(Stack):
         A position offset has no effect, since all positions are relative.
         """
         # every token attends to memories of all tokens, which are mostly computed sequentially
-        x = sharding.all_gather_tokens(x)
+        x = traced.all_gather_tokens(x)
         spec, rng = self.spec, self._dropout_rng()
         key = None if rng is None else rng.key
         rates = spec.model.dropout
@@ -115,17 +119,17 @@ class Feedback(Stack):
         """Process one token per lane: [b 1 d] -> [b 1 d]."""
         return step(self.spec, combine(*self._partition()), x, state, ctx)
 
-    def project_source(self, source: Array) -> SourceKeys:
+    def project_source(self, source: Array) -> SourceKV:
         """Return each layer's keys and values of an encoder's output: [b s d] -> [l b s g ..]."""
         cross = [layer.cross for layer in combine(*self._partition()).layers]
-        keys = [attention.project(source) for attention in cross if attention is not None]
-        return jax.tree.map(lambda *a: jnp.stack(a), *keys)
+        kv = [attention.project(source) for attention in cross if attention is not None]
+        return jax.tree.map(lambda *a: jnp.stack(a), *kv)
 
     def summarize_source(self, source: EncodedSource) -> EncodedSource:
         cross = combine(*self._partition()).layers[0].cross
         assert cross is not None
         summarize = jax.vmap(cross.summarize, (0, None))
-        return source._replace(keys=summarize(source.keys, source.mask))
+        return source._replace(kv=summarize(source.kv, source.mask))
 
     def memory_metrics(self, x: Array, state: FeedbackState, ctx: Context) -> dict[str, Array]:
         """Return the metrics of the memory that apply to the model.
@@ -144,14 +148,14 @@ class Feedback(Stack):
 
     def mixing_weights(self) -> Array:
         """Return the weights of the layers' states in each memory (Equation 1): [j l+1]."""
-        return self.spec.mix(None if self.mix is None else self.mix[...])
+        return self.spec.mixing_weights(None if self.mix is None else self.mix[...])
 
     def spans(self) -> Array | None:
         """Return the learned span of each head in tokens, [l h]; None if spans are not learned."""
         share = self.layers[0].span
         return None if share is None else share[...] * self.spec.span
 
-    def loss(self) -> Array:
+    def auxiliary_loss(self) -> Array:
         """Return the adaptive-span loss: coefficient times mean span, summed over layers."""
         spans = self.spans()
         return jnp.zeros(()) if spans is None else self.spec.config.span_loss * spans.mean(1).sum()
@@ -207,7 +211,8 @@ class Feedback(Stack):
             return None
         key = jax.random.wrap_key_data(self.key[...])
         rate, count = self.spec.model.dropout.layer, self.spec.model.layers
-        return DropoutRng(key, jax.random.bernoulli(jax.random.fold_in(key, 2**30), rate, (count,)))
+        layer_key = jax.random.fold_in(key, _LAYER_DROP)
+        return DropoutRng(key, jax.random.bernoulli(layer_key, rate, (count,)))
 
 
 class Transformer(Feedback):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from famjax.config.resolved import ResolvedModelConfig
-from famjax.core.types import Array, Params, PyTree
+from famjax.core.types import Array, Params, PyTree, acc_dtype
 from famjax.layers.cross_attention import CrossAttention, EncodedSource
 from famjax.layers.dropout import ATTENTION_WEIGHTS, LAYER, make_dropout
 from famjax.layers.linear import MATMUL_PARAMS
@@ -68,13 +68,13 @@ class Parts(NamedTuple):
       layers: l layers.
       keys: the shared key and value projections; None if each layer has its own.
       distances: [e span], relative position embeddings of keys, farthest first; or None.
-      mix: [j l+1], weights of the layers' states in each memory.
+      mixing_weights: [j l+1], weights of the layers' states in each memory.
     """
 
     layers: list[FeedbackLayer]
     keys: KVProjection | None
     distances: Array | None
-    mix: Array
+    mixing_weights: Array
 
     def apply_layer(
         self,
@@ -98,8 +98,8 @@ class Parts(NamedTuple):
 
     def mix_memory(self, states: list[Array]) -> Array:
         """Return m (Equation 1): l+1 states [... d] -> [j ... d]."""
-        mix = self.mix.astype(states[0].dtype)
-        return jnp.einsum("jl,l...->j...", mix, jnp.stack(states))
+        mixing_weights = self.mixing_weights.astype(states[0].dtype)
+        return jnp.einsum("jl,l...->j...", mixing_weights, jnp.stack(states))
 
     def project_memory(self, memory: Array, layer: int | None = None) -> list[KV]:
         """Return keys and values of memories [j ... d], unrotated: [... g e], for each set.
@@ -123,7 +123,7 @@ class Parts(NamedTuple):
         Returns:
           [... h tokens], or [h tokens] if it does not depend on q.
         """
-        bias = jnp.zeros((q.shape[-2], tokens), jnp.promote_types(q.dtype, jnp.float32))
+        bias = jnp.zeros((q.shape[-2], tokens), acc_dtype(q))
         if self.distances is not None:
             near = self.distances[:, self.distances.shape[1] - tokens :]
             scores = weight_einsum("...e,ep->...p", q, near)
@@ -135,8 +135,8 @@ class Parts(NamedTuple):
 
 
 def layer_source(source: EncodedSource, i: int) -> EncodedSource:
-    """Return layer i's part of a source with the keys of all layers, [l b s ..]."""
-    return source._replace(keys=jax.tree.map(lambda a: a[i], source.keys))
+    """Return layer i's part of a source with the keys and values of all layers, [l b s ..]."""
+    return source._replace(kv=jax.tree.map(lambda a: a[i], source.kv))
 
 
 class Partitioned(NamedTuple):
@@ -160,7 +160,7 @@ def partition(
     layers: nnx.Module,
     keys: KVProjection | None,
     distances: Array | None,
-    mix: Array,
+    mixing_weights: Array,
 ) -> Partitioned:
     """Partition a stack into arrays for `token_scan`; `combine` is the inverse.
 
@@ -176,7 +176,7 @@ def partition(
     # cast once, not for every token
     cast = jax.tree.map(lambda a: a.astype(spec.dtype), matmul_params)
     return Partitioned(
-        (split[0], shared[0]), cast, (parts[1], shared[2], mix), (parts[2], shared[3])
+        (split[0], shared[0]), cast, (parts[1], shared[2], mixing_weights), (parts[2], shared[3])
     )
 
 

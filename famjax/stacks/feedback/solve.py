@@ -21,7 +21,7 @@ from famjax.core.types import Array, DropoutFn, Params
 from famjax.layers.cross_attention import EncodedSource
 from famjax.ops import relative
 from famjax.ops.token_scan import Visible, token_scan
-from famjax.parallel.sharding import row_shards, shard_map_rows
+from famjax.parallel.traced import row_shards, shard_map_rows
 from famjax.stacks.feedback.parts import DropoutRng, Partitioned, Parts, combine
 from famjax.stacks.feedback.ring import KV
 from famjax.stacks.feedback.spec import FeedbackSpec
@@ -48,7 +48,7 @@ def sequential(
       x: [b t d].
       history: entries from before the call, [b g s e] twice for each set.
       first: [b t], see `CallIndices`.
-      source: what layers with cross attention attend to, with keys [l b s ..]; or None.
+      source: what layers with cross attention attend to, with keys and values [l b s ..]; or None.
     """
     t = x.shape[1]
     block = min(BLOCK, t)
@@ -71,12 +71,12 @@ def sequential(
     non_diff_axes = (1, None if rng is None else DropoutRng(*axes), None, mask_axes)
     scan = functools.partial(token_scan, token_fn, block)
     # the source's gradient is accumulated token by token, like that of a parameter
-    keys, keys_axes = (None, None) if source is None else (source.keys, 1)
-    in_axes = (None, (None, keys_axes), 0, 1, non_diff_axes)
+    source_kv, kv_axes = (None, None) if source is None else (source.kv, 1)
+    in_axes = (None, (None, kv_axes), 0, 1, non_diff_axes)
     sharded_scan = shard_map_rows(scan, x.shape[0], in_axes, ((1, 2), 0))
     x = jnp.swapaxes(x, 0, 1)
     (y, memory), history = sharded_scan(
-        arrays.matmul_params, (arrays.other_params, keys), history, x, non_diff
+        arrays.matmul_params, (arrays.other_params, source_kv), history, x, non_diff
     )
     entries = [
         (k[:, :, n : n + t], v[:, :, n : n + t])
@@ -96,8 +96,8 @@ def _token_fn(
     """Process one token: x [b d] -> ((y [b d], memory [j b d]), (k, v) [b g e] for each set)."""
     x, (first, rng, non_diff, mask) = xs
     rng = None if rng is None else rng._replace(key=rng.key[0])
-    other_params, keys = other_params
-    source = None if mask is None else EncodedSource(keys, mask[:, None])
+    other_params, source_kv = other_params
+    source = None if mask is None else EncodedSource(source_kv, mask[:, None])
     parts = combine(graphs, matmul_params, other_params, non_diff)
     states = [x]
     for i in range(len(parts.layers)):

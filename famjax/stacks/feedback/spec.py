@@ -76,7 +76,7 @@ class FeedbackSpec:
         theta = rotary.frequencies(self.head_dim, self.model.rope_base, self.model.arch)
         return rotary.rotate(x, rotary.angles(positions, theta))
 
-    def mix(self, logits: Array | None) -> Array:
+    def mixing_weights(self, logits: Array | None) -> Array:
         """Return the weights of the layers' states in each memory (Equation 1): [j l+1].
 
         Args:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from famjax.core.lanes import select_state
-from famjax.core.types import Array, Context, DropoutFn
+from famjax.core.types import Array, Context, DropoutFn, acc_dtype
 from famjax.layers.dropout import apply_dropout
 from famjax.ops import relative
 from famjax.ops.attention import soft_cap
@@ -76,16 +76,16 @@ class RingView(NamedTuple):
     shift: Array
 
     @classmethod
-    def from_state(cls, spec: FeedbackSpec, ring: KV, n: int, state: FeedbackState) -> RingView:
+    def from_state(cls, spec: FeedbackSpec, kv: KV, n: int, state: FeedbackState) -> RingView:
         write_index, filled = state.place[0][:, None], state.filled[0][:, None]
         if n == spec.span:
             indices = jnp.broadcast_to(jnp.arange(n), (write_index.shape[0], n))
             # distance - 1: 0 for the entry before the write index, increasing backwards
             mask = (write_index - 1 - indices) % n < filled
-            return cls(*ring, indices, mask, state.place[0])
+            return cls(*kv, indices, mask, state.place[0])
         newest = jnp.arange(n)
         indices = (write_index - n + newest) % spec.span
-        k, v = (jnp.take_along_axis(a, indices[:, None, :, None], 2) for a in ring)
+        k, v = (jnp.take_along_axis(a, indices[:, None, :, None], 2) for a in kv)
         return cls(k, v, indices, newest >= n - filled, jnp.zeros_like(state.place[0]))
 
 
@@ -111,12 +111,12 @@ def _attend(
     return out.reshape(b, h, e)
 
 
-def _roll_bias(reversed_bias: Array, write_index: Array) -> Array:
-    """Align a bias by distance, farthest first, with a ring at `write_index`: [h s]."""
+def _roll_bias(reversed_bias: Array, shift: Array) -> Array:
+    """Roll a bias by distance, farthest first, by `shift`, to align it with the ring: [h s]."""
     # one slice of two periods is faster than a gather
     n = reversed_bias.shape[-1]
     twice = jnp.concatenate([reversed_bias, reversed_bias], -1)
-    return jax.lax.dynamic_slice_in_dim(twice, n - write_index, n, -1)
+    return jax.lax.dynamic_slice_in_dim(twice, n - shift, n, -1)
 
 
 def _scores(spec: FeedbackSpec, q: Array, view: RingView, write_index: Array) -> Array:
@@ -126,11 +126,12 @@ def _scores(spec: FeedbackSpec, q: Array, view: RingView, write_index: Array) ->
     them the query is rotated further by the ring's length.
     """
     b, h, e = q.shape
-    acc_dtype = jnp.promote_types(q.dtype, jnp.float32)
 
     def scores(write_index: Array) -> Array:
         rotated = spec.rotate(q, write_index[:, None]).reshape(b, view.k.shape[1], -1, e)
-        products = jnp.einsum("bgre,bgse->bgrs", rotated, view.k, preferred_element_type=acc_dtype)
+        products = jnp.einsum(
+            "bgre,bgse->bgrs", rotated, view.k, preferred_element_type=acc_dtype(q)
+        )
         return products.reshape(b, h, -1) * e**-0.5
 
     if spec.config.positions == "learned":
