@@ -31,7 +31,8 @@ from famjax.experiment.load import TRAINING_KEYS, override, to_json
 from famjax.experiment.unused_keys import check_unused_keys
 from famjax.mixers import mixer_constants, mixer_specs
 from famjax.models.language_model import LanguageModel
-from famjax.models.remap_params import canonical_name, check_compatible, is_feature_map
+from famjax.models.remap_checks import check_compatible
+from famjax.models.remap_params import canonical_name, is_feature_map
 from famjax.tokenizers.load import WORDS, load_tokenizer, save_tokenizer
 from famjax.tokenizers.marian import MARIAN_FILES
 from famjax.tokenizers.tokenizer import Tokenizer

@@ -32,10 +32,10 @@ from famjax.experiment.ranges import HIGHEST
 from famjax.layers.positions import sinusoids
 from famjax.mixers import convert_settings
 from famjax.models.language_model import LanguageModel
+from famjax.models.remap_checks import check_compatible
 from famjax.models.remap_params import (
     abstract_inference_model,
     canonical_name,
-    check_compatible,
     extend_ngrams,
     init_fam_prompt,
     init_mixer_param,

@@ -20,9 +20,9 @@ from famjax.experiment.memory import check_model_fits
 from famjax.models.cast_weights import cast_weights
 from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
 from famjax.models.language_model import LanguageModel
+from famjax.models.remap_checks import check_compatible
 from famjax.models.remap_params import (
     abstract_inference_model,
-    check_compatible,
     merge_adapters,
     remap_params,
 )
