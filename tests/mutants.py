@@ -601,8 +601,8 @@ MUTANTS = (
     Mutant(
         "resume: the step after a checkpoint is made twice",
         "train/resume.py",
-        "session.step = session.saved = step",
-        "session.step = session.saved = step - 1",
+        "session.step = session.saved_step = step",
+        "session.step = session.saved_step = step - 1",
         "tests/train/test_old_runs.py",
     ),
     Mutant(

@@ -125,7 +125,7 @@ def run(argv: list[str]) -> int:
     # a memory belongs to the run as it is, before it is changed for inference
     state = None if a.state_in is None else load_state(expanded(a.state_in), opened)
     if a.state_out is not None:
-        opened = replace(opened, memory_of=model_fingerprint(opened))
+        opened = replace(opened, original_fingerprint=model_fingerprint(opened))
     opened = opened.for_inference()
     generator = Generator(opened)
     if a.read is not None:

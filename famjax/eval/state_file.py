@@ -187,8 +187,8 @@ def model_fingerprint(run: Run) -> str:
 
     Default values of the config are excluded, so that new keys do not invalidate old memories.
     """
-    if run.memory_of:
-        return run.memory_of
+    if run.original_fingerprint:
+        return run.original_fingerprint
     values = _non_defaults(run.config.model)
     if not run.config.model.ngram_memory:  # without effect; older configs have another default
         values.pop("ngram_slots", None)

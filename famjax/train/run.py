@@ -55,8 +55,8 @@ class Run:
       model: NNX module with restored parameters.
       step: step of the checkpoint.
       base: fingerprint of the model that the frozen weights come from; "" if nothing is frozen.
-      memory_of: what `famjax.eval.state_file.model_fingerprint` returned before the model was
-        changed for inference; "" for an unchanged model.
+      original_fingerprint: what `famjax.eval.state_file.model_fingerprint` returned before the
+        model was changed for inference; "" for an unchanged model.
     """
 
     config: Config
@@ -64,7 +64,7 @@ class Run:
     model: LanguageModel
     step: int
     base: str = ""
-    memory_of: str = ""
+    original_fingerprint: str = ""
 
     def fingerprint(self) -> str:
         """Return a hash of the run's weights, the same on all devices."""
@@ -218,9 +218,9 @@ def initial_weights(
             f"{folder / CONFIG} to its new path"
         )
     run = open_run(config.init, report=report, mesh=mesh)
-    name = run.fingerprint()
+    base = run.fingerprint()
     params, model = merge_adapters(nnx.state(run.model, nnx.Param), run.config.model)
-    return remap_params(params, model, config.model), name, run.step
+    return remap_params(params, model, config.model), base, run.step
 
 
 def check_initial_model(config: Config) -> None:
