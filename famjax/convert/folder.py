@@ -14,7 +14,7 @@ from flax import nnx
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import Config, ModelConfig
 from famjax.convert.families import find_family
-from famjax.convert.load import describe_ignored_keys, load_weights, parse_model, read_config
+from famjax.convert.load import describe_ignored_keys, load_weights, parse_model, read_hf_config
 from famjax.convert.selfcheck import compare_with_transformers, describe, skip_reason
 from famjax.convert.surgery import describe_window, replace_attention
 from famjax.convert.teacher import (
@@ -94,7 +94,7 @@ def convert(
 
 def open_hugging_face(source: Path, tokenizer: str = "") -> Teacher:
     """Open a Hugging Face model, with its tokenizer if no other is given."""
-    hf = read_config(source)
+    hf = read_hf_config(source)
     known = (*_TOKENIZERS, MARIAN_FILES[0])
     if not tokenizer and not any((source / name).is_file() for name in known):
         raise UserError(

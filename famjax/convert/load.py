@@ -60,7 +60,7 @@ def load_pretrained(
       UserError: something is missing, damaged, of another shape, or unknown.
     """
     folder = expanded(folder)
-    hf = read_config(folder)
+    hf = read_hf_config(folder)
     config = parse_model(hf, folder)
     if line := describe_ignored_keys(hf):
         warnings.warn(line, stacklevel=2)
@@ -77,7 +77,7 @@ def load_pretrained(
     )
 
 
-def read_config(folder: Path) -> HF:
+def read_hf_config(folder: Path) -> HF:
     """Return the config.json of a folder."""
     path, adapters = folder / "config.json", folder / "adapter_config.json"
     if not folder.is_dir():

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from famjax.config.keys import values
+from famjax.config.keys import key_values
 from famjax.config.schema import ModelConfig
 from famjax.core.atomic import write_file
 from famjax.core.errors import UserError
@@ -123,7 +123,7 @@ def _describe_model(written: dict[str, Any], run: Run) -> str:
     """Return how the run's model differs from that of a file with these keys of the config."""
     mine = parse_json(_describe_config(run))
     # files of older versions lack the keys that came later, and were made with their defaults
-    written = values(ModelConfig(), "model.") | written if written else {}
+    written = key_values(ModelConfig(), "model.") | written if written else {}
     for key in sorted(written.keys() & mine.keys()):
         if written[key] != mine[key]:
             return f"a model with {key}={written[key]}, and the run has {mine[key]}"
@@ -134,7 +134,7 @@ def _describe_model(written: dict[str, Any], run: Run) -> str:
 
 def _describe_config(run: Run) -> str:
     """Return the keys of the model's config with their values, as JSON."""
-    found = values(run.config.model, "model.")
+    found = key_values(run.config.model, "model.")
     return json.dumps({k: v for k, v in found.items() if not k.startswith(_NOT_NAMED)})
 
 

@@ -21,11 +21,11 @@ from typing import Any, get_type_hints
 from famjax.config.keys import (
     check_types,
     has_type,
-    keys,
+    key_types,
+    key_values,
     replace_values,
     type_error_message,
     unknown_key_message,
-    values,
 )
 from famjax.config.older import rename_arch_keys
 from famjax.config.schema import AXES, ArchConfig, Config, ModelConfig
@@ -108,7 +108,7 @@ def _apply_init(config: Config, overrides: Sequence[str]) -> Config:
         )
     there = _load_json(folder / "config.json")
     _check_task_words(init, there, override(config, overrides))
-    own = {key: value for key, value in values(config).items() if key.startswith(TRAINING_KEYS)}
+    own = {key: value for key, value in key_values(config).items() if key.startswith(TRAINING_KEYS)}
     model = replace_values(replace(config, model=there.model), own).model
     names = ("tokenizer", "tokenizer.model", "words.txt")
     # beside a run whose tokens are bytes there may be files of the user's
@@ -173,7 +173,7 @@ def _bases() -> set[str]:
 
 def difference(a: Config, b: Config) -> list[str]:
     """Return a line "model.layers: 4 -> 6" for each key whose value differs."""
-    old, new = values(a), values(b)
+    old, new = key_values(a), key_values(b)
     return [f"{key}: {old[key]!r} -> {new[key]!r}" for key in old if old[key] != new[key]]
 
 
@@ -290,7 +290,7 @@ def override(config: Config, overrides: Sequence[str]) -> Config:
 
 
 def _parse_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
-    kinds, rest = keys(), list(overrides)
+    kinds, rest = key_types(), list(overrides)
     while rest:
         token = rest.pop(0)
         name, equals, value = token.partition("=")
@@ -329,7 +329,7 @@ def _take_value(key: str, kind: Any, rest: list[str]) -> str:
 
 
 def _set(config: Config, key: str, value: str) -> Config:
-    return replace_values(config, {key: _parse_value(key, value, keys()[key])})
+    return replace_values(config, {key: _parse_value(key, value, key_types()[key])})
 
 
 def _parse_value(key: str, value: str, kind: Any) -> Any:
@@ -379,7 +379,7 @@ def from_json(text: str, report: Callable[[str], None] | None = None) -> Config:
     missing: list[str] = []
     config = _build(Config, tree, "", missing)
     if missing:
-        now = values(config)
+        now = key_values(config)
         taken = ", ".join(f"{key}={now[key]}" if key in now else f"{key}.*" for key in missing)
         note = f"a saved config has no {taken}: using the defaults"
         (report or _print_note)(note)
@@ -398,7 +398,7 @@ def _build(cls: type, tree: Any, prefix: str, missing: list[str]) -> Any:
         tree = rename_arch_keys(tree)
     for name in tree:
         if name not in hints:
-            raise UserError(unknown_key_message(prefix + name, keys()))
+            raise UserError(unknown_key_message(prefix + name, key_types()))
     parts: dict[str, Any] = {}
     for name, kind in hints.items():
         key = prefix + name

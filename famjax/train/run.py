@@ -42,7 +42,7 @@ from famjax.train.partition import (
     inference_config,
     partition_trainable,
 )
-from famjax.train.run_folder import CHECKPOINTS, CONFIG, read_config, run_tokenizer
+from famjax.train.run_folder import CHECKPOINTS, CONFIG, read_run_config, run_tokenizer
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def open_run(
       UserError: the folder has no run, or no valid checkpoint.
     """
     folder = Path(run_dir)
-    config = read_config(folder)
+    config = read_run_config(folder)
     if config is None:
         if not folder.is_dir():
             raise UserError(f"{folder}: there is no such folder{did_you_mean_path(str(folder))}")
@@ -225,7 +225,7 @@ def initial_weights(
 
 def check_initial_model(config: Config) -> None:
     """Raise a `UserError` if the model in `config.init` has other sizes, before it is loaded."""
-    there = read_config(Path(config.init))
+    there = read_run_config(Path(config.init))
     if there is not None:
         check_compatible(there.model, config.model)
 
