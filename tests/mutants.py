@@ -643,8 +643,8 @@ MUTANTS = (
     Mutant(
         "beam search: a free place is given to a beam that has one",
         "eval/beam.py",
-        "waiting = jnp.argsort(~waits, 1)",
-        "waiting = jnp.argsort(waits, 1)",
+        "unassigned = jnp.argsort(~is_unassigned, 1)",
+        "unassigned = jnp.argsort(is_unassigned, 1)",
         f"{BEAM} -k follow",
     ),
     Mutant(

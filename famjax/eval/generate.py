@@ -242,7 +242,7 @@ class Generator:
         return BeamSettings(
             beams,
             max_tokens,
-            size=self._tokenizer.vocab_size,
+            vocab_size=self._tokenizer.vocab_size,
             length_penalty=float(length_penalty),
             no_repeat_ngram=no_repeat_ngram,
             best=best,
@@ -339,7 +339,7 @@ class Generator:
         double while a piece takes less than `PIECE_SECONDS`.
         """
         stops = self._stops()
-        tokens, size, longest = stream.draw(sampling), 1, stream.tokens + count
+        tokens, size, final_len = stream.draw(sampling), 1, stream.tokens + count
         while True:
             for number in tokens.tolist():
                 if number in stops:
@@ -349,7 +349,7 @@ class Generator:
             if not count:
                 return
             began = time.perf_counter()
-            tokens = stream.write(tokens[-1], min(size, count), sampling, stops, longest)
+            tokens = stream.write(tokens[-1], min(size, count), sampling, stops, final_len)
             quick = time.perf_counter() - began < PIECE_SECONDS
             size = min(2 * size, TOKENS_PER_CALL) if quick else max(size // 2, 1)
 

@@ -187,9 +187,7 @@ def evaluate_long(
             found, times = _ask(run, reading, documents, questions, progress)
             kept = [Example(length=length, **row) for row in found]
             store.add(((length, numbers), kept, times))
-    rows = [
-        _row(run, length, *store.of_length(length), reading.state_bytes()) for length in lengths
-    ]
+    rows = [_row(run, length, *store.of_length(length)) for length in lengths]
     return {
         "task": name,
         "source": task.source,
@@ -278,15 +276,11 @@ def _ask(
     # sort by number, since documents end in any order
     readings.sort(key=lambda each: each[UNABLATED].number)
     if not reading.has_answered:
-        # compile now, so that timings exclude it: two tokens are the question's call and a step
-        with progress.compiling():
-            for name in reading.names:
-                _answer(run, reading, name, readings, documents, 0, max_tokens=2)
-        reading.has_answered = True
+        with progress.compiling():  # now, so that timings exclude compilation
+            _compile_answering(run, reading, readings, documents)
     begin = time.perf_counter()
     rows = []
     for question in range(questions):
-        asked = [documents[each[UNABLATED].number].content.questions[question] for each in readings]
         outputs = {}
         for name in reading.names:
             outputs[name] = _answer(
@@ -300,30 +294,57 @@ def _ask(
             )
             progress.answer(len(readings))
         for i, each in enumerate(readings):
-            document = documents[each[UNABLATED].number]
-            (text, cut), *others = (outputs[name][i] for name in reading.names)
-            ablated = zip(reading.names[1:], others, strict=True)
-            rows.append(
-                {
-                    "document": each[UNABLATED].number,
-                    "question": question,
-                    "tokens": each[UNABLATED].state.tokens + len(each[UNABLATED].left),
-                    "depth": max((document.depths[fact] for fact in asked[i].facts), default=None),
-                    "prompt": asked[i].text,
-                    "references": list(asked[i].references),
-                    "output": text,
-                    "score": score(text, asked[i]),
-                    "cut": cut,
-                    "ablated": {
-                        name: {"output": other, "score": score(other, asked[i])}
-                        for name, (other, _) in ablated
-                    },
-                }
-            )
-    tokens = sum(each[UNABLATED].state.tokens + len(each[UNABLATED].left) for each in readings)
+            read = each[UNABLATED]
+            of_example = {name: outputs[name][i] for name in reading.names}
+            rows.append(_example_fields(read, documents[read.number], question, of_example))
+    tokens = sum(each[UNABLATED].tokens for each in readings)
     answering = (time.perf_counter() - begin) / questions / len(reading.names)
     peak = memory_report()["peak_bytes"]
     return rows, {"tokens": tokens, "read": reading.seconds, "answer": answering, "peak": peak}
+
+
+def _compile_answering(
+    run: Run,
+    reading: AblatedReading,
+    readings: Sequence[dict[str, ReadDocument]],
+    documents: dict[int, Document],
+) -> None:
+    """Compile the functions that answer."""
+    for name in reading.names:
+        # two tokens: the question's call and a step
+        _answer(run, reading, name, readings, documents, 0, max_tokens=2)
+    reading.has_answered = True
+
+
+def _example_fields(
+    read: ReadDocument, document: Document, question: int, outputs: dict[str, tuple[str, bool]]
+) -> dict[str, Any]:
+    """Return the fields of an `Example` but the length.
+
+    Args:
+      read: the document as it was read.
+      document: the document.
+      question: number of the question.
+      outputs: for each name of `AblatedReading.names` the answer, and whether it was cut.
+    """
+    asked = document.content.questions[question]
+    text, cut = outputs[UNABLATED]
+    return {
+        "document": read.number,
+        "question": question,
+        "tokens": read.tokens,
+        "depth": max((document.depths[fact] for fact in asked.facts), default=None),
+        "prompt": asked.text,
+        "references": list(asked.references),
+        "output": text,
+        "score": score(text, asked),
+        "cut": cut,
+        "ablated": {
+            name: {"output": output, "score": score(output, asked)}
+            for name, (output, _) in outputs.items()
+            if name != UNABLATED
+        },
+    }
 
 
 def _answer(
@@ -365,7 +386,7 @@ def _answer(
 
 
 def _row(
-    run: Run, length: int, examples: list[Example], times: list[dict[str, Any]], state_bytes: int
+    run: Run, length: int, examples: list[Example], times: list[dict[str, Any]]
 ) -> dict[str, Any]:
     depths = np.array([_part(example.depth) for example in examples])
     scores = np.array([example.score for example in examples])
@@ -385,7 +406,7 @@ def _row(
         "seconds": seconds,
         "tokens_per_second": sum(time["tokens"] for time in times) / seconds,
         "answer_seconds": float(np.mean([time["answer"] for time in times])),
-        "state_bytes": state_bytes,
+        "state_bytes": run.model.state_bytes(),
         "peak_bytes": max(time["peak"] for time in times),
     }
 

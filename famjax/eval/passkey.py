@@ -147,12 +147,11 @@ def evaluate_passkey(
                 write_json(file, {"settings": settings, "batches": results})
     by_length = [_join(results, length) for length in lengths]
     version = _version(documents, batches)
-    sizes = {"state_bytes": streamer.state_bytes() // streamer.batch}
     return [
         {
             **_passkey_row(task, length, rows, version),
             "updates": length // update_tokens(run.config),
-            **sizes,
+            "state_bytes": run.model.state_bytes(),
         }
         for length, rows in zip(lengths, by_length, strict=True)
     ]
@@ -173,7 +172,7 @@ def _ablated(
 
 
 def _with_ablated(rows: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return the rows of the run as it is, with the hits of each ablation in them."""
+    """Return the rows of the unablated run, with the hits of each ablation in them."""
     unablated = rows.pop(UNABLATED)
     if not rows:
         return unablated

@@ -10,11 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from famjax.core.errors import UserError
-from famjax.core.types import tree_bytes
 from famjax.eval.ablated_reading import AblatedReading
 from famjax.eval.ablations import UNABLATED
 from famjax.eval.answer_scores import check_metrics, score_answer
@@ -130,7 +128,7 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
         "padding": plan.padding,
         "tokens_per_second": sum(t["tokens"] for t in times) / sum(t["read"] for t in times),
         "answer_seconds": sum(t["answer"] for t in times) / len(examples),
-        "state_bytes": _state_bytes(run),
+        "state_bytes": run.model.state_bytes(),
         "peak_bytes": memory_report()["peak_bytes"],
     }
 
@@ -319,7 +317,7 @@ def _count_answers(task: QuestionSet, work: Sequence[_Work]) -> int:
 
 def _count_held(run: Run, lanes: int, readings: int) -> int:
     """Return how many documents are read before their questions are answered."""
-    return int(np.clip(_HELD_BYTES // (readings * _state_bytes(run)), 1, _TOGETHER * lanes))
+    return int(np.clip(_HELD_BYTES // (readings * run.model.state_bytes()), 1, _TOGETHER * lanes))
 
 
 class _Output(NamedTuple):
@@ -439,10 +437,6 @@ def _batches(
     )
     for first in range(0, len(order), batch):
         yield order[first : first + batch]
-
-
-def _state_bytes(run: Run) -> int:
-    return tree_bytes(jax.eval_shape(lambda: run.model.init_state(1)))
 
 
 def _example(prompt: _Prompt, outputs: dict[str, _Output]) -> Example:

@@ -24,7 +24,7 @@ from famjax.config.schema import ModelConfig
 from famjax.core.atomic import write_file
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json, regular_file_size
-from famjax.core.types import PyTree, tree_bytes
+from famjax.core.types import PyTree
 from famjax.eval.streaming import StreamState
 from famjax.mixers import mixer_constants
 from famjax.parallel.sharding import path_name
@@ -66,7 +66,7 @@ def save_state(path: str | Path, state: StreamState, run: Run) -> None:
     refuse_special(Path(path))
     names, leaves = _flatten(state.memory)
     shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
-    if shapes != [(leaf.shape, leaf.dtype) for leaf in _flatten(_state_shapes(run))[1]]:
+    if shapes != [(leaf.shape, leaf.dtype) for leaf in _flatten(run.model.state_shapes())[1]]:
         raise ValueError("the state is not that of one lane of the run's model")
     metadata = {
         "format": _FORMAT,
@@ -96,7 +96,7 @@ def load_state(path: str | Path, run: Run) -> StreamState:
         model, checkpoint or tokenizer.
     """
     try:
-        max_bytes = tree_bytes(_state_shapes(run)) + _HEADER_BYTES
+        max_bytes = run.model.state_bytes() + _HEADER_BYTES
         if regular_file_size(path) > max_bytes:
             raise UserError(f"{path}: not a famjax state of this model; {_READ_AGAIN}")
         content = Path(path).read_bytes()
@@ -116,7 +116,7 @@ def load_state(path: str | Path, run: Run) -> StreamState:
         if metadata[name] != mine:
             other = _describe_model(written, run) if name == "model" else f"another {name}"
             raise UserError(f"{path}: belongs to {other}; {_READ_AGAIN}")
-    return StreamState(_restore(path, arrays, _state_shapes(run)), tokens)
+    return StreamState(_restore(path, arrays, run.model.state_shapes()), tokens)
 
 
 def _describe_model(written: dict[str, Any], run: Run) -> str:
@@ -165,11 +165,6 @@ def _restore(path: str | Path, arrays: dict[str, np.ndarray], template: PyTree) 
             f"{path}: written by another version of famjax with another layout; {_READ_AGAIN}"
         )
     return jax.tree.unflatten(jax.tree.structure(template), [arrays[name] for name in names])
-
-
-def _state_shapes(run: Run) -> Any:
-    """Return the shapes of the state of one lane."""
-    return jax.eval_shape(lambda: run.model.init_state(1))
 
 
 def _flatten(tree: PyTree) -> tuple[list[str], list[Any]]:

@@ -33,12 +33,12 @@ class StreamFunctions(NamedTuple):
         state).
       step: (params, state, tokens [b 1], ctx) -> (logits [b v], state).
       draw: (logits [b v], sampling, position) -> tokens [b 1] at that position of the text.
-      write: (params, state, longest, token [1 1], position, count, sampling, stops) ->
+      write: (params, state, final_len, token [1 1], position, count, sampling, stops) ->
         (tokens [TOKENS_PER_CALL], number of tokens written, logits [1 v], state).
-      search: (params, state, longest, logits [b v], settings, stops, prompt) -> hypotheses, as
+      search: (params, state, final_len, logits [b v], settings, stops, prompt) -> hypotheses, as
         `famjax.eval.beam.beam_search`.
 
-    `longest` (static) is the most tokens that a document has at the end of its text.
+    `final_len` (static) is the most tokens that the document has when the text is complete.
     """
 
     start: Callable[[Params, int], State]
@@ -104,7 +104,7 @@ def jit_functions(graph: Any) -> StreamFunctions:
     def write(
         params: Params,
         state: State,
-        longest: int,
+        final_len: int,
         token: Array,
         position: Array,
         count: Array,
@@ -112,19 +112,19 @@ def jit_functions(graph: Any) -> StreamFunctions:
         stops: Array,
     ):
         model = nnx.merge(graph, params)
-        return _write_tokens(model, state, longest, token, position, count, sampling, stops)
+        return _write_tokens(model, state, final_len, token, position, count, sampling, stops)
 
     def search(
         params: Params,
         state: State,
-        longest: int,
+        final_len: int,
         logits: Array,
         settings: BeamSettings,
         stops: Array,
         prompt: Array | None,
     ) -> Hypotheses:
         model = nnx.merge(graph, params)
-        state = model.unstack(model.stack.shorten(state, longest), settings.beams)
+        state = model.unstack(model.stack.shorten(state, final_len), settings.beams)
         model.stack.unstack_layers(state)
         axes = model.stack.row_axes(state)
         return beam_search(model.step, logits, state, axes, settings, stops, prompt)
@@ -175,7 +175,7 @@ def _run_stack(
 def _write_tokens(
     model: LanguageModel,
     state: State,
-    longest: int,
+    final_len: int,
     token: Array,
     position: Array,
     count: Array,
@@ -187,7 +187,7 @@ def _write_tokens(
     Args:
       model: the model.
       state: the state of one lane.
-      longest: maximum number of tokens of the document, at the end of the text.
+      final_len: maximum number of tokens of the document when the text is complete.
       token: [1 1], the first token to read.
       position: position of the first token to sample.
       count: maximum number of tokens to sample, at most TOKENS_PER_CALL.
@@ -212,7 +212,7 @@ def _write_tokens(
     shape = jax.eval_shape(model.step, token, state)[0]
     tokens = jnp.zeros(TOKENS_PER_CALL, jnp.int32)
     logits = jnp.zeros(shape.shape[::2], shape.dtype)
-    whole, state = state, model.unstack(model.stack.shorten(state, longest))
+    whole, state = state, model.unstack(model.stack.shorten(state, final_len))
     model.stack.unstack_layers(state)
     carry = (token, jnp.int32(0), tokens, logits, state)
     _, written, tokens, logits, state = jax.lax.while_loop(keep_writing, write_token, carry)

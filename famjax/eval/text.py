@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from famjax.core.errors import UserError
@@ -25,6 +23,7 @@ from famjax.data.one_pass import (
 )
 from famjax.data.sources import Key, Source, TextSource
 from famjax.eval.document_sums import DocumentSums
+from famjax.eval.fetch_late import fetch_late
 from famjax.eval.guessing import TokenCounts
 from famjax.eval.intervals import paired_interval
 from famjax.eval.lane_stream import LaneStream
@@ -140,7 +139,7 @@ def evaluate_text(
     if sums.with_memory.bytes == 0:
         raise UserError(f"text:{files or 'holdout'}: the documents are empty")
     seconds = time.perf_counter() - begin
-    return {"window": window, "score": score, **_report(source, reading, sums, seconds, words)}
+    return {"window": window, "score": score, **_report(run, source, reading, sums, seconds, words)}
 
 
 class _Reading(NamedTuple):
@@ -202,7 +201,8 @@ def _compile(streams: Sequence[Streamer]) -> None:
 def _accumulate(run: Run, reading: _Reading, sums: _TextSums, progress: TokenProgress) -> None:
     """Read all batches, and add them to the sums."""
     block = update_tokens(run.config)
-    for batch, positions, results in _predictions(run, reading.rows, reading.streams, block):
+    predictions = _predictions(run, reading.rows, reading.streams, block)
+    for batch, positions, results in fetch_late(predictions):
         sums.add(batch, positions, results)
         # the overlap of windows is not new text
         new = batch.get("new", batch["valid"])
@@ -213,7 +213,12 @@ def _accumulate(run: Run, reading: _Reading, sums: _TextSums, progress: TokenPro
 
 
 def _report(
-    source: TextSource, reading: _Reading, sums: _TextSums, seconds: float, words: int | None
+    run: Run,
+    source: TextSource,
+    reading: _Reading,
+    sums: _TextSums,
+    seconds: float,
+    words: int | None,
 ) -> dict[str, Any]:
     """Return the results of `evaluate_text`, from documents on.
 
@@ -221,8 +226,7 @@ def _report(
       seconds: time that all streams together took to read.
       words: as in `evaluate_text`.
     """
-    streamer, keys = reading.streams[0], reading.documents.keys
-    with_memory, names = sums.with_memory, sums.names
+    keys, with_memory, names = reading.documents.keys, sums.with_memory, sums.names
     return {
         "documents": len(keys),
         "documents_left": len(source) - len(keys),
@@ -230,7 +234,7 @@ def _report(
         "bytes": with_memory.bytes,
         "seconds": seconds,
         "tokens_per_second": sums.read * len(reading.streams) / seconds,
-        "state_bytes": streamer.state_bytes() // streamer.batch,
+        "state_bytes": run.model.state_bytes(),
         **_scores(with_memory, sums.reset),
         **_word_scores(source, keys, words, float(with_memory.nll.sum())),
         "ablations": _ablation_scores(names, sums.ablated, sums.by_document),
@@ -358,13 +362,12 @@ def _windows(reader: Reader, window: int, score: int) -> Iterator[Batch[np.ndarr
 
 def _predictions(
     run: Run, rows: Iterator[Batch[np.ndarray]], streams: Sequence[Streamer], block: int
-) -> Iterator[tuple[Batch[np.ndarray], np.ndarray, list[tuple[np.ndarray, np.ndarray]]]]:
+) -> Iterator[tuple[Batch[np.ndarray], np.ndarray, list[Any]]]:
     """Yield each batch, the positions of its tokens [b t], and the results of all streams.
 
-    The results are pairs (nll, correct), [b t] each: with memory, without, and with each ablation.
-    They are fetched one batch late, so that the host prepares the next one meanwhile.
+    The results are pairs (nll, correct), [b t] each, on the device: with memory, without, and with
+    each ablation.
     """
-    waiting: deque[Any] = deque()
     read = np.zeros(streams[0].batch, np.int64)
     for batch in rows:
         positions, read = token_positions(batch, read)
@@ -373,12 +376,7 @@ def _predictions(
         with_memory, reset, *ablated = streams
         results = [with_memory.batch_losses(batch), reset.batch_losses(forgetting)]
         results += [stream.batch_losses(batch) for stream in ablated]
-        waiting.append((batch, positions, results))
-        if len(waiting) > 1:
-            batch, positions, results = waiting.popleft()
-            yield batch, positions, jax.device_get(results)
-    for batch, positions, results in waiting:
-        yield batch, positions, jax.device_get(results)
+        yield batch, positions, results
 
 
 def token_positions(batch: Batch[np.ndarray], read: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -75,6 +75,14 @@ class LanguageModel(nnx.Module):
         """
         return self.stack.init_state(batch, offset)
 
+    def state_shapes(self) -> State:
+        """Return the shapes of the state of one document, `jax.ShapeDtypeStruct`s."""
+        return jax.eval_shape(lambda: self.init_state(1))
+
+    def state_bytes(self) -> int:
+        """Return the bytes of the state of one document."""
+        return tree_bytes(self.state_shapes())
+
     def state_axes(self) -> State:
         return self.stack.state_axes()
 
