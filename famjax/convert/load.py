@@ -204,9 +204,9 @@ class ParameterLoader:
         self.prefix = _prefix(tensors["embedding"].name, names_in_folder)
         self.native = layer_shapes(native)
         wanted = {
-            there.removeprefix(self.prefix)
+            tensor_name.removeprefix(self.prefix)
             for (name, i), shape in self.native.items()
-            for there in (
+            for tensor_name in (
                 tensors[name].names(shape) if i is None else [tensors[name].name.format(i)]
             )
         }
@@ -257,11 +257,13 @@ class ParameterLoader:
             assert self.embedding is not None
             return jax.device_put(init_fam_prompt(self.embedding, self.config), placement)
         if name.startswith("stack.ngram_memory."):
-            there = self.native.get((name, None))
+            native_shape = self.native.get((name, None))
             given = None
-            if there is not None:
+            if native_shape is not None:
                 tensor = self.tensors[name]
-                given = self.load_tensors(tensor, [tensor.name], there, there, placement)
+                given = self.load_tensors(
+                    tensor, [tensor.name], native_shape, native_shape, placement
+                )
             return jax.device_put(extend_ngrams(given, shape), placement)
         if name == "logit_bias" and not self.has_logit_bias:
             return jnp.zeros(shape.shape, jnp.float32, device=placement)

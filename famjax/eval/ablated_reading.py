@@ -86,10 +86,10 @@ class AblatedReading:
         passes = [
             read_documents(stream, numbers, open_document, advance) for stream in streams.values()
         ]
-        for found in zip(self._timed(passes[0]), *passes[1:], strict=True):
-            by_name = dict(zip(streams, found, strict=True))
+        for documents in zip(self._timed(passes[0]), *passes[1:], strict=True):
+            by_name = dict(zip(streams, documents, strict=True))
             yield {
-                name: by_name[name] if name in by_name else self._last(found[0], empty)
+                name: by_name[name] if name in by_name else self._last(documents[0], empty)
                 for name in self.names
             }
 

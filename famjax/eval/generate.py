@@ -214,7 +214,7 @@ class Generator:
             )
         texts = [self._encode_prompt(prompt, None, chat) for prompt in prompts]
         lanes = LaneStream(self._run.model, min(batch, len(texts)))
-        found: dict[int, Hypothesis] = {}
+        by_number: dict[int, Hypothesis] = {}
         by_length = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         for first in range(0, len(texts), lanes.batch):
             numbers = by_length[first : first + lanes.batch]
@@ -225,8 +225,8 @@ class Generator:
             stream.read_texts(own)
             best = self._search(stream, settings, own, stop)
             for i, hypotheses in zip(numbers, best, strict=False):
-                found[i] = hypotheses[0] if hypotheses else Hypothesis("", -math.inf, 0)
-        return [found[i] for i in range(len(texts))]
+                by_number[i] = hypotheses[0] if hypotheses else Hypothesis("", -math.inf, 0)
+        return [by_number[i] for i in range(len(texts))]
 
     def _settings(
         self,

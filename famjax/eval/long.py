@@ -184,8 +184,8 @@ def evaluate_long(
                 reading.warm_up()
         for length, numbers in left:
             documents = {number: document(length, number) for number in numbers}
-            found, times = _ask(run, reading, documents, questions, progress)
-            kept = [Example(length=length, **row) for row in found]
+            rows, times = _ask(run, reading, documents, questions, progress)
+            kept = [Example(length=length, **row) for row in rows]
             store.add(((length, numbers), kept, times))
     rows = [_row(run, length, *store.of_length(length)) for length in lengths]
     return {

@@ -346,7 +346,7 @@ def _answer(
     if _is_ranked(task):
         return _rank(run, task, reading, name, prompts, progress)
     stream = reading.answering[name]
-    found: dict[int, _Output] = {}
+    outputs: dict[int, _Output] = {}
     for numbers in _batches(
         prompts, stream.batch, lambda prompt: _max_tokens(run, task, prompt.asked)
     ):
@@ -356,7 +356,7 @@ def _answer(
             stop = _stop(task, together[lane].asked)
             return bool(stop) and stop in text.lstrip("\n ")
 
-        outputs = answer_prompts(
+        answers = answer_prompts(
             stream,
             run.tokenizer,
             [prompt.documents[name].state for prompt in together],
@@ -365,10 +365,10 @@ def _answer(
             is_done,
             lambda: progress.answer(0),
         )
-        for i, (text, cut) in zip(numbers, outputs, strict=True):
-            found[i] = _score(task, prompts[i].asked, text, cut)
+        for i, (text, cut) in zip(numbers, answers, strict=True):
+            outputs[i] = _score(task, prompts[i].asked, text, cut)
         progress.answer(len(numbers))
-    return [found[i] for i in range(len(prompts))]
+    return [outputs[i] for i in range(len(prompts))]
 
 
 def _score(task: QuestionSet, asked: Asked, text: str, cut: bool) -> _Output:
@@ -403,15 +403,15 @@ def _rank(
     scores = np.zeros(len(pairs))
     sizes = np.array([len(f" {option}".encode()) for _, option in pairs])
     for numbers in _batches([prompt for prompt, _ in pairs], stream.batch):
-        found_scores = score_continuations(
+        continuation_scores = score_continuations(
             stream,
             [pairs[i][0].documents[name].state for i in numbers],
             [pairs[i][0].tokens for i in numbers],
             [run.tokenizer.encode(f" {pairs[i][1]}") for i in numbers],
         )
-        scores[numbers] = [score.log_likelihood for score in found_scores]
+        scores[numbers] = [score.log_likelihood for score in continuation_scores]
         progress.answer(len(numbers))
-    found, at = [], 0
+    outputs, at = [], 0
     for prompt in prompts:
         options, right = prompt.asked.options, prompt.asked.references
         of_prompt = slice(at, at + len(options))
@@ -419,8 +419,8 @@ def _rank(
         chosen = options[int(scores[of_prompt].argmax())]
         by_byte = options[int((scores[of_prompt] / sizes[of_prompt]).argmax())]
         shares = (float(chosen in right), float(by_byte in right))
-        found.append(_Output(chosen, dict(zip(task.metrics, shares, strict=True))))
-    return found
+        outputs.append(_Output(chosen, dict(zip(task.metrics, shares, strict=True))))
+    return outputs
 
 
 def _batches(

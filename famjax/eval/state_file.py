@@ -134,19 +134,19 @@ def _describe_model(written: dict[str, Any], run: Run) -> str:
 
 def _describe_config(run: Run) -> str:
     """Return the keys of the model's config with their values, as JSON."""
-    found = key_values(run.config.model, "model.")
-    return json.dumps({k: v for k, v in found.items() if not k.startswith(_NOT_NAMED)})
+    config = key_values(run.config.model, "model.")
+    return json.dumps({k: v for k, v in config.items() if not k.startswith(_NOT_NAMED)})
 
 
 def _config(metadata: dict[str, str]) -> dict[str, Any]:
     """Return what `_describe_config` wrote; older files have none."""
     try:
-        found = parse_json(metadata.get("config", "{}"))
+        config = parse_json(metadata.get("config", "{}"))
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        config = None
+    if not isinstance(config, dict):
         raise _CorruptFile("its header is invalid")
-    return found
+    return config
 
 
 def _tokens(metadata: dict[str, str]) -> int:

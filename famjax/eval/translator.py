@@ -132,14 +132,14 @@ class Translator:
     ) -> list[list[Translation]]:
         """Return for each of several length penalties the translations of texts, in one search."""
         sources = self._encode(texts, first)
-        found: list[dict[int, Translation]] = [{} for _ in length_penalties]
+        translations: list[dict[int, Translation]] = [{} for _ in length_penalties]
         for numbers, tokens, segment in batches(sources, self._batch):
             counted = [first + number for number in numbers]
             written = self._write(tokens, segment, counted, length_penalties)
-            for one, translations in zip(found, written, strict=True):
-                for number, translation in zip(numbers, translations, strict=False):
-                    one[number] = translation._replace(source_tokens=len(sources[number]))
-        return [[one[number] for number in range(len(texts))] for one in found]
+            for by_number, batch in zip(translations, written, strict=True):
+                for number, translation in zip(numbers, batch, strict=False):
+                    by_number[number] = translation._replace(source_tokens=len(sources[number]))
+        return [[by_number[i] for i in range(len(texts))] for by_number in translations]
 
     def check(self, texts: Iterable[str]) -> None:
         """Raise a `UserError` that names the first text that is too long for the encoder."""

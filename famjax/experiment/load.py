@@ -106,21 +106,21 @@ def _apply_init(config: Config, overrides: Sequence[str]) -> Config:
         raise UserError(
             f"init={init}: has no config.json; give the folder of a run or of a converted model"
         )
-    there = _load_json(folder / "config.json")
-    _check_task_words(init, there, override(config, overrides))
+    init_config = _load_json(folder / "config.json")
+    _check_task_words(init, init_config, override(config, overrides))
     own = {key: value for key, value in key_values(config).items() if key.startswith(TRAINING_KEYS)}
-    model = replace_values(replace(config, model=there.model), own).model
+    model = replace_values(replace(config, model=init_config.model), own).model
     names = ("tokenizer", "tokenizer.model", "words.txt")
     # beside a run whose tokens are bytes there may be files of the user's
-    files = [] if there.data.tokenizer == "bytes" else [folder / name for name in names]
+    files = [] if init_config.data.tokenizer == "bytes" else [folder / name for name in names]
     copy = next((str(file) for file in files if file.exists()), None)
-    if copy is None and there.data.tokenizer not in ("bytes", "task"):
+    if copy is None and init_config.data.tokenizer not in ("bytes", "task"):
         # the path in the folder's config.json may be from another machine, so it is not opened
         raise UserError(
-            f"init={init}: its copy of the tokenizer {there.data.tokenizer} is missing; restore "
-            f"{', '.join(names[:-1])} or {names[-1]}, whichever it had"
+            f"init={init}: its copy of the tokenizer {init_config.data.tokenizer} is missing; "
+            f"restore {', '.join(names[:-1])} or {names[-1]}, whichever it had"
         )
-    tokenizer = there.data.tokenizer if copy is None else copy
+    tokenizer = init_config.data.tokenizer if copy is None else copy
     data = replace(config.data, tokenizer=tokenizer)
     return replace(config, init=init, model=model, data=data)
 
@@ -152,12 +152,12 @@ def _without_unused_smearing(config: Config) -> Config:
     return config if is_used else replace_values(config, {"model.smeared_keys": False})
 
 
-def _check_task_words(init: str, there: Config, here: Config) -> None:
+def _check_task_words(init: str, init_config: Config, config: Config) -> None:
     """Raise a `UserError` if `init` has the vocabulary of another toy task."""
-    if there.data.tokenizer == "task" and there.data.task != here.data.task:
+    if init_config.data.tokenizer == "task" and init_config.data.task != config.data.task:
         raise UserError(
-            f"init={init}: its vocabulary is that of data.task={there.data.task}, not of "
-            f"data.task={here.data.task}; start from a model of the same task"
+            f"init={init}: its vocabulary is that of data.task={init_config.data.task}, not of "
+            f"data.task={config.data.task}; start from a model of the same task"
         )
 
 

@@ -225,9 +225,9 @@ def initial_weights(
 
 def check_initial_model(config: Config) -> None:
     """Raise a `UserError` if the model in `config.init` has other sizes, before it is loaded."""
-    there = read_run_config(Path(config.init))
-    if there is not None:
-        check_compatible(there.model, config.model)
+    init_config = read_run_config(Path(config.init))
+    if init_config is not None:
+        check_compatible(init_config.model, config.model)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2), donate_argnums=1)

@@ -149,11 +149,11 @@ def _with_same_vocab_size(config: Config, before: Config) -> Config:
 def _check_same_ids(config: Config, tokenizer: Tokenizer) -> None:
     """Raise a `UserError` if the tokenizer's ids are other texts than in the model in `init`."""
     folder = Path(config.init)
-    there = read_run_config(folder) if config.init else None
+    init_config = read_run_config(folder) if config.init else None
     # a missing model is reported when its weights are read; the usual tokenizer is the folder's own
-    if there is not None and Path(config.data.tokenizer).parent != folder:
+    if init_config is not None and Path(config.data.tokenizer).parent != folder:
         given = f"data.tokenizer={tokenizer.name}"
-        check_same_ids(tokenizer, run_tokenizer(folder, there), given, f"init={folder}")
+        check_same_ids(tokenizer, run_tokenizer(folder, init_config), given, f"init={folder}")
 
 
 def _write_run(folder: Path, config: Config, tokenizer: Tokenizer | None) -> None:
