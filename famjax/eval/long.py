@@ -157,36 +157,15 @@ def evaluate_long(
     _check(run, name, document, lengths, examples, questions)
     batch = min(batch, examples)
     reading = AblatedReading(run, batch, batch, ablations=ablate)
-    settings = {
-        "run": repr(run.config),
-        "weights": None if folder is None else weights_version(folder.parent, run.step),
-        "material": material.version,
-        "texts": material.source and material.source.content_version(),
-        "task": name,
-        "files": files,
-        "facts": facts,
-        "examples": examples,
-        "questions": questions,
-        "ablate": list(ablate),
-    }
+    settings = _settings(run, name, material, files, facts, examples, questions, ablate, folder)
     file_name = examples_name(settings)
     store = Examples(None if folder is None else folder / file_name, settings)
-    left = [
+    missing = [
         (length, numbers)
         for length in lengths
         for numbers in _batches(store.missing(length, range(examples)), batch)
     ]
-    total = sum(n * len(numbers) for n, numbers in left) * reading.passes
-    asked = sum(len(numbers) for _, numbers in left) * questions * len(reading.names)
-    with TokenProgress(name, total, quiet, answers=asked) as progress:
-        if left:
-            with progress.compiling():
-                reading.warm_up()
-        for length, numbers in left:
-            documents = {number: document(length, number) for number in numbers}
-            rows, times = _ask(run, reading, documents, questions, progress)
-            kept = [Example(length=length, **row) for row in rows]
-            store.add(((length, numbers), kept, times))
+    _answer_missing(run, name, reading, document, missing, questions, store, quiet)
     rows = [_row(run, length, *store.of_length(length)) for length in lengths]
     return {
         "task": name,
@@ -198,6 +177,62 @@ def evaluate_long(
         "effective_length": effective_lengths(rows),
         "rows": rows,
     }
+
+
+def _settings(
+    run: Run,
+    name: str,
+    material: Material,
+    files: str,
+    facts: str,
+    examples: int,
+    questions: int,
+    ablate: Sequence[str],
+    folder: Path | None,
+) -> dict[str, Any]:
+    """Return what the examples of `evaluate_long` depend on, besides their lengths."""
+    return {
+        "run": repr(run.config),
+        "weights": None if folder is None else weights_version(folder.parent, run.step),
+        "material": material.version,
+        "texts": material.source and material.source.content_version(),
+        "task": name,
+        "files": files,
+        "facts": facts,
+        "examples": examples,
+        "questions": questions,
+        "ablate": list(ablate),
+    }
+
+
+def _answer_missing(
+    run: Run,
+    name: str,
+    reading: AblatedReading,
+    document: Callable[[int, int], Document],
+    missing: Sequence[tuple[int, Sequence[int]]],
+    questions: int,
+    store: Examples,
+    quiet: bool,
+) -> None:
+    """Answer the questions about documents that have no examples yet, and store the examples.
+
+    Args:
+      document: see `_evaluated_documents`.
+      missing: batches of documents that are read together: their length, and their numbers.
+      store: where the examples are added.
+    """
+    total = sum(length * len(numbers) for length, numbers in missing) * reading.passes
+    asked = sum(len(numbers) for _, numbers in missing) * questions * len(reading.names)
+    with TokenProgress(name, total, quiet, answers=asked) as progress:
+        if missing:
+            with progress.compiling():
+                reading.warm_up()
+        for length, numbers in missing:
+            documents = {number: document(length, number) for number in numbers}
+            rows, times = _ask(run, reading, documents, questions, progress)
+            examples = [Example(length=length, **row) for row in rows]
+            store.add(((length, numbers), examples, times))
 
 
 def _batches(numbers: Sequence[int], size: int) -> Iterator[Sequence[int]]:
