@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from famjax.eval.ablated_reading import AblatedReading
 from famjax.eval.ablations import UNABLATED
 from famjax.eval.effective_length import effective_lengths
 from famjax.eval.examples import (
+    AblationScore,
     Example,
     Examples,
     ablation_scores,
@@ -45,7 +46,65 @@ EXAMPLES = 20
 _DEPTHS = 5
 
 
-def evaluate(run: Run, request: Request) -> dict[str, Any]:
+class LongRow(TypedDict):
+    """The results of a long task at a length.
+
+    Attributes:
+      length: maximum number of tokens of a document, including the question and its answer.
+      examples: number of answers.
+      score: their mean score.
+      interval: ends of its 95% interval, a bootstrap over documents.
+      by_depth: score for each fifth of the document; None where no fact was.
+      cut: number of answers that reached their maximum number of tokens without the full score.
+      ablations: for each ablation by name, its score, and the gain over it.
+      updates: blocks per document.
+      seconds: time of reading.
+      tokens_per_second: of reading.
+      answer_seconds: time to answer one question for a batch of documents.
+      state_bytes: size of the state of one document.
+      peak_bytes: see `memory_report`, after reading this length.
+    """
+
+    length: int
+    examples: int
+    score: float
+    interval: list[float]
+    by_depth: list[float | None]
+    cut: int
+    ablations: dict[str, AblationScore]
+    updates: int
+    seconds: float
+    tokens_per_second: float
+    answer_seconds: float
+    state_bytes: int
+    peak_bytes: int
+
+
+class LongResult(TypedDict):
+    """The results of `evaluate_long`.
+
+    Attributes:
+      task: name of the task.
+      source: origin of the task.
+      files: files of the filler.
+      facts: file of the facts.
+      examples: name of the examples file.
+      settings: a hash that identifies the examples.
+      effective_length: by the rules of RULER and NoLiMa, see `famjax.eval.effective_length`.
+      rows: results by length.
+    """
+
+    task: str
+    source: str
+    files: str
+    facts: str
+    examples: str
+    settings: str
+    effective_length: dict[str, int | None]
+    rows: list[LongRow]
+
+
+def evaluate(run: Run, request: Request) -> LongResult:
     """Return the results of `evaluate_long`; by default with the run's own files and facts."""
     files, facts = _files(run, request)
     return evaluate_long(
@@ -111,7 +170,7 @@ def evaluate_long(
     ablate: Sequence[str] = (),
     quiet: bool = False,
     folder: Path | None = None,
-) -> dict[str, Any]:
+) -> LongResult:
     """Evaluate a run on a long task (`famjax.tasks.long`), by length and by depth.
 
     Documents are generated while they are read; memory does not grow with their length.
@@ -131,17 +190,6 @@ def evaluate_long(
       quiet: whether to hide the progress.
       folder: folder of the examples file, to which every example is written. A later call with
         equal arguments, or with other lengths, answers only what is missing there.
-
-    Returns:
-      task, source, files, facts, examples (the name of the examples file), settings (a hash that
-      identifies the examples), effective_length (by the rules of RULER and NoLiMa), and rows, one
-      for each length: length, examples (number of answers), score (their mean), interval (95%, a
-      bootstrap over documents), ablations (see `famjax.eval.examples.ablation_scores`), by_depth
-      (score for each fifth of the document, None where no fact was), cut (number of answers that
-      reached their maximum number of tokens without the full score), updates (blocks per document),
-      seconds, tokens_per_second (of reading), answer_seconds (time to answer one question for a
-      batch of documents), state_bytes (of one document), peak_bytes (see `memory_report`,
-      after reading this length).
 
     Raises:
       UserError: there is nothing to ablate, a length is too short or exceeds full attention's KV
@@ -420,9 +468,7 @@ def _answer(
     ]
 
 
-def _row(
-    run: Run, length: int, examples: list[Example], times: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _row(run: Run, length: int, examples: list[Example], times: list[dict[str, Any]]) -> LongRow:
     depths = np.array([_part(example.depth) for example in examples])
     scores = np.array([example.score for example in examples])
     seconds = sum(time["read"] for time in times)
