@@ -89,8 +89,8 @@ MUTANTS = (
     Mutant(
         "rmt: an incomplete segment writes its memory",
         "stacks/segments.py",
-        "y, state = self._read(x, state, valid, valid.all(-1))",
-        "y, state = self._read(x, state, valid, valid.any(-1))",
+        "y, state = self._process(x, state, valid, valid.all(-1))",
+        "y, state = self._process(x, state, valid, valid.any(-1))",
         f"{LANES} -k rmt",
     ),
     Mutant(
