@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from famjax.core.types import Batch
 from famjax.data.one_pass import EndOfDocuments, min_rows, one_pass
 from famjax.data.sources import Key, Piece, Source
 from famjax.eval.document_sums import DocumentSums
@@ -83,7 +84,9 @@ def _score_alone(
     source = _Continuations([continuations[i] for i in order])
     sums = DocumentSums(streamer.batch)
     batches = one_pass(source, streamer.batch, streamer.chunk, block)
-    losses = ((rows, streamer.batch_losses(rows)) for rows in batches)
+    losses: Iterator[tuple[Batch[np.ndarray], Any]] = (
+        (rows, streamer.batch_losses(rows)) for rows in batches
+    )
     for rows, (nll, correct) in fetch_late(losses):
         predicted = rows["weights"] > 0
         sums.add(rows["reset"], np.stack([-nll * predicted, ~correct & predicted]))

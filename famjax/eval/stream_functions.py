@@ -63,20 +63,17 @@ def jit_functions(graph: Any) -> StreamFunctions:
 
     All streams over models with the same graph share them, and compile once.
     """
-    # the functions are new ones for each graph, so that clearing this cache clears JAX's as well
-    start, read, skim, losses, step, write, search = (
-        functools.partial(function, graph)
-        for function in (_start, _read, _skim, _losses, _step, _write, _search)
-    )
     return StreamFunctions(
-        start=jax.jit(start, static_argnums=1),
-        read=jax.jit(read, donate_argnums=1, static_argnames="steps"),
-        skim=jax.jit(skim, donate_argnums=1),
-        losses=jax.jit(losses, donate_argnums=1, static_argnames="steps"),
-        step=jax.jit(step, donate_argnums=1),
+        start=jax.jit(functools.partial(_start, graph), static_argnums=1),
+        read=jax.jit(functools.partial(_read, graph), donate_argnums=1, static_argnames="steps"),
+        skim=jax.jit(functools.partial(_skim, graph), donate_argnums=1),
+        losses=jax.jit(
+            functools.partial(_losses, graph), donate_argnums=1, static_argnames="steps"
+        ),
+        step=jax.jit(functools.partial(_step, graph), donate_argnums=1),
         draw=jax.jit(lambda logits, sampling, position: sampling.draw(logits, position)),
-        write=jax.jit(write, donate_argnums=1, static_argnums=2),
-        search=jax.jit(search, static_argnums=2),
+        write=jax.jit(functools.partial(_write, graph), donate_argnums=1, static_argnums=2),
+        search=jax.jit(functools.partial(_search, graph), static_argnums=2),
     )
 
 
