@@ -24,7 +24,7 @@ from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.core.json_files import RUN_AGAIN, read_json, write_json
 from famjax.data.train_tokenizer import train_sentencepiece
-from famjax.eval.translate import evaluate_search, read_pairs
+from famjax.eval.translate import TranslationResult, evaluate_search, read_pairs
 from famjax.eval.translation_scores import check_library
 from famjax.eval.translator import Translator
 from famjax.experiment.load import load_config
@@ -151,7 +151,7 @@ def measure(demo: TranslationDemo) -> dict[str, Any]:
     return result
 
 
-def _search(demo: TranslationDemo, run: Run, beams: int) -> dict[str, Any]:
+def _search(demo: TranslationDemo, run: Run, beams: int) -> TranslationResult:
     files = "=".join(demo.test)
     request = Request("translate", files, examples=demo.examples, batch=_BATCH, beam=beams)
     (found,) = evaluate_search(run, request, (request.length_penalty,))

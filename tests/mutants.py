@@ -89,8 +89,8 @@ MUTANTS = (
     Mutant(
         "rmt: an incomplete segment writes its memory",
         "stacks/segments.py",
-        "y, state = self._read(x, state, valid, valid.all(-1))",
-        "y, state = self._read(x, state, valid, valid.any(-1))",
+        "y, state = self._process(x, state, valid, valid.all(-1))",
+        "y, state = self._process(x, state, valid, valid.any(-1))",
         f"{LANES} -k rmt",
     ),
     Mutant(
@@ -601,8 +601,8 @@ MUTANTS = (
     Mutant(
         "resume: the step after a checkpoint is made twice",
         "train/resume.py",
-        "session.step = session.saved = step",
-        "session.step = session.saved = step - 1",
+        "session.step = session.saved_step = step",
+        "session.step = session.saved_step = step - 1",
         "tests/train/test_old_runs.py",
     ),
     Mutant(
@@ -643,8 +643,8 @@ MUTANTS = (
     Mutant(
         "beam search: a free place is given to a beam that has one",
         "eval/beam.py",
-        "waiting = jnp.argsort(~waits, 1)",
-        "waiting = jnp.argsort(waits, 1)",
+        "unassigned = jnp.argsort(~is_unassigned, 1)",
+        "unassigned = jnp.argsort(is_unassigned, 1)",
         f"{BEAM} -k follow",
     ),
     Mutant(

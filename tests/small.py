@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 from famjax.config.schema import Config, DataConfig, MeshConfig, PasskeyConfig, ProfileConfig
 from famjax.experiment.load import override
 from famjax.parallel import sharding
-from famjax.train import loop
+from famjax.train import resume, session
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.metrics import read_metrics
 from famjax.train.program import TrainProgram
@@ -88,7 +88,7 @@ def _program(config: Config) -> TrainProgram:
     return _make_program(config, _token_bytes[-1])
 
 
-_make_program, _token_bytes = loop.make_program, [np.zeros(0)]
+_make_program, _token_bytes = session.make_program, [np.zeros(0)]
 
 
 def make_program(
@@ -121,7 +121,8 @@ def shared_programs() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sharding, "make_mesh", make_mesh)
-        patch.setattr(loop, "make_program", make_program)
+        for module in (session, resume):
+            patch.setattr(module, "make_program", make_program)
         yield
 
 

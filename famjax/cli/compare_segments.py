@@ -72,14 +72,14 @@ def draw_segments(
     """
     from famjax.config.resolved import resolve_model
     from famjax.mixers import mixer_specs
-    from famjax.train.run_folder import read_config
+    from famjax.train.run_folder import read_run_config
 
     normalized = normalized_scores(found, shared)
     if not normalized:
         raise UserError("--segments: no task that all runs were evaluated on has a score above 0")
     mixers: dict[str, list[tuple[int | None, int]]] = {}
     for number, run in enumerate(runs):
-        config = read_config(run)
+        config = read_run_config(run)
         if config is None:
             raise UserError(
                 f"--segments: {run} is not a run's folder, so that its number of memory segments "

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from famjax.cli.layout import command, format_entries, wrap
-from famjax.config.keys import values
+from famjax.config.keys import key_values
 from famjax.config.schema import Config
 from famjax.experiment.load import available_configs, read_config
 
@@ -33,7 +33,7 @@ def config_lines(name: str, width: int) -> list[str]:
       UserError: the file cannot be read, or is not a config.
     """
     path = available_configs().get(name, Path(name))
-    config, defaults = values(read_config(name)), values(Config())
+    config, defaults = key_values(read_config(name)), key_values(Config())
     text = docstring(path) if path.suffix == ".py" else ""
     lines = [f"{name}:", *_reflow(text, width), ""]
     lines += wrap("Keys that it sets to other values than the defaults:", width)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from famjax.cli.tables import Output, Table
 from famjax.core.units import byte_size, counted, inflect
 from famjax.eval.effective_length import effective_lengths
 from famjax.eval.subsets import LENGTHS
+
+if TYPE_CHECKING:
+    from famjax.eval.long import LongResult
+    from famjax.eval.passkey import PasskeyRow
+    from famjax.eval.questions import QuestionsResult
+    from famjax.eval.subsets import SubsetRow
+    from famjax.eval.text import PositionRow, TextResult, TextScores
+    from famjax.eval.translate import TranslationResult
 
 # a bootstrap over fewer documents gives intervals that are far too narrow
 _FEW = 5
@@ -113,14 +121,15 @@ _ROUGE = {
 }
 
 
-def translation_table(result: dict[str, Any]) -> Table:
+def translation_table(result: TranslationResult) -> Table:
     """Return the table of the scores of translations or summaries."""
-    if "bleu" in result:
-        names = {name: label for name, label in _BLEU.items() if name in result}
-        scores = [f"{result[name]:.2f}" for name in names]
+    values: Mapping[str, Any] = result
+    if "bleu" in values:
+        names = {name: label for name, label in _BLEU.items() if name in values}
+        scores = [f"{values[name]:.2f}" for name in names]
     else:
-        names = {name: label for name, label in _ROUGE.items() if name in result}
-        scores = [f"{result[name]:.1%}" for name in names]
+        names = {name: label for name, label in _ROUGE.items() if name in values}
+        scores = [f"{values[name]:.1%}" for name in names]
     table = Table(
         f"{result['task']}:{result['files']}",
         ("pairs", "beam", "length penalty", *names.values(), "cut", "tokens/s"),
@@ -136,17 +145,18 @@ def translation_table(result: dict[str, Any]) -> Table:
     return table
 
 
-def search_speed(result: dict[str, Any]) -> str:
+def search_speed(result: Mapping[str, Any]) -> str:
     """Return the tokens/s of a search for outputs; "-" for one of several length penalties."""
     speed = result["tokens_per_second"]
     return "-" if speed is None else f"{speed:,.0f}"
 
 
-def translation_notes(result: dict[str, Any]) -> list[str]:
+def translation_notes(result: TranslationResult) -> list[str]:
     """Return lines on other length penalties, unusual pairs, and sacrebleu's signatures."""
+    values: Mapping[str, Any] = result
     signatures: dict[str, str] = result.get("signatures", {})
     notes = [f"{name}: {signature}" for name, signature in signatures.items()]
-    counts = {side: result.get(f"empty_{side}s") for side in ("source", "target")}
+    counts = {side: values.get(f"empty_{side}s") for side in ("source", "target")}
     empty = [
         f"{count:,} {inflect(count, 'has', 'have')} an empty {side}"
         for side, count in counts.items()
@@ -156,7 +166,7 @@ def translation_notes(result: dict[str, Any]) -> list[str]:
         notes.insert(0, f"of the pairs {' and '.join(empty)}")
     lost = {"source": ("unread_sources", "read"), "target": ("unwritten_targets", "write")}
     for side, (key, verb) in lost.items():
-        if count := result.get(key):
+        if count := values.get(key):
             has = f"{side} has" if count == 1 else f"{side}s have"
             notes.insert(0, f"{count:,} {has} text that the model's tokenizer cannot {verb}")
     if cut := result.get("cut_sources"):
@@ -176,7 +186,7 @@ def translation_notes(result: dict[str, Any]) -> list[str]:
     return notes
 
 
-def questions_table(result: dict[str, Any]) -> Table:
+def questions_table(result: QuestionsResult) -> Table:
     """Return the table of the scores on a question set."""
     table = Table(
         f"{result['task']}:{result['files']} ({result['source']})",
@@ -203,7 +213,7 @@ def questions_table(result: dict[str, Any]) -> Table:
     return table
 
 
-def subset_tables(result: dict[str, Any]) -> list[Table]:
+def subset_tables(result: QuestionsResult) -> list[Table]:
     """Return the tables of a collection's data sets; none for a question set without them."""
     subsets = result.get("subsets", [])
     tables = [subsets_table(subsets)] if len(subsets) > 1 else []
@@ -212,7 +222,7 @@ def subset_tables(result: dict[str, Any]) -> list[Table]:
     return tables
 
 
-def subsets_table(subsets: list[dict[str, Any]]) -> Table:
+def subsets_table(subsets: list[SubsetRow]) -> Table:
     """Return the table of a collection's data sets; the mean of their scores is its score."""
     columns = ("data set", "documents", "questions", "metric", "score", "cut")
     table = Table("by data set, whose mean is the score", columns, words=(0, 3))
@@ -228,7 +238,7 @@ def subsets_table(subsets: list[dict[str, Any]]) -> Table:
     return table
 
 
-def words_table(subsets: list[dict[str, Any]]) -> Table:
+def words_table(subsets: list[SubsetRow]) -> Table:
     """Return the table of the scores on data sets by the number of words of the document."""
     table = Table("by words of the document (LongBench-E)", ("data set", *LENGTHS), words=(0,))
     for row in subsets:
@@ -244,7 +254,7 @@ def words_table(subsets: list[dict[str, Any]]) -> Table:
     return table
 
 
-def questions_notes(result: dict[str, Any]) -> list[str]:
+def questions_notes(result: QuestionsResult) -> list[str]:
     """Return lines on how the documents of a question set were read."""
     lines = [
         f"read in {counted(result['lanes'], 'lane')} by {result['chunk']:,} tokens "
@@ -264,7 +274,7 @@ def questions_notes(result: dict[str, Any]) -> list[str]:
     return lines
 
 
-def octaves_table(result: dict[str, Any]) -> Table:
+def octaves_table(result: QuestionsResult) -> Table:
     """Return the table of the scores by the length of the documents."""
     table = Table("by length of the document", ("tokens", "documents", "questions", "score"))
     for row in result["rows"]:
@@ -315,7 +325,7 @@ def _percent_range(interval: Sequence[float]) -> str:
     return "{:.0f}-{:.0f}".format(*(100 * end for end in interval))
 
 
-def passkey_table(rows: list[dict[str, Any]]) -> Table:
+def passkey_table(rows: list[PasskeyRow]) -> Table:
     keys, digits = 100 * rows[0]["key_chance"], rows[0]["token_chance"]
     table = Table(
         f"passkey (guessing gets {keys:.3g}% of whole keys, {digits:.0%} of digits)",
@@ -332,7 +342,7 @@ def passkey_table(rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def reading_table(rows: list[dict[str, Any]]) -> Table:
+def reading_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return the table of time and memory of reading, by length.
 
     Updates and state are those of one document. Rows from before 2026-11-26 lack some values.
@@ -377,7 +387,7 @@ def depth_labels(count: int) -> list[str]:
     return [f"{100 * i // count}-{100 * (i + 1) // count}%" for i in range(count)]
 
 
-def long_table(long: dict[str, Any]) -> Table:
+def long_table(long: LongResult) -> Table:
     rows = long["rows"]
     depths = depth_labels(len(rows[0]["by_depth"]))
     table = Table(
@@ -396,7 +406,9 @@ def long_table(long: dict[str, Any]) -> Table:
     return table
 
 
-def ablation_table(task: str, rows: list[dict[str, Any]], name: str, score: str = "score") -> Table:
+def ablation_table(
+    task: str, rows: Sequence[Mapping[str, Any]], name: str, score: str = "score"
+) -> Table:
     """Return the table of how much a run gains against an ablation.
 
     Args:
@@ -433,7 +445,7 @@ def _effective(lengths: dict[str, int | None]) -> str:
     )
 
 
-def text_table(text: dict[str, Any]) -> Table:
+def text_table(text: TextResult) -> Table:
     unread = f" ({text['documents_left']:,} not read)" if text["documents_left"] else ""
     how = ""
     if text["window"]:
@@ -457,7 +469,7 @@ def text_table(text: dict[str, Any]) -> Table:
     return table
 
 
-def text_ablation_table(text: dict[str, Any]) -> Table:
+def text_ablation_table(text: TextResult) -> Table:
     """Return the table of how many bits per byte a run gains against each ablation."""
     table = Table("gained, in bits per byte", ("against", "gained", "95%"), words=(0,))
     for name, ablated in text["ablations"].items():
@@ -480,13 +492,13 @@ def ends_of(interval: Sequence[float | None]) -> str:
     return "" if low is None or high is None else f"{low:+.4f} to {high:+.4f}"
 
 
-def _words(text: dict[str, Any]) -> str:
+def _words(text: TextResult) -> str:
     perplexity = text["word_perplexity"]
     shown = f"{perplexity:,.2f}" if perplexity < 1e6 else f"{perplexity:.3g}"
     return f"perplexity of a word: {shown} ({text['words']:,} words)"
 
 
-def _add_scores(table: Table, name: str, scores: dict[str, float], sign: str = "") -> None:
+def _add_scores(table: Table, name: str, scores: TextScores, sign: str = "") -> None:
     table.add_row(
         name,
         f"{scores['bits_per_byte']:{sign}.4f}",
@@ -496,7 +508,7 @@ def _add_scores(table: Table, name: str, scores: dict[str, float], sign: str = "
     )
 
 
-def position_table(text: dict[str, Any]) -> Table:
+def position_table(text: TextResult) -> Table:
     columns = ("tokens before", "tokens", "loss", "reset at every block", "gained by memory")
     whole = "window" if text["window"] else "document"
     table = Table(f"loss by position in the {whole}", columns)
@@ -511,14 +523,15 @@ def position_table(text: dict[str, Any]) -> Table:
     return table
 
 
-def _has_negative_gain(text: dict[str, Any]) -> bool:
+def _has_negative_gain(text: TextResult) -> bool:
     """Return whether a printed gain is below 0 by more than rounding."""
     return any(gain <= -5e-5 for gain in (*map(_gain, text["by_position"]), _min_gain(text)))
 
 
-def _gain(row: dict[str, Any]) -> float:
+def _gain(row: PositionRow) -> float:
     return row["loss_without_memory"] - row["loss"]
 
 
-def _min_gain(text: dict[str, Any]) -> float:
-    return min(text["memory_gain"][name] for name in ("bits_per_byte", "loss", "accuracy"))
+def _min_gain(text: TextResult) -> float:
+    gain = text["memory_gain"]
+    return min(gain["bits_per_byte"], gain["loss"], gain["accuracy"])

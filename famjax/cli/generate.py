@@ -84,57 +84,71 @@ class Arguments:
 
 @named_as_flags(Arguments)
 def run(argv: list[str]) -> int:
-    arguments = parse(Arguments, argv, "famjax generate")
-    _check(arguments)
-    prompt = None if arguments.prompt is None else _decode_prompt(arguments.prompt)
+    a = parse(Arguments, argv, "famjax generate")
+    _check(a)
+    prompt = None if a.prompt is None else _decode_prompt(a.prompt)
     runtime.setup()
     from famjax.convert.open import open_model
-    from famjax.eval.generate import Generator, check_sampling, check_search
+    from famjax.eval.generate import Generator, check_sampling
     from famjax.eval.state_file import load_state, model_fingerprint
     from famjax.tokenizers.words import WordTokenizer
 
-    if arguments.no_repeat_ngram and arguments.beam is None:
-        arguments = replace(arguments, beam=1)  # which is greedy decoding
-    a = arguments
+    if a.no_repeat_ngram and a.beam is None:
+        a = replace(a, beam=1)  # which is greedy decoding
     # check before --read, which may take an hour
     max_tokens = _MAX_TOKENS if a.max_tokens is None else a.max_tokens
     check_sampling(max_tokens, a.temperature, a.top_k, a.top_p, a.stop, a.seed)
-    opened = open_model(arguments.run)
-    if a.beam is not None:
-        size = opened.tokenizer.output_size
-        check_search(a.beam, max_tokens, a.length_penalty, a.no_repeat_ngram, a.stop, size)
-    if arguments.chat and opened.tokenizer.chat_template is None:
-        raise UserError(
-            f"--chat: the tokenizer of {arguments.run} has no chat template; remove it, or "
-            "train with a tokenizer that has one"
-        )
-    lines = [] if prompt is None else [prompt]
-    if a.prompts is not None:
-        lines = _read_lines(a.prompts)
-        if "" in lines and (a.read is not None or a.state_in is not None):
-            raise UserError(
-                f"--prompts: line {lines.index('') + 1} is empty; a memory needs at least one "
-                "character"
-            )
+    opened = open_model(a.run)
+    _check_model(a, opened, max_tokens)
+    prompts = _read_prompts(a, prompt)
     if isinstance(opened.tokenizer, WordTokenizer):
-        _report_unknown_words(opened.tokenizer.unknown_words("\n".join(lines)))
+        _report_unknown_words(opened.tokenizer.unknown_words("\n".join(prompts)))
     if opened.config.model.encoder.layers:
-        return _translate(arguments, opened, lines)
-    if arguments.small_cache:
+        return _translate(a, opened, prompts)
+    if a.small_cache:
         opened = opened.with_small_cache()
     # a memory belongs to the run as it is, before it is changed for inference
     state = None if a.state_in is None else load_state(expanded(a.state_in), opened)
     if a.state_out is not None:
-        opened = replace(opened, memory_of=model_fingerprint(opened))
+        opened = replace(opened, original_fingerprint=model_fingerprint(opened))
     opened = opened.for_inference()
     generator = Generator(opened)
     if a.read is not None:
         state = _read_document(a.read, a.state_out, opened, generator)
     if a.prompts is not None:
-        _write_lines(arguments, lines, generator, opened, state)
+        _write_lines(a, prompts, generator, opened, state)
     elif prompt is not None:
-        _write(arguments, prompt, generator, state, max_tokens)
+        _write(a, prompt, generator, state, max_tokens)
     return 0
+
+
+def _check_model(arguments: Arguments, opened: Run, max_tokens: int) -> None:
+    """Check the options that depend on the model, before it reads anything."""
+    from famjax.eval.generate import check_search
+
+    a = arguments
+    if a.beam is not None:
+        size = opened.tokenizer.output_size
+        check_search(a.beam, max_tokens, a.length_penalty, a.no_repeat_ngram, a.stop, size)
+    if a.chat and opened.tokenizer.chat_template is None:
+        raise UserError(
+            f"--chat: the tokenizer of {a.run} has no chat template; remove it, or "
+            "train with a tokenizer that has one"
+        )
+
+
+def _read_prompts(arguments: Arguments, prompt: str | None) -> list[str]:
+    """Return the lines of --prompts, or else the prompt, if there is one."""
+    a = arguments
+    if a.prompts is None:
+        return [] if prompt is None else [prompt]
+    prompts = _read_lines(a.prompts)
+    if "" in prompts and (a.read is not None or a.state_in is not None):
+        raise UserError(
+            f"--prompts: line {prompts.index('') + 1} is empty; a memory needs at least one "
+            "character"
+        )
+    return prompts
 
 
 def _decode_prompt(prompt: str) -> str:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from famjax.cli.eval import figures
 from famjax.cli.eval_output import ABLATED, result_tables
+from famjax.cli.eval_plots import figures
 from famjax.cli.eval_report import REPORT, read_report
 from famjax.cli.main import parse
 from famjax.core.errors import UserError, did_you_mean_path

@@ -23,9 +23,12 @@ def run(argv: list[str]) -> int:
     if train_help.wants_help(argv):
         print(train_help.help_text(argv))
         return 0
-    config, run_dir, where = _parse(argv)
+    config, run_dir, process_flags = _parse(argv)
     runtime.setup()
-    process = collective.detect() if where == [None] * 3 else collective.parse_flags(*where)
+    if any(flag is not None for flag in process_flags):
+        process = collective.parse_flags(*process_flags)
+    else:
+        process = collective.detect()
     single_process = process is None
     if single_process and config.mesh == MeshConfig():
         runtime.share_cores(config.data.batch // config.train.accumulate)
@@ -33,13 +36,13 @@ def run(argv: list[str]) -> int:
 
     folder = expanded(run_dir) if run_dir else Path("runs") / config.name
     with all_or_nothing(process):
-        done, source = train_with_source(config, folder)
+        trained, source = train_with_source(config, folder)
     if process is not None and process.index:
         return 0
     from famjax.cli.next_commands import next_commands
 
-    after = next_commands(done.config, source, folder)
-    print(f"the run: {folder}" + (f"; next: {after}" if after else ""), file=sys.stderr)
+    commands = next_commands(trained.config, source, folder)
+    print(f"the run: {folder}" + (f"; next: {commands}" if commands else ""), file=sys.stderr)
     return 0
 
 
@@ -55,7 +58,7 @@ def check(argv: list[str]) -> int:
 
 def _parse(argv: list[str]) -> tuple[Config, str | None, list[str | None]]:
     """Return the config, the value of --run, and the values of the multi-process flags."""
-    (run_dir, *where), rest = take_options(argv, FLAGS)
+    (run_dir, *process_flags), rest = take_options(argv, FLAGS)
     if run_dir == "":
         raise UserError("--run needs a folder: --run runs/NAME")
     if rest and rest[0].startswith("-"):
@@ -69,7 +72,7 @@ def _parse(argv: list[str]) -> tuple[Config, str | None, list[str | None]]:
         )
     config = load_config(rest[0], rest[1:])
     check_starts_from_weights(rest[0], config)
-    return config, run_dir, where
+    return config, run_dir, process_flags
 
 
 def take_options(argv: list[str], names: Sequence[str]) -> tuple[list[str | None], list[str]]:

@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from famjax.cli.config_help import config_lines, docstring, is_config
 from famjax.cli.layout import command, format_entries, help_width, usage, wrap
-from famjax.config.keys import keys, values
+from famjax.config.keys import key_types, key_values
 from famjax.config.schema import Config
 from famjax.core.errors import UserError, did_you_mean
 from famjax.experiment.load import available_configs
@@ -64,10 +64,10 @@ def _help_lines(group: str, width: int) -> list[str]:
         return [line for part in parts for line in (*part, "")][:-1]
     if group in sections:
         return sections[group]
-    if (key := group.partition("=")[0]) in keys():
+    if (key := group.partition("=")[0]) in key_types():
         return _key_lines(key, width)
     known = ("configs", *sections, "all")
-    near = did_you_mean(group, (*known, *keys(), *available_configs()))
+    near = did_you_mean(group, (*known, *key_types(), *available_configs()))
     raise UserError(
         f"--help {group}: no such group{near} (known: {', '.join(known)}; or a key, or a config)"
     )
@@ -143,7 +143,7 @@ def _sections(cls: type = Config, name: str = "") -> dict[str, type]:
 
 def _section_lines(name: str, cls: type, width: int) -> list[str]:
     prefix = "" if name == _TOP else f"{name}."
-    own = {f"{prefix}{field.name}" for field in dataclasses.fields(cls)} & keys().keys()
+    own = {f"{prefix}{field.name}" for field in dataclasses.fields(cls)} & key_types().keys()
     heading = f"{name}: {inspect.getdoc(cls)}"
     below = [other for other in _sections() if prefix and other.startswith(prefix)]
     lines = wrap(" ".join(heading.split()), width)
@@ -164,9 +164,9 @@ def _key_lines(key: str, width: int) -> list[str]:
 
 def _describe_keys() -> dict[str, str]:
     """Return the description of each "key=default"."""
-    defaults, comments = values(Config()), _comments(Config)
+    defaults, comments = key_values(Config()), _comments(Config)
     descriptions = {}
-    for key, kind in keys().items():
+    for key, kind in key_types().items():
         text = comments.get(key, "")
         if get_origin(kind) is Literal:
             text = f"{' | '.join(get_args(kind))}{'; ' if text else ''}{text}"

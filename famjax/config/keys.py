@@ -13,7 +13,7 @@ from famjax.core.errors import UserError, did_you_mean
 from famjax.core.json_files import shorten
 
 
-def keys() -> dict[str, Any]:
+def key_types() -> dict[str, Any]:
     """Return every key of the schema with its type, in the order of the schema."""
     return dict(_keys())
 
@@ -29,13 +29,13 @@ def _keys(cls: type = Config, prefix: str = "") -> dict[str, Any]:
     return types
 
 
-def values(config: Any, prefix: str = "") -> dict[str, Any]:
+def key_values(config: Any, prefix: str = "") -> dict[str, Any]:
     """Return every key of a config with its value."""
     result: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
-            result |= values(value, f"{prefix}{field.name}.")
+            result |= key_values(value, f"{prefix}{field.name}.")
         else:
             result[prefix + field.name] = value
     return result
@@ -49,7 +49,7 @@ def replace_values(config: Config, new: Mapping[str, Any]) -> Config:
     Raises:
       UserError: a key is unknown, or a value has the wrong type.
     """
-    kinds = keys()
+    kinds = key_types()
     for key, value in new.items():
         if key not in kinds:
             raise UserError(unknown_key_message(key, kinds))
@@ -99,8 +99,8 @@ def unknown_key_message(key: str, known: Collection[str]) -> str:
 
 def check_types(config: Config) -> Iterator[str]:
     """Yield an error line for each value that does not have its key's type."""
-    current = values(config)
-    for key, kind in keys().items():
+    current = key_values(config)
+    for key, kind in key_types().items():
         if key not in current:
             yield f"{key} is missing: its section is of another class"
         elif not has_type(current[key], kind):

@@ -14,7 +14,7 @@ from flax import nnx
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import Config, ModelConfig
 from famjax.convert.families import find_family
-from famjax.convert.load import describe_ignored_keys, load_weights, parse_model, read_config
+from famjax.convert.load import describe_ignored_keys, load_weights, parse_model, read_hf_config
 from famjax.convert.selfcheck import compare_with_transformers, describe, skip_reason
 from famjax.convert.surgery import describe_window, replace_attention
 from famjax.convert.teacher import (
@@ -31,7 +31,8 @@ from famjax.experiment.load import TRAINING_KEYS, override, to_json
 from famjax.experiment.unused_keys import check_unused_keys
 from famjax.mixers import mixer_constants, mixer_specs
 from famjax.models.language_model import LanguageModel
-from famjax.models.remap_params import canonical_name, check_compatible, is_feature_map
+from famjax.models.remap_checks import check_compatible
+from famjax.models.remap_params import canonical_name, is_feature_map
 from famjax.tokenizers.load import WORDS, load_tokenizer, save_tokenizer
 from famjax.tokenizers.marian import MARIAN_FILES
 from famjax.tokenizers.tokenizer import Tokenizer
@@ -93,7 +94,7 @@ def convert(
 
 def open_hugging_face(source: Path, tokenizer: str = "") -> Teacher:
     """Open a Hugging Face model, with its tokenizer if no other is given."""
-    hf = read_config(source)
+    hf = read_hf_config(source)
     known = (*_TOKENIZERS, MARIAN_FILES[0])
     if not tokenizer and not any((source / name).is_file() for name in known):
         raise UserError(

@@ -32,10 +32,10 @@ from famjax.experiment.ranges import HIGHEST
 from famjax.layers.positions import sinusoids
 from famjax.mixers import convert_settings
 from famjax.models.language_model import LanguageModel
+from famjax.models.remap_checks import check_compatible
 from famjax.models.remap_params import (
     abstract_inference_model,
     canonical_name,
-    check_compatible,
     extend_ngrams,
     init_fam_prompt,
     init_mixer_param,
@@ -60,7 +60,7 @@ def load_pretrained(
       UserError: something is missing, damaged, of another shape, or unknown.
     """
     folder = expanded(folder)
-    hf = read_config(folder)
+    hf = read_hf_config(folder)
     config = parse_model(hf, folder)
     if line := describe_ignored_keys(hf):
         warnings.warn(line, stacklevel=2)
@@ -77,7 +77,7 @@ def load_pretrained(
     )
 
 
-def read_config(folder: Path) -> HF:
+def read_hf_config(folder: Path) -> HF:
     """Return the config.json of a folder."""
     path, adapters = folder / "config.json", folder / "adapter_config.json"
     if not folder.is_dir():
@@ -204,9 +204,9 @@ class ParameterLoader:
         self.prefix = _prefix(tensors["embedding"].name, names_in_folder)
         self.native = layer_shapes(native)
         wanted = {
-            there.removeprefix(self.prefix)
+            tensor_name.removeprefix(self.prefix)
             for (name, i), shape in self.native.items()
-            for there in (
+            for tensor_name in (
                 tensors[name].names(shape) if i is None else [tensors[name].name.format(i)]
             )
         }
@@ -257,11 +257,13 @@ class ParameterLoader:
             assert self.embedding is not None
             return jax.device_put(init_fam_prompt(self.embedding, self.config), placement)
         if name.startswith("stack.ngram_memory."):
-            there = self.native.get((name, None))
+            native_shape = self.native.get((name, None))
             given = None
-            if there is not None:
+            if native_shape is not None:
                 tensor = self.tensors[name]
-                given = self.load_tensors(tensor, [tensor.name], there, there, placement)
+                given = self.load_tensors(
+                    tensor, [tensor.name], native_shape, native_shape, placement
+                )
             return jax.device_put(extend_ngrams(given, shape), placement)
         if name == "logit_bias" and not self.has_logit_bias:
             return jnp.zeros(shape.shape, jnp.float32, device=placement)

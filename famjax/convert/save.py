@@ -93,8 +93,8 @@ def _pieces(model: LanguageModel, config: ModelConfig, tensors: Tensors) -> dict
         name, first = canonical_name(path)
         tensor = tensors[name]
         if first is None:
-            for there, number in tensor.names(leaf.shape).items():
-                pieces_by_tensor.setdefault(there, []).append(_Piece(tensor, leaf, number))
+            for tensor_name, number in tensor.names(leaf.shape).items():
+                pieces_by_tensor.setdefault(tensor_name, []).append(_Piece(tensor, leaf, number))
             continue
         for layer in range(first, config.layers, pattern):
             piece = _Piece(tensor, leaf, layer // pattern)

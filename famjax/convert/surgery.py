@@ -77,15 +77,15 @@ def describe_window(old: ModelConfig, new: ModelConfig, given: Collection[str]) 
     if len(before) != len(after):
         return
     for name in dict.fromkeys(after):
-        seen = _tokens_seen(new, name)
-        there = {
+        span = _tokens_seen(new, name)
+        old_spans = {
             _tokens_seen(old, n): None for n, now in zip(before, after, strict=True) if now == name
         }
-        if list(there) == [seen] or name in ("full", "linear"):
+        if list(old_spans) == [span] or name in ("full", "linear"):
             continue
         sizes = ", ".join(MIXERS[name].describe(new))
-        line = f"{name}: {sizes}: a token sees {seen} tokens directly (before: "
-        line += f"{' or '.join(there)})"
+        line = f"{name}: {sizes}: a token sees {span} tokens directly (before: "
+        line += f"{' or '.join(old_spans)})"
         key = "model.window" if name == "swa" else "model.block_len"
         yield line if key in given else f"{line}; {key}=512 would change it"
     unchanged = after and old.mixer == new.mixer

@@ -230,12 +230,12 @@ def utf8_error_message(path: str, offset: int) -> str:
 
 def is_jsonl(path: str) -> bool:
     """Return whether a file has JSON lines, or is read as such, by its name."""
-    return _without_compression(path).endswith(_JSON_LINES) or is_parquet(path)
+    return split_compression(path)[0].lower().endswith(_JSON_LINES) or is_parquet(path)
 
 
 def is_json(path: str) -> bool:
     """Return whether a file is one JSON value, by its name."""
-    return _without_compression(path).endswith(".json") and not is_parquet(path)
+    return split_compression(path)[0].lower().endswith(".json")
 
 
 def is_compressed(path: str) -> bool:
@@ -243,9 +243,9 @@ def is_compressed(path: str) -> bool:
     return path.endswith(tuple(DECOMPRESSORS)) or is_parquet(path)
 
 
-def _without_compression(path: str) -> str:
-    """Return a path in lower case, without the ending of a compression."""
-    return (os.path.splitext(path)[0] if is_compressed(path) else path).lower()
+def split_compression(path: str) -> tuple[str, str]:
+    """Return a path without the ending of a compression, and the ending, such as ".gz" or ""."""
+    return os.path.splitext(path) if path.endswith(tuple(DECOMPRESSORS)) else (path, "")
 
 
 def is_system_path(path: str) -> bool:

@@ -59,7 +59,7 @@ class DocumentPass(Source):
 
 
 def min_rows(sizes: Sequence[int], max_rows: int) -> int:
-    """Return how few rows read all documents as soon as `max_rows` rows do.
+    """Return the fewest rows that finish all documents as early as `max_rows` rows would.
 
     More rows would be empty at the end, while the longest documents are read.
 

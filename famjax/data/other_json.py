@@ -15,7 +15,7 @@ from typing import Any
 
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json
-from famjax.data.files import DECOMPRESSORS, is_compressed, is_json, read_head
+from famjax.data.files import DECOMPRESSORS, is_json, read_head, split_compression
 
 # a key that records of data sets have
 _RECORD_KEY = re.compile(
@@ -50,23 +50,17 @@ def check_not_all_json(files: str, paths: Sequence[str]) -> None:
 
 
 def _json_error_message(path: str) -> str:
-    head, (stem, compression) = read_head(path), _split_name(path)
+    head, (name, compression) = read_head(path), split_compression(path)
     plain = f"to .txt{compression} to train on it as plain text"
     if _has_lines(head):
         return f"{path}: has JSON lines; rename it to .jsonl{compression}, or {plain}"
     program = "'.[]'" if head.lstrip().startswith(b"[") else "."
-    source, target = shlex.quote(path), shlex.quote(f"{stem}.jsonl")
+    source, target = shlex.quote(path), shlex.quote(os.path.splitext(name)[0] + ".jsonl")
     command = f"jq -c {program} {source} > {target}"
     if compression:
         command = f"{DECOMPRESSORS[compression]} -dc {source} | jq -c {program} > {target}"
     wrong = f"{path}: JSON is read as .jsonl, one object on each line"
     return f"{wrong}; run {command}, or rename it {plain}"
-
-
-def _split_name(path: str) -> tuple[str, str]:
-    """Return the path of a .json file without its ending, and the ending of its compression."""
-    rest, compression = os.path.splitext(path) if is_compressed(path) else (path, "")
-    return os.path.splitext(rest)[0], compression
 
 
 def _has_records(head: bytes) -> bool:

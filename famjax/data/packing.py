@@ -110,11 +110,11 @@ class _Repeat:
         self.fill = length - len(prompt) - count
         self._prompt, self._seed, self._count, self._weight = prompt, seed, count, weight
 
-    def append(self, row: Batch[np.ndarray], lane: int, made: int) -> None:
+    def append(self, row: Batch[np.ndarray], lane: int, row_number: int) -> None:
         if not self._count:
             return
         rng = np.random.Generator(
-            np.random.Philox(np.random.SeedSequence((self._seed, lane, made)))
+            np.random.Philox(np.random.SeedSequence((self._seed, lane, row_number)))
         )
         begin = int(rng.integers(self.fill - self._count + 1))
         repeated = row["tokens"][begin : begin + self._count]

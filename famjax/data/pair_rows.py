@@ -137,8 +137,8 @@ class PairSource(Source):
         count = len(self.pairs)
         epoch, part = divmod(number, self._per_epoch)
         seed = int(np.random.SeedSequence((self._seed, epoch)).generate_state(1)[0])
-        places = range(part * self._window, min((part + 1) * self._window, count))
-        return [self.pairs[permuted_index(place, count, seed)] for place in places]
+        positions = range(part * self._window, min((part + 1) * self._window, count))
+        return [self.pairs[permuted_index(position, count, seed)] for position in positions]
 
     def _pack_window(self, number: int) -> list[Batch[np.ndarray]]:
         """Return the rows of a window."""

@@ -67,8 +67,8 @@ class CheckedFiles:
         files = record.get("files")
         return files if isinstance(files, dict) else {}
 
-    def has(self, path: str) -> bool:
-        """Return whether a file passed an earlier scan, and add it to the record.
+    def record(self, path: str) -> bool:
+        """Add a file to the record; return whether an earlier scan passed it unchanged.
 
         Call this before the file is read, so that a change in the meantime is detected.
         """
@@ -114,7 +114,7 @@ class Scanner:
             self.found_text = True
             return file
         compressed = is_compressed(file.path)
-        known = self._checked.has(file.path)
+        known = self._checked.record(file.path)
         self.found_text |= known
         # Lines are read in random order, which compressed files do not support.
         writer = PlainTextWriter(file.path) if compressed else None

@@ -178,6 +178,7 @@ class TextSource(Source):
 
     Attributes:
       holds_out: whether the split "holdout" has any text.
+      paths: the files.
     """
 
     # number of parts into which each document is cut
@@ -204,7 +205,7 @@ class TextSource(Source):
         self._digest = fingerprint_files(text_files, sizes)
         # number of the first document of each file, and at the end the number of all documents
         self._starts = np.cumsum([0, *(len(file) for file in text_files)])
-        self._paths = [file.path for file in text_files]
+        self.paths = [file.path for file in text_files]
         self._begin = 0
         self._end: int | None = None
         # share of its only document that the split has
@@ -226,16 +227,6 @@ class TextSource(Source):
             raise UserError(
                 "data.holdout=0: nothing was held out to evaluate on; give --tasks text:FILES"
             )
-
-    def check_output_path(self, path: str | Path) -> None:
-        """Raise a `UserError` if an output path is a folder, a text, or in no existing folder."""
-        if os.path.isdir(path) or not str(path):
-            raise UserError(f"--out {path}: is a folder; give a file in it")
-        if os.path.realpath(path) in map(os.path.realpath, self._paths):
-            raise UserError(f"--out {path}: is one of the texts; give another file")
-        if not os.path.isdir(os.path.dirname(path) or "."):
-            folder = os.path.dirname(path)
-            raise UserError(f"--out {path}: there is no folder {folder}; make it first")
 
     def _hold_out_tail(self, holdout: int, split: Split) -> None:
         key = self._make_key(0)
@@ -260,13 +251,13 @@ class TextSource(Source):
 
     @property
     def file_count(self) -> int:
-        return len(self._paths)
+        return len(self.paths)
 
     @property
     def text_bytes(self) -> int | None:
         """Number of bytes of all documents; None if they would have to be read to know."""
         whole = len(self) == self._starts[-1] and self._begin == 0 and self._end is None
-        unknown = any(is_compressed(path) or is_jsonl(path) for path in self._paths)
+        unknown = any(is_compressed(path) or is_jsonl(path) for path in self.paths)
         return self._bytes if whole and not unknown else None
 
     def epoch_tokens(self, multiple: int = 1) -> int | None:
@@ -288,7 +279,7 @@ class TextSource(Source):
     def document_sizes(self) -> np.ndarray | None:
         """Return the bytes of the whole documents in their files, [documents], if known."""
         sizes: list[np.ndarray] = []
-        for path, size in zip(self._paths, self._sizes, strict=True):
+        for path, size in zip(self.paths, self._sizes, strict=True):
             file = self._files[path]
             if file.rows is None and is_compressed(path):
                 return None
@@ -366,7 +357,7 @@ class TextSource(Source):
     def _make_key(self, document: int) -> Key:
         """Return a document's key: path, row in the file, first byte; for a part also its end."""
         file = bisect.bisect_right(self._starts, document) - 1
-        return [self._paths[file], document - int(self._starts[file]), self._begin]
+        return [self.paths[file], document - int(self._starts[file]), self._begin]
 
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
         texts = self._iter_text(key, skip=max(piece - 1, 0))
@@ -380,9 +371,9 @@ class TextSource(Source):
     def texts_by_file(self) -> Iterator[tuple[str, Iterator[str]]]:
         """Yield the path of each file and the texts of its documents, both in random order."""
         seed = int(np.random.SeedSequence(self._seed).generate_state(1)[0])
-        count = len(self._paths)
+        count = len(self.paths)
         for file in (permuted_index(i, count, seed) for i in range(count)):
-            yield self._paths[file], self._file_texts(file, seed)
+            yield self.paths[file], self._file_texts(file, seed)
 
     def _file_texts(self, file: int, seed: int) -> Iterator[str]:
         first, end = np.searchsorted(self._documents, self._starts[file : file + 2])
@@ -391,17 +382,17 @@ class TextSource(Source):
             for text, *_ in self._iter_text(self._indexed_key(index, 0, 0), skip=0):
                 yield text
 
-    def document_texts(self, k: int, place: float = 0.0) -> Iterator[str]:
+    def document_texts(self, k: int, skip_share: float = 0.0) -> Iterator[str]:
         """Yield the text of the k-th document, in the order of the epochs.
 
         Args:
           k: number of the document.
-          place: share of the document to leave out at its beginning; the text then starts at a
-            space.
+          skip_share: share of the document to leave out at its beginning; the text then starts at
+            a space.
         """
         key = self.key(0, 1, k)
-        if place:
-            key[2] = self._find_boundary(key, int(place * self._text_size(key)))
+        if skip_share:
+            key[2] = self._find_boundary(key, int(skip_share * self._text_size(key)))
         for text, *_ in self._iter_text(key, skip=0):
             yield text
 
@@ -420,7 +411,7 @@ class TextSource(Source):
 
     def content_version(self) -> str:
         """Return a hash of the files' contents (`fingerprint_contents`)."""
-        return fingerprint_contents(self._paths)
+        return fingerprint_contents(self.paths)
 
     def set_state(self, state: dict[str, Any]) -> None:
         now = self.get_state()

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Sequence
 
 from famjax.core.errors import UserError
-from famjax.data.files import DECOMPRESSORS
+from famjax.data.files import DECOMPRESSORS, split_compression
 
 # the arguments of csv.DictReader
 _TABLES = {".csv": "sys.stdin", ".tsv": r'sys.stdin, delimiter="\t"'}
@@ -35,20 +35,15 @@ def check_not_all_tables(files: str, paths: Sequence[str]) -> None:
 
 
 def _kind(path: str) -> str:
-    return os.path.splitext(_uncompressed(path))[1].lower()
-
-
-def _uncompressed(path: str) -> str:
-    return os.path.splitext(path)[0] if path.endswith(tuple(DECOMPRESSORS)) else path
+    return os.path.splitext(split_compression(path)[0])[1].lower()
 
 
 def _message(path: str) -> str:
-    name, source = _uncompressed(path), shlex.quote(path)
+    (name, compression), source = split_compression(path), shlex.quote(path)
     target = shlex.quote(os.path.splitext(name)[0] + ".jsonl")
     rows = f"csv.DictReader({_TABLES[_kind(path)]})"
     program = f"import csv, json, sys; [print(json.dumps(row)) for row in {rows}]"
     convert = f"python3 -c {shlex.quote(program)}"
-    compression = path[len(name) :]
     read = f"{DECOMPRESSORS[compression]} -dc {source} | {convert}" if compression else ""
     command = f"{read or f'{convert} < {source}'} > {target}"
     plain = f"to .txt{compression} to train on it as plain text"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections import Counter, deque
@@ -40,7 +41,7 @@ def train_sentencepiece(files: str, vocab_size: int, out: str | Path) -> Tokeniz
     if vocab_size <= 0:
         raise UserError(f"vocab size {vocab_size}: must be positive")
     source = TextSource(files, ByteTokenizer(), seed=0, holdout=0)
-    source.check_output_path(out)
+    _check_output_path(source, out)
     read: Counter[str] = Counter()
     texts = share_texts(source.texts_by_file(), source.file_count, _TRAINING_BYTES, read)
     content = train_model(_iter_sentences(texts), vocab_size)
@@ -52,6 +53,17 @@ def train_sentencepiece(files: str, vocab_size: int, out: str | Path) -> Tokeniz
             f"{out}: {error.strerror}; the model could not be written, give another --out"
         ) from None
     return SentencePieceTokenizer(str(out), content)
+
+
+def _check_output_path(source: TextSource, path: str | Path) -> None:
+    """Raise a `UserError` if an output path is a folder, a text, or in no existing folder."""
+    if os.path.isdir(path) or not str(path):
+        raise UserError(f"--out {path}: is a folder; give a file in it")
+    if os.path.realpath(path) in map(os.path.realpath, source.paths):
+        raise UserError(f"--out {path}: is one of the texts; give another file")
+    if not os.path.isdir(os.path.dirname(path) or "."):
+        folder = os.path.dirname(path)
+        raise UserError(f"--out {path}: there is no folder {folder}; make it first")
 
 
 def share_texts(
@@ -122,7 +134,7 @@ def build_word_list(
     if Path(out).suffix != ".txt":
         raise UserError(f"{out}: a word list is a .txt file; give --out words.txt")
     source = TextSource(files, ByteTokenizer(), seed=0, holdout=0)
-    source.check_output_path(out)
+    _check_output_path(source, out)
     max_words = None if max_size is None else max(max_size - len(SPECIALS), 0)
     if max_words == 0:
         raise UserError(

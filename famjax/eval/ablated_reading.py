@@ -1,4 +1,4 @@
-"""Reading of documents by a run as it is, and once more with each ablation of its memory."""
+"""Reads documents with the unablated run, and with each ablation of its memory."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from famjax.train.run import Run
 
 
 class AblatedReading:
-    """A stream for the run as it is and one for each ablation, all with the same number of lanes.
+    """Streams for the unablated run and for each ablation, all with the same number of lanes.
 
     Args:
       run: the run.
       lanes: number of documents that are read together.
-      answers: number of lanes of the streams in `answering`.
+      answer_lanes: number of lanes of the streams in `answering`.
       chunk: tokens per call; None is about 1024.
       ablations: names of ablations, see `famjax.eval.ablations`.
 
     Attributes:
-      names: `UNABLATED` for the run as it is, then the ablations.
+      names: `UNABLATED` for the unablated run, then the ablations.
       answering: for each name, the stream that answers questions from the states after reading.
-      seconds: time that the run as it is has spent reading, without the ablations.
+      seconds: time that the unablated run has spent reading.
       has_answered: whether the functions that answer are compiled; set by the evaluation.
 
     Raises:
@@ -38,7 +38,7 @@ class AblatedReading:
         self,
         run: Run,
         lanes: int,
-        answers: int,
+        answer_lanes: int,
         chunk: int | None = None,
         ablations: Sequence[str] = (),
     ):
@@ -48,7 +48,7 @@ class AblatedReading:
             name: LaneStream(run.model, lanes, chunk, name, update) for name in self.names
         }
         self.answering = {
-            name: stream.new_stream(answers) for name, stream in self._reading.items()
+            name: stream.new_stream(answer_lanes) for name, stream in self._reading.items()
         }
         self.seconds = 0.0
         self.has_answered = False
@@ -66,11 +66,6 @@ class AblatedReading:
         """Compile the functions that read, so that timings exclude compilation."""
         for stream in self._reading.values():
             stream.warm_up()
-
-    def state_bytes(self) -> int:
-        """Return the size of the state of one document, in bytes."""
-        stream = self._reading[UNABLATED]
-        return stream.state_bytes() // stream.batch
 
     def read(
         self,
@@ -91,10 +86,10 @@ class AblatedReading:
         passes = [
             read_documents(stream, numbers, open_document, advance) for stream in streams.values()
         ]
-        for found in zip(self._timed(passes[0]), *passes[1:], strict=True):
-            by_name = dict(zip(streams, found, strict=True))
+        for documents in zip(self._timed(passes[0]), *passes[1:], strict=True):
+            by_name = dict(zip(streams, documents, strict=True))
             yield {
-                name: by_name[name] if name in by_name else self._last(found[0], empty)
+                name: by_name[name] if name in by_name else self._last(documents[0], empty)
                 for name in self.names
             }
 

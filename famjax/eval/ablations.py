@@ -44,8 +44,7 @@ def ablated_leaves(model: LanguageModel, ablation: str) -> tuple[bool, ...]:
     Raises:
       UserError: the model's state has no such part.
     """
-    state = jax.eval_shape(lambda: model.init_state(1))
-    parts = jax.tree.leaves(_parts(state))
+    parts = jax.tree.leaves(_parts(model.state_shapes()))
     if ablation not in parts:
         what = "memory beside its window" if ablation == "memory" else "memory segments"
         raise UserError(f"--ablate {ablation}: the model has no {what}; leave it out")

@@ -48,7 +48,7 @@ Step = Callable[[Array, State], tuple[Array, State]]
 @functools.partial(
     jax.tree_util.register_dataclass,
     data_fields=("length_penalty",),
-    meta_fields=("beams", "max_tokens", "size", "no_repeat_ngram", "best", "output_size"),
+    meta_fields=("beams", "max_tokens", "vocab_size", "no_repeat_ngram", "best", "output_size"),
 )
 @dataclass(frozen=True)
 class BeamSettings:
@@ -57,18 +57,18 @@ class BeamSettings:
     Attributes:
       beams: n, the number of unfinished hypotheses per row.
       max_tokens: t, the maximum number of tokens of a hypothesis.
-      size: size of the vocabulary. Logits beyond it, of a padded embedding table, are masked.
+      vocab_size: size of the vocabulary. Logits beyond it, of a padded embedding table, are masked.
       length_penalty: alpha. Above 0 it favors long hypotheses, as log p is negative. An array [a]
         of several penalties finds the best hypotheses for each.
       no_repeat_ngram: size of the n-grams that must not occur twice; 0 allows repetitions.
       best: k, the number of best hypotheses that are wanted; None is n.
       output_size: tokens from this one on are forbidden; None forbids none. Unlike those beyond
-        `size` they have a probability.
+        `vocab_size` they have a probability.
     """
 
     beams: int
     max_tokens: int
-    size: int
+    vocab_size: int
     length_penalty: Any = 1.0
     no_repeat_ngram: int = 0
     best: int | None = None
@@ -234,7 +234,7 @@ def _choose(settings: BeamSettings, stops: Array, search: _Search, logits: Array
         settings, lambda alpha, best: _keep_best(alpha, best, ended), search.finished
     )
     log_probs, chosen = jax.lax.top_k(jnp.where(ends, -jnp.inf, log_probs), n)
-    order = _place(jnp.take_along_axis(parents, chosen, 1))
+    order = _assign_beams(jnp.take_along_axis(parents, chosen, 1))
     chosen = jnp.take_along_axis(chosen, order, 1)
     log_probs, parents = (
         jnp.take_along_axis(a, index, 1) for a, index in ((log_probs, order), (parents, chosen))
@@ -242,7 +242,7 @@ def _choose(settings: BeamSettings, stops: Array, search: _Search, logits: Array
     return _Search(length, _take_beams(tokens, chosen), log_probs, parents, finished)
 
 
-def _place(parents: Array) -> Array:
+def _assign_beams(parents: Array) -> Array:
     """Return which continuation each beam index gets: the first one that continues that beam.
 
     Indices of beams without a continuation go to the remaining continuations.
@@ -253,15 +253,15 @@ def _place(parents: Array) -> Array:
     beams = jnp.arange(parents.shape[1])
     continues = parents[:, None] == beams[:, None]  # [b place continuation]
     first, is_free = continues.argmax(2), ~continues.any(2)
-    waits = jnp.take_along_axis(first, parents, 1) != beams
-    waiting = jnp.argsort(~waits, 1)
-    return jnp.where(is_free, jnp.take_along_axis(waiting, is_free.cumsum(1) - 1, 1), first)
+    is_unassigned = jnp.take_along_axis(first, parents, 1) != beams
+    unassigned = jnp.argsort(~is_unassigned, 1)
+    return jnp.where(is_free, jnp.take_along_axis(unassigned, is_free.cumsum(1) - 1, 1), first)
 
 
 def _token_log_probs(settings: BeamSettings, search: _Search, logits: Array) -> Array:
     """Return log p of the next tokens [b n v], with -inf for forbidden tokens."""
     token = jnp.arange(logits.shape[-1])
-    log_probs = jax.nn.log_softmax(jnp.where(token < settings.size, logits, -jnp.inf))
+    log_probs = jax.nn.log_softmax(jnp.where(token < settings.vocab_size, logits, -jnp.inf))
     if settings.output_size is not None:
         log_probs = jnp.where(token < settings.output_size, log_probs, -jnp.inf)
     if not settings.no_repeat_ngram:

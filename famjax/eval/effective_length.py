@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 # RULER's bar, the score of Llama 2 7B at 4,096 tokens; NoLiMa's share of the base score
 RULER_BAR, NOLIMA_SHARE = 0.856, 0.85
 
 
-def effective_lengths(rows: Sequence[dict[str, Any]]) -> dict[str, int | None]:
+def effective_lengths(rows: Sequence[Mapping[str, Any]]) -> dict[str, int | None]:
     """Return for each rule the longest length up to which all scores reach the rule's bar.
 
     The bar of RULER is 85.6%, that of NoLiMa 85% of the score at the shortest length. The result is

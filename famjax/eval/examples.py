@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -63,6 +63,18 @@ class Example:
     ablated: dict[str, dict[str, Any]] = field(default_factory=dict)
     subset: str = ""
     words: int | None = None
+
+
+class AblationScore(TypedDict):
+    """The score with an ablation, and how much better the run is without it.
+
+    Attributes:
+      score: the score with the ablation.
+      gain: the mean of the paired differences, and the ends of its 95% interval over documents.
+    """
+
+    score: float
+    gain: list[float]
 
 
 def examples_name(settings: dict[str, Any]) -> str:
@@ -151,13 +163,9 @@ def document_interval(
     return mean_of_ratios(sets)
 
 
-def ablation_scores(examples: Sequence[Example]) -> dict[str, dict[str, Any]]:
-    """Return for each ablation its score and its gain: how much better the run is without it.
-
-    The gain is a list: the mean of the paired differences, and the ends of its 95% interval over
-    documents.
-    """
-    found = {}
+def ablation_scores(examples: Sequence[Example]) -> dict[str, AblationScore]:
+    """Return for each ablation its score and its gain."""
+    found: dict[str, AblationScore] = {}
     for name in examples[0].ablated:
         scores = [float(example.ablated[name]["score"]) for example in examples]
         gains = [example.score - score for example, score in zip(examples, scores, strict=True)]

@@ -214,7 +214,7 @@ class Generator:
             )
         texts = [self._encode_prompt(prompt, None, chat) for prompt in prompts]
         lanes = LaneStream(self._run.model, min(batch, len(texts)))
-        found: dict[int, Hypothesis] = {}
+        by_number: dict[int, Hypothesis] = {}
         by_length = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         for first in range(0, len(texts), lanes.batch):
             numbers = by_length[first : first + lanes.batch]
@@ -225,8 +225,8 @@ class Generator:
             stream.read_texts(own)
             best = self._search(stream, settings, own, stop)
             for i, hypotheses in zip(numbers, best, strict=False):
-                found[i] = hypotheses[0] if hypotheses else Hypothesis("", -math.inf, 0)
-        return [found[i] for i in range(len(texts))]
+                by_number[i] = hypotheses[0] if hypotheses else Hypothesis("", -math.inf, 0)
+        return [by_number[i] for i in range(len(texts))]
 
     def _settings(
         self,
@@ -242,7 +242,7 @@ class Generator:
         return BeamSettings(
             beams,
             max_tokens,
-            size=self._tokenizer.vocab_size,
+            vocab_size=self._tokenizer.vocab_size,
             length_penalty=float(length_penalty),
             no_repeat_ngram=no_repeat_ngram,
             best=best,
@@ -339,7 +339,7 @@ class Generator:
         double while a piece takes less than `PIECE_SECONDS`.
         """
         stops = self._stops()
-        tokens, size, longest = stream.draw(sampling), 1, stream.tokens + count
+        tokens, size, final_len = stream.draw(sampling), 1, stream.tokens + count
         while True:
             for number in tokens.tolist():
                 if number in stops:
@@ -349,7 +349,7 @@ class Generator:
             if not count:
                 return
             began = time.perf_counter()
-            tokens = stream.write(tokens[-1], min(size, count), sampling, stops, longest)
+            tokens = stream.write(tokens[-1], min(size, count), sampling, stops, final_len)
             quick = time.perf_counter() - began < PIECE_SECONDS
             size = min(2 * size, TOKENS_PER_CALL) if quick else max(size // 2, 1)
 

@@ -12,7 +12,7 @@ _TAIL = (1 - 0.95) / 2
 
 
 def paired_interval(
-    nats: np.ndarray, other_nats: np.ndarray, size: np.ndarray, samples: int = _SAMPLES
+    nll: np.ndarray, other_nll: np.ndarray, size: np.ndarray, samples: int = _SAMPLES
 ) -> tuple[float, float | None, float | None]:
     """Return by how many bits per byte a model is worse than another, with a bootstrap interval.
 
@@ -21,8 +21,9 @@ def paired_interval(
     averaged.
 
     Args:
-      nats: [documents], the model's loss summed over a document's tokens, averaged over seeds.
-      other_nats: [documents], the same for the other model.
+      nll: [documents], the model's loss in nats, summed over a document's tokens, averaged over
+        seeds.
+      other_nll: [documents], the same for the other model.
       size: [documents], sizes in bytes.
       samples: number of bootstrap samples.
 
@@ -30,7 +31,7 @@ def paired_interval(
       the difference in bits per byte, and the ends of its interval, which are None if there is only
       one document.
     """
-    difference = (nats - other_nats) / np.log(2)
+    difference = (nll - other_nll) / np.log(2)
     mean = float(difference.sum() / size.sum())
     difference, size = difference[size > 0], size[size > 0]
     if len(size) == 1:

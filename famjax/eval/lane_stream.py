@@ -316,6 +316,11 @@ class ReadDocument(NamedTuple):
     state: LaneState
     left: np.ndarray
 
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of the document."""
+        return self.state.tokens + len(self.left)
+
 
 def read_documents(
     stream: LaneStream,

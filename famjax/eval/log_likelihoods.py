@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from famjax.core.types import Batch
 from famjax.data.one_pass import EndOfDocuments, min_rows, one_pass
 from famjax.data.sources import Key, Piece, Source
 from famjax.eval.document_sums import DocumentSums
+from famjax.eval.fetch_late import fetch_late
 from famjax.eval.lane_answers import ContinuationScore, score_continuations
 from famjax.eval.lane_stream import LaneStream, plan_lanes, read_documents
 from famjax.eval.memory_usage import update_tokens
@@ -84,28 +83,17 @@ def _score_alone(
     streamer = Streamer(run.model, lanes, longest)
     source = _Continuations([continuations[i] for i in order])
     sums = DocumentSums(streamer.batch)
-    for rows, (nll, correct) in _losses(streamer, source, block):
+    batches = one_pass(source, streamer.batch, streamer.chunk, block)
+    losses: Iterator[tuple[Batch[np.ndarray], Any]] = (
+        (rows, streamer.batch_losses(rows)) for rows in batches
+    )
+    for rows, (nll, correct) in fetch_late(losses):
         predicted = rows["weights"] > 0
         sums.add(rows["reset"], np.stack([-nll * predicted, ~correct & predicted]))
         progress.advance(int(rows["valid"].sum()))
     found = zip(order, sums.sums, strict=True)
     scores = {i: ContinuationScore(float(total), wrong == 0) for i, (total, wrong) in found}
     return [scores[i] for i in range(len(order))]
-
-
-def _losses(
-    streamer: Streamer, source: Source, block: int
-) -> Iterator[tuple[Batch[np.ndarray], tuple[np.ndarray, np.ndarray]]]:
-    """Yield each batch with its losses.
-
-    Results are fetched one batch late, so that the host prepares the next one meanwhile.
-    """
-    waiting: deque[Any] = deque()
-    for rows in one_pass(source, streamer.batch, streamer.chunk, block):
-        waiting.append((rows, streamer.batch_losses(rows)))
-        if len(waiting) > 1:
-            yield jax.device_get(waiting.popleft())
-    yield from (jax.device_get(pair) for pair in waiting)
 
 
 class _Continuations(Source):

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from famjax.eval.ablated_reading import AblatedReading
 from famjax.eval.ablations import UNABLATED
 from famjax.eval.effective_length import effective_lengths
 from famjax.eval.examples import (
+    AblationScore,
     Example,
     Examples,
     ablation_scores,
@@ -45,7 +46,65 @@ EXAMPLES = 20
 _DEPTHS = 5
 
 
-def evaluate(run: Run, request: Request) -> dict[str, Any]:
+class LongRow(TypedDict):
+    """The results of a long task at a length.
+
+    Attributes:
+      length: maximum number of tokens of a document, including the question and its answer.
+      examples: number of answers.
+      score: their mean score.
+      interval: ends of its 95% interval, a bootstrap over documents.
+      by_depth: score for each fifth of the document; None where no fact was.
+      cut: number of answers that reached their maximum number of tokens without the full score.
+      ablations: for each ablation by name, its score, and the gain over it.
+      updates: blocks per document.
+      seconds: time of reading.
+      tokens_per_second: of reading.
+      answer_seconds: time to answer one question for a batch of documents.
+      state_bytes: size of the state of one document.
+      peak_bytes: see `memory_report`, after reading this length.
+    """
+
+    length: int
+    examples: int
+    score: float
+    interval: list[float]
+    by_depth: list[float | None]
+    cut: int
+    ablations: dict[str, AblationScore]
+    updates: int
+    seconds: float
+    tokens_per_second: float
+    answer_seconds: float
+    state_bytes: int
+    peak_bytes: int
+
+
+class LongResult(TypedDict):
+    """The results of `evaluate_long`.
+
+    Attributes:
+      task: name of the task.
+      source: origin of the task.
+      files: files of the filler.
+      facts: file of the facts.
+      examples: name of the examples file.
+      settings: a hash that identifies the examples.
+      effective_length: by the rules of RULER and NoLiMa, see `famjax.eval.effective_length`.
+      rows: results by length.
+    """
+
+    task: str
+    source: str
+    files: str
+    facts: str
+    examples: str
+    settings: str
+    effective_length: dict[str, int | None]
+    rows: list[LongRow]
+
+
+def evaluate(run: Run, request: Request) -> LongResult:
     """Return the results of `evaluate_long`; by default with the run's own files and facts."""
     files, facts = _files(run, request)
     return evaluate_long(
@@ -111,7 +170,7 @@ def evaluate_long(
     ablate: Sequence[str] = (),
     quiet: bool = False,
     folder: Path | None = None,
-) -> dict[str, Any]:
+) -> LongResult:
     """Evaluate a run on a long task (`famjax.tasks.long`), by length and by depth.
 
     Documents are generated while they are read; memory does not grow with their length.
@@ -132,17 +191,6 @@ def evaluate_long(
       folder: folder of the examples file, to which every example is written. A later call with
         equal arguments, or with other lengths, answers only what is missing there.
 
-    Returns:
-      task, source, files, facts, examples (the name of the examples file), settings (a hash that
-      identifies the examples), effective_length (by the rules of RULER and NoLiMa), and rows, one
-      for each length: length, examples (number of answers), score (their mean), interval (95%, a
-      bootstrap over documents), ablations (see `famjax.eval.examples.ablation_scores`), by_depth
-      (score for each fifth of the document, None where no fact was), cut (number of answers that
-      reached their maximum number of tokens without the full score), updates (blocks per document),
-      seconds, tokens_per_second (of reading), answer_seconds (time to answer one question for a
-      batch of documents), state_bytes (of one document), peak_bytes (see `memory_report`,
-      after reading this length).
-
     Raises:
       UserError: there is nothing to ablate, a length is too short or exceeds full attention's KV
         cache, the tokenizer cannot express an answer, the task has fewer questions, or the
@@ -157,7 +205,41 @@ def evaluate_long(
     _check(run, name, document, lengths, examples, questions)
     batch = min(batch, examples)
     reading = AblatedReading(run, batch, batch, ablations=ablate)
-    settings = {
+    settings = _settings(run, name, material, files, facts, examples, questions, ablate, folder)
+    file_name = examples_name(settings)
+    store = Examples(None if folder is None else folder / file_name, settings)
+    missing = [
+        (length, numbers)
+        for length in lengths
+        for numbers in _batches(store.missing(length, range(examples)), batch)
+    ]
+    _answer_missing(run, name, reading, document, missing, questions, store, quiet)
+    rows = [_row(run, length, *store.of_length(length)) for length in lengths]
+    return {
+        "task": name,
+        "source": task.source,
+        "files": files,
+        "facts": facts,
+        "examples": file_name,
+        "settings": digest(settings),
+        "effective_length": effective_lengths(rows),
+        "rows": rows,
+    }
+
+
+def _settings(
+    run: Run,
+    name: str,
+    material: Material,
+    files: str,
+    facts: str,
+    examples: int,
+    questions: int,
+    ablate: Sequence[str],
+    folder: Path | None,
+) -> dict[str, Any]:
+    """Return what the examples of `evaluate_long` depend on, besides their lengths."""
+    return {
         "run": repr(run.config),
         "weights": None if folder is None else weights_version(folder.parent, run.step),
         "material": material.version,
@@ -169,37 +251,36 @@ def evaluate_long(
         "questions": questions,
         "ablate": list(ablate),
     }
-    file_name = examples_name(settings)
-    store = Examples(None if folder is None else folder / file_name, settings)
-    left = [
-        (length, numbers)
-        for length in lengths
-        for numbers in _batches(store.missing(length, range(examples)), batch)
-    ]
-    total = sum(n * len(numbers) for n, numbers in left) * reading.passes
-    asked = sum(len(numbers) for _, numbers in left) * questions * len(reading.names)
+
+
+def _answer_missing(
+    run: Run,
+    name: str,
+    reading: AblatedReading,
+    document: Callable[[int, int], Document],
+    missing: Sequence[tuple[int, Sequence[int]]],
+    questions: int,
+    store: Examples,
+    quiet: bool,
+) -> None:
+    """Answer the questions about documents that have no examples yet, and store the examples.
+
+    Args:
+      document: see `_evaluated_documents`.
+      missing: batches of documents that are read together: their length, and their numbers.
+      store: where the examples are added.
+    """
+    total = sum(length * len(numbers) for length, numbers in missing) * reading.passes
+    asked = sum(len(numbers) for _, numbers in missing) * questions * len(reading.names)
     with TokenProgress(name, total, quiet, answers=asked) as progress:
-        if left:
+        if missing:
             with progress.compiling():
                 reading.warm_up()
-        for length, numbers in left:
+        for length, numbers in missing:
             documents = {number: document(length, number) for number in numbers}
-            found, times = _ask(run, reading, documents, questions, progress)
-            kept = [Example(length=length, **row) for row in found]
-            store.add(((length, numbers), kept, times))
-    rows = [
-        _row(run, length, *store.of_length(length), reading.state_bytes()) for length in lengths
-    ]
-    return {
-        "task": name,
-        "source": task.source,
-        "files": files,
-        "facts": facts,
-        "examples": file_name,
-        "settings": digest(settings),
-        "effective_length": effective_lengths(rows),
-        "rows": rows,
-    }
+            rows, times = _ask(run, reading, documents, questions, progress)
+            examples = [Example(length=length, **row) for row in rows]
+            store.add(((length, numbers), examples, times))
 
 
 def _batches(numbers: Sequence[int], size: int) -> Iterator[Sequence[int]]:
@@ -278,15 +359,11 @@ def _ask(
     # sort by number, since documents end in any order
     readings.sort(key=lambda each: each[UNABLATED].number)
     if not reading.has_answered:
-        # compile now, so that timings exclude it: two tokens are the question's call and a step
-        with progress.compiling():
-            for name in reading.names:
-                _answer(run, reading, name, readings, documents, 0, max_tokens=2)
-        reading.has_answered = True
+        with progress.compiling():  # now, so that timings exclude compilation
+            _compile_answering(run, reading, readings, documents)
     begin = time.perf_counter()
     rows = []
     for question in range(questions):
-        asked = [documents[each[UNABLATED].number].content.questions[question] for each in readings]
         outputs = {}
         for name in reading.names:
             outputs[name] = _answer(
@@ -300,30 +377,57 @@ def _ask(
             )
             progress.answer(len(readings))
         for i, each in enumerate(readings):
-            document = documents[each[UNABLATED].number]
-            (text, cut), *others = (outputs[name][i] for name in reading.names)
-            ablated = zip(reading.names[1:], others, strict=True)
-            rows.append(
-                {
-                    "document": each[UNABLATED].number,
-                    "question": question,
-                    "tokens": each[UNABLATED].state.tokens + len(each[UNABLATED].left),
-                    "depth": max((document.depths[fact] for fact in asked[i].facts), default=None),
-                    "prompt": asked[i].text,
-                    "references": list(asked[i].references),
-                    "output": text,
-                    "score": score(text, asked[i]),
-                    "cut": cut,
-                    "ablated": {
-                        name: {"output": other, "score": score(other, asked[i])}
-                        for name, (other, _) in ablated
-                    },
-                }
-            )
-    tokens = sum(each[UNABLATED].state.tokens + len(each[UNABLATED].left) for each in readings)
+            read = each[UNABLATED]
+            of_example = {name: outputs[name][i] for name in reading.names}
+            rows.append(_example_fields(read, documents[read.number], question, of_example))
+    tokens = sum(each[UNABLATED].tokens for each in readings)
     answering = (time.perf_counter() - begin) / questions / len(reading.names)
     peak = memory_report()["peak_bytes"]
     return rows, {"tokens": tokens, "read": reading.seconds, "answer": answering, "peak": peak}
+
+
+def _compile_answering(
+    run: Run,
+    reading: AblatedReading,
+    readings: Sequence[dict[str, ReadDocument]],
+    documents: dict[int, Document],
+) -> None:
+    """Compile the functions that answer."""
+    for name in reading.names:
+        # two tokens: the question's call and a step
+        _answer(run, reading, name, readings, documents, 0, max_tokens=2)
+    reading.has_answered = True
+
+
+def _example_fields(
+    read: ReadDocument, document: Document, question: int, outputs: dict[str, tuple[str, bool]]
+) -> dict[str, Any]:
+    """Return the fields of an `Example` but the length.
+
+    Args:
+      read: the document as it was read.
+      document: the document.
+      question: number of the question.
+      outputs: for each name of `AblatedReading.names` the answer, and whether it was cut.
+    """
+    asked = document.content.questions[question]
+    text, cut = outputs[UNABLATED]
+    return {
+        "document": read.number,
+        "question": question,
+        "tokens": read.tokens,
+        "depth": max((document.depths[fact] for fact in asked.facts), default=None),
+        "prompt": asked.text,
+        "references": list(asked.references),
+        "output": text,
+        "score": score(text, asked),
+        "cut": cut,
+        "ablated": {
+            name: {"output": output, "score": score(output, asked)}
+            for name, (output, _) in outputs.items()
+            if name != UNABLATED
+        },
+    }
 
 
 def _answer(
@@ -364,9 +468,7 @@ def _answer(
     ]
 
 
-def _row(
-    run: Run, length: int, examples: list[Example], times: list[dict[str, Any]], state_bytes: int
-) -> dict[str, Any]:
+def _row(run: Run, length: int, examples: list[Example], times: list[dict[str, Any]]) -> LongRow:
     depths = np.array([_part(example.depth) for example in examples])
     scores = np.array([example.score for example in examples])
     seconds = sum(time["read"] for time in times)
@@ -385,7 +487,7 @@ def _row(
         "seconds": seconds,
         "tokens_per_second": sum(time["tokens"] for time in times) / seconds,
         "answer_seconds": float(np.mean([time["answer"] for time in times])),
-        "state_bytes": state_bytes,
+        "state_bytes": run.model.state_bytes(),
         "peak_bytes": max(time["peak"] for time in times),
     }
 

@@ -20,11 +20,11 @@ def memory_report() -> dict[str, int]:
 
     Outside Linux, both are the peak of the process.
     """
-    found = [device.memory_stats() or {} for device in jax.local_devices()]
-    if all("peak_bytes_in_use" in stats for stats in found):
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    if all("peak_bytes_in_use" in each for each in stats):
         return {
-            "resident_bytes": sum(stats["bytes_in_use"] for stats in found),
-            "peak_bytes": sum(stats["peak_bytes_in_use"] for stats in found),
+            "resident_bytes": sum(each["bytes_in_use"] for each in stats),
+            "peak_bytes": sum(each["peak_bytes_in_use"] for each in stats),
         }
     # kilobytes, but bytes on macOS
     unit = 1 if sys.platform == "darwin" else 1024

@@ -28,7 +28,7 @@ class NgramTrace(NamedTuple):
     Attributes:
       contexts: [o], the lengths of contexts.
       found: [n w o] bool, whether each token's contexts were found.
-      right: [n w o] bool, whether what followed the context is the next token.
+      correct: [n w o] bool, whether what followed the context is the next token.
       loss: [n], nats per token, as in `famjax.eval.memory_trace`.
       without: [n], by how much it is higher if the table is emptied before the block.
       losses: [n w], the loss of each token's next token.
@@ -37,7 +37,7 @@ class NgramTrace(NamedTuple):
 
     contexts: np.ndarray
     found: np.ndarray
-    right: np.ndarray
+    correct: np.ndarray
     loss: np.ndarray
     without: np.ndarray
     losses: np.ndarray
@@ -61,8 +61,8 @@ def trace_ngrams(run: Run, document: TracedDocument, quiet: bool = False) -> Ngr
     out = scan_document(run, document, _trace_blocks, "n-grams", quiet)
     recalled, targets, loss, without, losses, gains = out
     contexts = np.array(context_lengths(recalled.shape[-1]))
-    is_found, is_right = recalled != ABSENT, recalled == targets[..., None]
-    return NgramTrace(contexts, is_found, is_right, loss, without, losses, gains)
+    is_found, is_correct = recalled != ABSENT, recalled == targets[..., None]
+    return NgramTrace(contexts, is_found, is_correct, loss, without, losses, gains)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -110,7 +110,7 @@ def by_longest(trace: NgramTrace) -> list[dict[str, float]]:
       rows for contexts that are the longest one found of no token.
     """
     o = len(trace.contexts)
-    found, right = (a.reshape(-1, o) for a in (trace.found, trace.right))
+    found, correct = (a.reshape(-1, o) for a in (trace.found, trace.correct))
     # index of the longest context that was found, o where there is none
     longest = np.where(found.any(1), o - 1 - found[:, ::-1].argmax(1), o)
     losses, gains = trace.losses.reshape(-1), trace.gains.reshape(-1)
@@ -118,12 +118,12 @@ def by_longest(trace: NgramTrace) -> list[dict[str, float]]:
     for index, context in ((o, 0), *enumerate(trace.contexts.tolist())):
         chosen = longest == index
         if chosen.any():
-            is_right = right[chosen, index].mean() if context else 0.0
+            share_right = correct[chosen, index].mean() if context else 0.0
             rows.append(
                 {
                     "context": context,
                     "share": float(chosen.mean()),
-                    "right": float(is_right),
+                    "right": float(share_right),
                     "loss": float(losses[chosen].mean()),
                     "without": float(gains[chosen].mean()),
                 }

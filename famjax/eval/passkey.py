@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.core.json_files import RUN_AGAIN, read_json, write_json
 from famjax.eval.ablations import UNABLATED
-from famjax.eval.examples import digest, weights_version
+from famjax.eval.examples import AblationScore, digest, weights_version
 from famjax.eval.intervals import mean_interval
 from famjax.eval.lane_stream import LaneStream
 from famjax.eval.memory_usage import memory_report, update_tokens
@@ -34,12 +34,52 @@ from famjax.train.run import Run
 _EVALUATION, _SHIFT = 2, 3
 
 
+class PasskeyRow(TypedDict):
+    """How often a run retrieves the passkey at a length.
+
+    Attributes:
+      length: number of tokens of a document.
+      examples: number of documents.
+      key_accuracy: share of answers with all tokens correct.
+      interval: ends of its 95% interval over documents.
+      token_accuracy: share of correct tokens.
+      key_chance: key accuracy of guessing digits.
+      token_chance: token accuracy of guessing digits.
+      read: tokens of each document that were read after the question at the next shorter length.
+      seconds: time to read these tokens and the question.
+      tokens_per_second: these tokens, of all documents, in a second.
+      peak_bytes: see `memory_report`, when the length was first read.
+      by_document: whether each key was found.
+      ablations: for each ablation by name, the share of keys that it finds, and the gain over it.
+      documents: a hash: runs with the same hash read the same documents.
+      updates: blocks per document.
+      state_bytes: size of the state of one document.
+    """
+
+    length: int
+    examples: int
+    key_accuracy: float
+    interval: list[float]
+    token_accuracy: float
+    key_chance: float
+    token_chance: float
+    read: int
+    seconds: float
+    tokens_per_second: float
+    peak_bytes: int
+    by_document: list[bool]
+    ablations: dict[str, AblationScore]
+    documents: str
+    updates: int
+    state_bytes: int
+
+
 def asks_anywhere(config: Config) -> bool:
     """Return whether questions of a run's training are anywhere in a block, or cross its end."""
     return config.data.passkey.multiple % config.model.block_len > 0
 
 
-def evaluate(run: Run, request: Request) -> list[dict[str, Any]]:
+def evaluate(run: Run, request: Request) -> list[PasskeyRow]:
     """Return the rows of `evaluate_passkey`; answers are kept in the folder for later calls.
 
     Questions are at the same place in their block if they are in training, else anywhere.
@@ -75,7 +115,7 @@ def evaluate_passkey(
     anywhere: bool = False,
     file: Path | None = None,
     ablate: Sequence[str] = (),
-) -> list[dict[str, Any]]:
+) -> list[PasskeyRow]:
     """Return how often a run retrieves the passkey, by the length of the document.
 
     The n-th document of every length has the same key and the same filler. It is read once, up to
@@ -102,14 +142,7 @@ def evaluate_passkey(
       ablate: ablations (`famjax.eval.ablations`) with which the same documents are read again.
 
     Returns:
-      A row for each length: length, examples, key_accuracy (share of answers with all tokens
-      correct), interval (95%, over documents), token_accuracy, key_chance and token_chance (of
-      guessing digits), read (tokens of each document that were read after the question at the next
-      shorter length), seconds, tokens_per_second (of these tokens), peak_bytes (see
-      `memory_report`, when the length was first read), by_document (whether each key was found),
-      updates (blocks per document), state_bytes (of one document), ablations (for each by name:
-      score, the share of keys that it finds, and gain, the mean paired difference and its 95%
-      interval over documents), documents (a hash: runs with the same hash read the same documents).
+      A row for each length.
 
     Raises:
       UserError: a length is too short for the task or exceeds full attention's KV cache, there is
@@ -147,13 +180,8 @@ def evaluate_passkey(
                 write_json(file, {"settings": settings, "batches": results})
     by_length = [_join(results, length) for length in lengths]
     version = _version(documents, batches)
-    sizes = {"state_bytes": streamer.state_bytes() // streamer.batch}
     return [
-        {
-            **_passkey_row(task, length, rows, version),
-            "updates": length // update_tokens(run.config),
-            **sizes,
-        }
+        _passkey_row(run, task, length, rows, version)
         for length, rows in zip(lengths, by_length, strict=True)
     ]
 
@@ -173,7 +201,7 @@ def _ablated(
 
 
 def _with_ablated(rows: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return the rows of the run as it is, with the hits of each ablation in them."""
+    """Return the rows of the unablated run, with the hits of each ablation in them."""
     unablated = rows.pop(UNABLATED)
     if not rows:
         return unablated
@@ -397,10 +425,10 @@ def _check_passkey(run: Run, task: Passkey, lengths: Sequence[int], sizes: Seque
         raise UserError(f"passkey: {min(sizes)} examples or rows of a batch; take at least 1")
 
 
-def _ablation_scores(batches: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _ablation_scores(batches: list[dict[str, Any]]) -> dict[str, AblationScore]:
     """Return for each ablation the share of keys found, and the run's gain over it."""
     is_found = np.array([all(hits) for batch in batches for hits in batch["hits"]], float)
-    scores = {}
+    scores: dict[str, AblationScore] = {}
     for name in batches[0].get("ablated", {}):
         hits = [all(each) for batch in batches for each in batch["ablated"][name]]
         mean, *ends = mean_interval(is_found - np.array(hits, float))
@@ -420,8 +448,8 @@ def _first_peak(batches: list[dict[str, Any]]) -> int:
 
 
 def _passkey_row(
-    task: Passkey, length: int, batches: list[dict[str, Any]], version: str
-) -> dict[str, Any]:
+    run: Run, task: Passkey, length: int, batches: list[dict[str, Any]], version: str
+) -> PasskeyRow:
     answers = [hits for batch in batches for hits in batch["hits"]]
     is_found = np.array([all(hits) for hits in answers], float)
     digits = np.array([task.digits / len(hits) for hits in answers])
@@ -443,4 +471,6 @@ def _passkey_row(
         "by_document": [all(hits) for hits in answers],
         "ablations": _ablation_scores(batches),
         "documents": version,
+        "updates": length // update_tokens(run.config),
+        "state_bytes": run.model.state_bytes(),
     }

@@ -8,17 +8,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, zip_longest
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
-import jax
 import numpy as np
 
 from famjax.core.errors import UserError
-from famjax.core.types import tree_bytes
 from famjax.eval.ablated_reading import AblatedReading
 from famjax.eval.ablations import UNABLATED
 from famjax.eval.answer_scores import check_metrics, score_answer
 from famjax.eval.examples import (
+    AblationScore,
     Example,
     Examples,
     ablation_scores,
@@ -32,7 +31,7 @@ from famjax.eval.lane_stream import LanePlan, ReadDocument, plan_lanes
 from famjax.eval.memory_usage import memory_report, update_tokens
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK
-from famjax.eval.subsets import mean_score, subset_rows
+from famjax.eval.subsets import SubsetRow, mean_score, subset_rows
 from famjax.tasks import TASKS
 from famjax.tasks.questions.question_set import QuestionSet
 from famjax.tasks.questions.records import Asked, AskedDocument
@@ -43,6 +42,90 @@ from famjax.train.run import Run
 # number of documents per lane whose questions are answered together, so that batches have prompts
 # of similar lengths, and the maximum size of these documents' states, in bytes
 _TOGETHER, _HELD_BYTES = 8, 2**30
+
+
+# "from" is no name of an attribute
+_Lengths = TypedDict("_Lengths", {"from": int, "to": int})
+
+
+class OctaveRow(_Lengths):
+    """The score on documents of an octave of lengths.
+
+    Attributes:
+      from, to: lowest and highest number of tokens that are read of a document.
+      documents: number of documents.
+      questions: number of questions.
+      score: mean score.
+    """
+
+    documents: int
+    questions: int
+    score: float
+
+
+class _QuestionScores(TypedDict):
+    documents: int
+    questions: int
+    metric: str
+    score: float
+    interval: list[float]
+    scores: dict[str, float]
+    subsets: list[SubsetRow]
+    cut: int
+    ablations: dict[str, AblationScore]
+
+
+class QuestionsResult(_QuestionScores):
+    """The results on documents with questions.
+
+    Attributes:
+      task: name of the task.
+      source: origin of the task.
+      files: the files.
+      examples: name of the examples file.
+      settings: a hash that identifies the examples.
+      window: maximum number of tokens of a document, question and answer; None is any.
+      skipped: reasons for lines that were left out.
+      cut_documents: number of documents that were cut to the window.
+      documents: number of documents.
+      questions: number of questions.
+      metric: the first metric.
+      score: its mean; in a collection, the mean over its data sets.
+      interval: ends of its 95% interval, a bootstrap over documents.
+      scores: the mean of each metric.
+      subsets: scores on a collection's data sets, see `famjax.eval.subsets`.
+      cut: number of answers that reached their maximum number of tokens.
+      ablations: for each ablation by name, its score, and the gain over it.
+      rows: scores by octave of document lengths.
+      longest: tokens of the longest document.
+      updates: blocks of the longest document that was read.
+      lanes: number of documents that are read together.
+      chunk: tokens of a document in a call.
+      padding: share of padding in the computed tokens.
+      tokens_per_second: of reading.
+      answer_seconds: time per question.
+      state_bytes: size of the state of one document.
+      peak_bytes: see `memory_report`.
+    """
+
+    task: str
+    source: str
+    files: str
+    examples: str
+    settings: str
+    window: int | None
+    skipped: list[str]
+    cut_documents: int
+    rows: list[OctaveRow]
+    longest: int
+    updates: int
+    lanes: int
+    chunk: int
+    padding: float
+    tokens_per_second: float
+    answer_seconds: float
+    state_bytes: int
+    peak_bytes: int
 
 
 class _Work(NamedTuple):
@@ -64,22 +147,8 @@ class _Work(NamedTuple):
     tokens: int
 
 
-def evaluate(run: Run, request: Request) -> dict[str, Any]:
+def evaluate(run: Run, request: Request) -> QuestionsResult:
     """Evaluate a run on documents with questions.
-
-    Returns:
-      task, source, files, examples (the name of the examples file), settings (a hash that
-      identifies the examples), window; documents, questions, skipped (lines that were left out, and
-      why), cut (number of answers that reached their maximum number of tokens), cut_documents
-      (number of documents that were cut to the window); metric (the first one), score (its mean; in
-      a collection, the mean over its data sets), interval (95%, a bootstrap over documents), scores
-      (the mean of each metric), subsets (rows of a collection's data sets, see
-      `famjax.eval.subsets`), ablations (see `famjax.eval.examples.ablation_scores`); rows, one for
-      each octave of document lengths: from, to, documents, questions, score; longest (tokens of the
-      longest document), updates (blocks of the longest document that was read), lanes, chunk,
-      padding (share of padding in the computed tokens), tokens_per_second (of reading),
-      answer_seconds (per question), state_bytes (of one document), peak_bytes (see
-      `memory_report`).
 
     Raises:
       UserError: a line cannot be read, a document exceeds full attention's cache, or the library of
@@ -130,7 +199,7 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
         "padding": plan.padding,
         "tokens_per_second": sum(t["tokens"] for t in times) / sum(t["read"] for t in times),
         "answer_seconds": sum(t["answer"] for t in times) / len(examples),
-        "state_bytes": _state_bytes(run),
+        "state_bytes": run.model.state_bytes(),
         "peak_bytes": memory_report()["peak_bytes"],
     }
 
@@ -319,7 +388,7 @@ def _count_answers(task: QuestionSet, work: Sequence[_Work]) -> int:
 
 def _count_held(run: Run, lanes: int, readings: int) -> int:
     """Return how many documents are read before their questions are answered."""
-    return int(np.clip(_HELD_BYTES // (readings * _state_bytes(run)), 1, _TOGETHER * lanes))
+    return int(np.clip(_HELD_BYTES // (readings * run.model.state_bytes()), 1, _TOGETHER * lanes))
 
 
 class _Output(NamedTuple):
@@ -348,7 +417,7 @@ def _answer(
     if _is_ranked(task):
         return _rank(run, task, reading, name, prompts, progress)
     stream = reading.answering[name]
-    found: dict[int, _Output] = {}
+    outputs: dict[int, _Output] = {}
     for numbers in _batches(
         prompts, stream.batch, lambda prompt: _max_tokens(run, task, prompt.asked)
     ):
@@ -358,7 +427,7 @@ def _answer(
             stop = _stop(task, together[lane].asked)
             return bool(stop) and stop in text.lstrip("\n ")
 
-        outputs = answer_prompts(
+        answers = answer_prompts(
             stream,
             run.tokenizer,
             [prompt.documents[name].state for prompt in together],
@@ -367,10 +436,10 @@ def _answer(
             is_done,
             lambda: progress.answer(0),
         )
-        for i, (text, cut) in zip(numbers, outputs, strict=True):
-            found[i] = _score(task, prompts[i].asked, text, cut)
+        for i, (text, cut) in zip(numbers, answers, strict=True):
+            outputs[i] = _score(task, prompts[i].asked, text, cut)
         progress.answer(len(numbers))
-    return [found[i] for i in range(len(prompts))]
+    return [outputs[i] for i in range(len(prompts))]
 
 
 def _score(task: QuestionSet, asked: Asked, text: str, cut: bool) -> _Output:
@@ -405,15 +474,15 @@ def _rank(
     scores = np.zeros(len(pairs))
     sizes = np.array([len(f" {option}".encode()) for _, option in pairs])
     for numbers in _batches([prompt for prompt, _ in pairs], stream.batch):
-        found_scores = score_continuations(
+        continuation_scores = score_continuations(
             stream,
             [pairs[i][0].documents[name].state for i in numbers],
             [pairs[i][0].tokens for i in numbers],
             [run.tokenizer.encode(f" {pairs[i][1]}") for i in numbers],
         )
-        scores[numbers] = [score.log_likelihood for score in found_scores]
+        scores[numbers] = [score.log_likelihood for score in continuation_scores]
         progress.answer(len(numbers))
-    found, at = [], 0
+    outputs, at = [], 0
     for prompt in prompts:
         options, right = prompt.asked.options, prompt.asked.references
         of_prompt = slice(at, at + len(options))
@@ -421,8 +490,8 @@ def _rank(
         chosen = options[int(scores[of_prompt].argmax())]
         by_byte = options[int((scores[of_prompt] / sizes[of_prompt]).argmax())]
         shares = (float(chosen in right), float(by_byte in right))
-        found.append(_Output(chosen, dict(zip(task.metrics, shares, strict=True))))
-    return found
+        outputs.append(_Output(chosen, dict(zip(task.metrics, shares, strict=True))))
+    return outputs
 
 
 def _batches(
@@ -439,10 +508,6 @@ def _batches(
     )
     for first in range(0, len(order), batch):
         yield order[first : first + batch]
-
-
-def _state_bytes(run: Run) -> int:
-    return tree_bytes(jax.eval_shape(lambda: run.model.init_state(1)))
 
 
 def _example(prompt: _Prompt, outputs: dict[str, _Output]) -> Example:
@@ -468,7 +533,7 @@ def _example(prompt: _Prompt, outputs: dict[str, _Output]) -> Example:
     )
 
 
-def _scores(metrics: Sequence[str], examples: Sequence[Example]) -> dict[str, Any]:
+def _scores(metrics: Sequence[str], examples: Sequence[Example]) -> _QuestionScores:
     score, *ends = document_interval(examples, [example.score for example in examples])
     return {
         "documents": len({example.document for example in examples}),
@@ -483,7 +548,7 @@ def _scores(metrics: Sequence[str], examples: Sequence[Example]) -> dict[str, An
     }
 
 
-def _rows(work: Sequence[_Work], examples: Sequence[Example]) -> list[dict[str, Any]]:
+def _rows(work: Sequence[_Work], examples: Sequence[Example]) -> list[OctaveRow]:
     """Return a row with the score for each octave of document lengths."""
     octaves: dict[int, list[Example]] = {}
     sizes = {each.number: each.size for each in work}

@@ -16,19 +16,19 @@ class Sampling(NamedTuple):
     Attributes:
       key: a random key, the same for all tokens of a text.
       temperature, top_k, top_p: as in `sample`.
-      size: size of the vocabulary. Logits beyond it, of a padded embedding table, are masked.
+      output_size: ids from this one on are never drawn.
     """
 
     key: Any
     temperature: Any
     top_k: Any
     top_p: Any
-    size: Any
+    output_size: Any
 
     def draw(self, logits: Array, position: Any) -> Array:
         """Sample a token for each row of logits [b v] at a position of the text: [b 1] int32."""
-        in_vocabulary = jnp.arange(logits.shape[-1]) < self.size
-        logits = jnp.where(in_vocabulary, logits, -jnp.inf)
+        is_allowed = jnp.arange(logits.shape[-1]) < self.output_size
+        logits = jnp.where(is_allowed, logits, -jnp.inf)
         return sample(logits, self.key, position, self.temperature, self.top_k, self.top_p)
 
 

@@ -19,12 +19,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from famjax.config.keys import values
+from famjax.config.keys import key_values
 from famjax.config.schema import ModelConfig
 from famjax.core.atomic import write_file
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json, regular_file_size
-from famjax.core.types import PyTree, tree_bytes
+from famjax.core.types import PyTree
 from famjax.eval.streaming import StreamState
 from famjax.mixers import mixer_constants
 from famjax.parallel.sharding import path_name
@@ -66,7 +66,7 @@ def save_state(path: str | Path, state: StreamState, run: Run) -> None:
     refuse_special(Path(path))
     names, leaves = _flatten(state.memory)
     shapes = [(leaf.shape, leaf.dtype) for leaf in leaves]
-    if shapes != [(leaf.shape, leaf.dtype) for leaf in _flatten(_state_shapes(run))[1]]:
+    if shapes != [(leaf.shape, leaf.dtype) for leaf in _flatten(run.model.state_shapes())[1]]:
         raise ValueError("the state is not that of one lane of the run's model")
     metadata = {
         "format": _FORMAT,
@@ -96,7 +96,7 @@ def load_state(path: str | Path, run: Run) -> StreamState:
         model, checkpoint or tokenizer.
     """
     try:
-        max_bytes = tree_bytes(_state_shapes(run)) + _HEADER_BYTES
+        max_bytes = run.model.state_bytes() + _HEADER_BYTES
         if regular_file_size(path) > max_bytes:
             raise UserError(f"{path}: not a famjax state of this model; {_READ_AGAIN}")
         content = Path(path).read_bytes()
@@ -116,14 +116,14 @@ def load_state(path: str | Path, run: Run) -> StreamState:
         if metadata[name] != mine:
             other = _describe_model(written, run) if name == "model" else f"another {name}"
             raise UserError(f"{path}: belongs to {other}; {_READ_AGAIN}")
-    return StreamState(_restore(path, arrays, _state_shapes(run)), tokens)
+    return StreamState(_restore(path, arrays, run.model.state_shapes()), tokens)
 
 
 def _describe_model(written: dict[str, Any], run: Run) -> str:
     """Return how the run's model differs from that of a file with these keys of the config."""
     mine = parse_json(_describe_config(run))
     # files of older versions lack the keys that came later, and were made with their defaults
-    written = values(ModelConfig(), "model.") | written if written else {}
+    written = key_values(ModelConfig(), "model.") | written if written else {}
     for key in sorted(written.keys() & mine.keys()):
         if written[key] != mine[key]:
             return f"a model with {key}={written[key]}, and the run has {mine[key]}"
@@ -134,19 +134,19 @@ def _describe_model(written: dict[str, Any], run: Run) -> str:
 
 def _describe_config(run: Run) -> str:
     """Return the keys of the model's config with their values, as JSON."""
-    found = values(run.config.model, "model.")
-    return json.dumps({k: v for k, v in found.items() if not k.startswith(_NOT_NAMED)})
+    config = key_values(run.config.model, "model.")
+    return json.dumps({k: v for k, v in config.items() if not k.startswith(_NOT_NAMED)})
 
 
 def _config(metadata: dict[str, str]) -> dict[str, Any]:
     """Return what `_describe_config` wrote; older files have none."""
     try:
-        found = parse_json(metadata.get("config", "{}"))
+        config = parse_json(metadata.get("config", "{}"))
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        config = None
+    if not isinstance(config, dict):
         raise _CorruptFile("its header is invalid")
-    return found
+    return config
 
 
 def _tokens(metadata: dict[str, str]) -> int:
@@ -167,11 +167,6 @@ def _restore(path: str | Path, arrays: dict[str, np.ndarray], template: PyTree) 
     return jax.tree.unflatten(jax.tree.structure(template), [arrays[name] for name in names])
 
 
-def _state_shapes(run: Run) -> Any:
-    """Return the shapes of the state of one lane."""
-    return jax.eval_shape(lambda: run.model.init_state(1))
-
-
 def _flatten(tree: PyTree) -> tuple[list[str], list[Any]]:
     paths, _ = jax.tree_util.tree_flatten_with_path(tree)
     return [path_name(path) for path, _ in paths], [leaf for _, leaf in paths]
@@ -187,8 +182,8 @@ def model_fingerprint(run: Run) -> str:
 
     Default values of the config are excluded, so that new keys do not invalidate old memories.
     """
-    if run.memory_of:
-        return run.memory_of
+    if run.original_fingerprint:
+        return run.original_fingerprint
     values = _non_defaults(run.config.model)
     if not run.config.model.ngram_memory:  # without effect; older configs have another default
         values.pop("ngram_slots", None)

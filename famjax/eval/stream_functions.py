@@ -33,12 +33,12 @@ class StreamFunctions(NamedTuple):
         state).
       step: (params, state, tokens [b 1], ctx) -> (logits [b v], state).
       draw: (logits [b v], sampling, position) -> tokens [b 1] at that position of the text.
-      write: (params, state, longest, token [1 1], position, count, sampling, stops) ->
+      write: (params, state, final_len, token [1 1], position, count, sampling, stops) ->
         (tokens [TOKENS_PER_CALL], number of tokens written, logits [1 v], state).
-      search: (params, state, longest, logits [b v], settings, stops, prompt) -> hypotheses, as
+      search: (params, state, final_len, logits [b v], settings, stops, prompt) -> hypotheses, as
         `famjax.eval.beam.beam_search`.
 
-    `longest` (static) is the most tokens that a document has at the end of its text.
+    `final_len` (static) is the most tokens that the document has when the text is complete.
     """
 
     start: Callable[[Params, int], State]
@@ -63,82 +63,88 @@ def jit_functions(graph: Any) -> StreamFunctions:
 
     All streams over models with the same graph share them, and compile once.
     """
-
-    def start(params: Params, batch: int) -> State:
-        return nnx.merge(graph, params).init_state(batch)
-
-    def read(
-        params: Params, state: State, tokens: Array, ctx: Context, last: Array, steps: bool = False
-    ):
-        model = nnx.merge(graph, params)
-        x, state = _run_stack(model, tokens, state, ctx, last, steps)
-        # logits of one token only: with a large vocabulary, those of all tokens dominate the cost
-        x = jnp.take(x, last, axis=1) if last.ndim == 0 else x[jnp.arange(len(last)), last]
-        return model.logits(x), state
-
-    def skim(params: Params, state: State, tokens: Array, ctx: Context):
-        model = nnx.merge(graph, params)
-        # XLA omits what only the logits need; without `scan_layers` that includes the last layer's
-        # attention and feed-forward
-        _, state = model.stack(model.embed(tokens), state, model.with_tokens(ctx, tokens))
-        return jax.tree.leaves(state)[0].ravel()[0], state
-
-    def losses(
-        params: Params,
-        state: State,
-        tokens: Array,
-        targets: Array,
-        ctx: Context,
-        last: Array,
-        steps: bool = False,
-    ):
-        model = nnx.merge(graph, params)
-        x, state = _run_stack(model, tokens, state, ctx, last, steps)
-        logits = model.logits(jnp.take(x, last, axis=1))
-        return *model.losses(x, targets), logits, state
-
-    def step(params: Params, state: State, tokens: Array, ctx: Context):
-        logits, state = nnx.merge(graph, params).step(tokens, state, ctx)
-        return logits[:, 0], state
-
-    def write(
-        params: Params,
-        state: State,
-        longest: int,
-        token: Array,
-        position: Array,
-        count: Array,
-        sampling: Sampling,
-        stops: Array,
-    ):
-        model = nnx.merge(graph, params)
-        return _write_tokens(model, state, longest, token, position, count, sampling, stops)
-
-    def search(
-        params: Params,
-        state: State,
-        longest: int,
-        logits: Array,
-        settings: BeamSettings,
-        stops: Array,
-        prompt: Array | None,
-    ) -> Hypotheses:
-        model = nnx.merge(graph, params)
-        state = model.unstack(model.stack.shorten(state, longest), settings.beams)
-        model.stack.unstack_layers(state)
-        axes = model.stack.row_axes(state)
-        return beam_search(model.step, logits, state, axes, settings, stops, prompt)
-
     return StreamFunctions(
-        start=jax.jit(start, static_argnums=1),
-        read=jax.jit(read, donate_argnums=1, static_argnames="steps"),
-        skim=jax.jit(skim, donate_argnums=1),
-        losses=jax.jit(losses, donate_argnums=1, static_argnames="steps"),
-        step=jax.jit(step, donate_argnums=1),
+        start=jax.jit(functools.partial(_start, graph), static_argnums=1),
+        read=jax.jit(functools.partial(_read, graph), donate_argnums=1, static_argnames="steps"),
+        skim=jax.jit(functools.partial(_skim, graph), donate_argnums=1),
+        losses=jax.jit(
+            functools.partial(_losses, graph), donate_argnums=1, static_argnames="steps"
+        ),
+        step=jax.jit(functools.partial(_step, graph), donate_argnums=1),
         draw=jax.jit(lambda logits, sampling, position: sampling.draw(logits, position)),
-        write=jax.jit(write, donate_argnums=1, static_argnums=2),
-        search=jax.jit(search, static_argnums=2),
+        write=jax.jit(functools.partial(_write, graph), donate_argnums=1, static_argnums=2),
+        search=jax.jit(functools.partial(_search, graph), static_argnums=2),
     )
+
+
+def _start(graph: Any, params: Params, batch: int) -> State:
+    return nnx.merge(graph, params).init_state(batch)
+
+
+def _read(
+    graph: Any,
+    params: Params,
+    state: State,
+    tokens: Array,
+    ctx: Context,
+    last: Array,
+    steps: bool = False,
+) -> tuple[Array, State]:
+    model = nnx.merge(graph, params)
+    x, state = _run_stack(model, tokens, state, ctx, last, steps)
+    # logits of one token only: with a large vocabulary, those of all tokens dominate the cost
+    x = jnp.take(x, last, axis=1) if last.ndim == 0 else x[jnp.arange(len(last)), last]
+    return model.logits(x), state
+
+
+def _skim(
+    graph: Any, params: Params, state: State, tokens: Array, ctx: Context
+) -> tuple[Array, State]:
+    model = nnx.merge(graph, params)
+    # XLA omits what only the logits need; without `scan_layers` that includes the last layer's
+    # attention and feed-forward
+    _, state = model.stack(model.embed(tokens), state, model.with_tokens(ctx, tokens))
+    return jax.tree.leaves(state)[0].ravel()[0], state
+
+
+def _losses(
+    graph: Any,
+    params: Params,
+    state: State,
+    tokens: Array,
+    targets: Array,
+    ctx: Context,
+    last: Array,
+    steps: bool = False,
+) -> tuple[Array, Array, Array, State]:
+    model = nnx.merge(graph, params)
+    x, state = _run_stack(model, tokens, state, ctx, last, steps)
+    logits = model.logits(jnp.take(x, last, axis=1))
+    return *model.losses(x, targets), logits, state
+
+
+def _step(
+    graph: Any, params: Params, state: State, tokens: Array, ctx: Context
+) -> tuple[Array, State]:
+    logits, state = nnx.merge(graph, params).step(tokens, state, ctx)
+    return logits[:, 0], state
+
+
+def _search(
+    graph: Any,
+    params: Params,
+    state: State,
+    final_len: int,
+    logits: Array,
+    settings: BeamSettings,
+    stops: Array,
+    prompt: Array | None,
+) -> Hypotheses:
+    model = nnx.merge(graph, params)
+    state = model.unstack(model.stack.shorten(state, final_len), settings.beams)
+    model.stack.unstack_layers(state)
+    axes = model.stack.row_axes(state)
+    return beam_search(model.step, logits, state, axes, settings, stops, prompt)
 
 
 def _run_stack(
@@ -172,10 +178,11 @@ def _run_stack(
     return y, model.restack(state)
 
 
-def _write_tokens(
-    model: LanguageModel,
+def _write(
+    graph: Any,
+    params: Params,
     state: State,
-    longest: int,
+    final_len: int,
     token: Array,
     position: Array,
     count: Array,
@@ -185,9 +192,9 @@ def _write_tokens(
     """Alternately read a token and sample the next one, up to a stop token or `count` tokens.
 
     Args:
-      model: the model.
+      graph, params: the model.
       state: the state of one lane.
-      longest: maximum number of tokens of the document, at the end of the text.
+      final_len: maximum number of tokens of the document when the text is complete.
       token: [1 1], the first token to read.
       position: position of the first token to sample.
       count: maximum number of tokens to sample, at most TOKENS_PER_CALL.
@@ -209,10 +216,11 @@ def _write_tokens(
         tokens = tokens.at[written].set(token[0, 0])
         return token, written + 1, tokens, logits[:, 0], state
 
+    model = nnx.merge(graph, params)
     shape = jax.eval_shape(model.step, token, state)[0]
     tokens = jnp.zeros(TOKENS_PER_CALL, jnp.int32)
     logits = jnp.zeros(shape.shape[::2], shape.dtype)
-    whole, state = state, model.unstack(model.stack.shorten(state, longest))
+    whole, state = state, model.unstack(model.stack.shorten(state, final_len))
     model.stack.unstack_layers(state)
     carry = (token, jnp.int32(0), tokens, logits, state)
     _, written, tokens, logits, state = jax.lax.while_loop(keep_writing, write_token, carry)

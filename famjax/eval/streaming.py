@@ -93,10 +93,8 @@ class Streamer:
         graph, params = nnx.split(model)
         # committed to its devices, as an assigned state is; otherwise jit would recompile
         self._params = jax.tree.map(lambda a: jax.device_put(a, a.sharding), params)
-        state = jax.eval_shape(lambda: model.init_state(1))
         # state of a lane, and its layer inputs in a call
-        self._lane_bytes = tree_bytes(state)
-        self._lane_bytes += self.chunk * model.width * model.dtype.itemsize
+        self._lane_bytes = model.state_bytes() + self.chunk * model.width * model.dtype.itemsize
         self._functions = jit_functions(graph)
         self._start(batch)
 
@@ -181,12 +179,12 @@ class Streamer:
           UserError: the tokens exceed full attention's KV cache; nothing was read.
         """
         # fetched at the end; pending results take 5 bytes per token
-        nats = [np.zeros((self.batch, 0), np.float32)]
+        nll = [np.zeros((self.batch, 0), np.float32)]
         correct = [np.zeros((self.batch, 0), bool)]
         for size, results in jax.device_get(list(self._dispatch(tokens, targets))):
-            nats.append(results[0][:, :size])
+            nll.append(results[0][:, :size])
             correct.append(results[1][:, :size])
-        return np.concatenate(nats, 1), np.concatenate(correct, 1)
+        return np.concatenate(nll, 1), np.concatenate(correct, 1)
 
     def batch_losses(self, batch: Batch[np.ndarray]) -> tuple[Array, ...]:
         """Read one batch of `famjax.data.lanes` [b chunk], with a different document in each row.
@@ -218,7 +216,7 @@ class Streamer:
         return np.asarray(self._functions.draw(self.logits, sampling, self._position(0)))[0]
 
     def write(
-        self, token: int, count: int, sampling: Sampling, stops: np.ndarray, longest: int
+        self, token: int, count: int, sampling: Sampling, stops: np.ndarray, final_len: int
     ) -> np.ndarray:
         """Alternately read a token and sample the next one, in one compiled program.
 
@@ -230,8 +228,8 @@ class Streamer:
             KV cache has room for fewer, only those are sampled.
           sampling: the sampling parameters.
           stops: [...] int32, stop tokens; sampling ends after one.
-          longest: maximum number of tokens of the document, at the end of the text. Full attention
-            computes with a cache of that size.
+          final_len: maximum number of tokens of the document when the text is complete. Full
+            attention computes with a cache of that size.
 
         Returns:
           [1 to count], the sampled tokens. The last one, stop token or not, is not read.
@@ -244,11 +242,11 @@ class Streamer:
         self._check_capacity(1)
         if self._capacity is not None:
             count = min(count, self._capacity - self.tokens)
-        if self.tokens + count > longest:
-            raise ValueError(f"{self.tokens} and {count} more tokens exceed longest={longest}")
+        if self.tokens + count > final_len:
+            raise ValueError(f"{self.tokens} and {count} more tokens exceed final_len={final_len}")
         # the token to read precedes the one to sample
         arguments = (
-            self._cache_size(longest),
+            self._cache_size(final_len),
             np.array([[token]], np.int32),
             self._position(1),
             np.int32(count),
@@ -278,19 +276,19 @@ class Streamer:
         """
         if self._reset_every is not None:
             raise ValueError("search needs no reset_every")
-        read, longest = self._longest(), settings.max_tokens
+        read, max_tokens = self._longest(), settings.max_tokens
         # the last token is not read
-        if self._capacity is not None and read + longest - 1 > self._capacity:
+        if self._capacity is not None and read + max_tokens - 1 > self._capacity:
             raise UserError(
-                f"max_tokens={longest}: does not fit the model's cache of {self._capacity:,} after "
-                f"{read:,} tokens; give at most {self._capacity - read + 1:,}"
+                f"max_tokens={max_tokens}: does not fit the model's cache of {self._capacity:,} "
+                f"after {read:,} tokens; give at most {self._capacity - read + 1:,}"
             )
         hypotheses = self.batch * settings.beams
-        what = f"searching with {hypotheses:,} hypotheses of up to {longest:,} tokens"
+        what = f"searching with {hypotheses:,} hypotheses of up to {max_tokens:,} tokens"
         # 8 bytes per token: the tokens of the finished hypotheses, and of the unfinished ones
-        needed = hypotheses * (self._lane_bytes + 8 * longest)
+        needed = hypotheses * (self._lane_bytes + 8 * max_tokens)
         check_bytes_fit(what, needed, self._count_devices())
-        size = self._cache_size(read + longest)
+        size = self._cache_size(read + max_tokens)
         return self._functions.search(
             self._params, self._memory, size, self.logits, settings, stops, prompt
         )

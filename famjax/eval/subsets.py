@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -13,6 +13,29 @@ from famjax.eval.examples import Example
 # ranges of the number of words of a document, from the first number to below the second, as in
 # LongBench-E
 LENGTHS = {"0-4k": (0, 4000), "4-8k": (4000, 8000), "8k+": (8000, math.inf)}
+
+
+class SubsetRow(TypedDict):
+    """The scores on a data set of a collection.
+
+    Attributes:
+      name: name of the data set.
+      documents: number of documents.
+      questions: number of questions.
+      metric: the first metric of its questions.
+      score: mean score.
+      cut: number of answers that reached their maximum number of tokens.
+      by_words: for each range of `LENGTHS` the score on documents with that many words, where this
+        is known.
+    """
+
+    name: str
+    documents: int
+    questions: int
+    metric: str
+    score: float
+    cut: int
+    by_words: dict[str, float]
 
 
 def by_subset(examples: Sequence[Example]) -> dict[str, list[Example]]:
@@ -30,13 +53,8 @@ def mean_score(examples: Sequence[Example], metric: str) -> float:
     return float(np.mean(means))
 
 
-def subset_rows(examples: Sequence[Example]) -> list[dict[str, Any]]:
-    """Return a row for each data set of a collection.
-
-    Returns:
-      rows of name, documents, questions, metric, score, cut, and by_words: for each range of
-      `LENGTHS` the score on documents with that many words, where this is known.
-    """
+def subset_rows(examples: Sequence[Example]) -> list[SubsetRow]:
+    """Return a row for each data set of a collection."""
     return [
         {
             "name": name,

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
-import jax
 import numpy as np
 
 from famjax.core.errors import UserError
@@ -25,6 +23,7 @@ from famjax.data.one_pass import (
 )
 from famjax.data.sources import Key, Source, TextSource
 from famjax.eval.document_sums import DocumentSums
+from famjax.eval.fetch_late import fetch_late
 from famjax.eval.guessing import TokenCounts
 from famjax.eval.intervals import paired_interval
 from famjax.eval.lane_stream import LaneStream
@@ -45,13 +44,136 @@ _BUCKETS = 64 - _FIRST_BUCKET
 _MANY_DOCUMENTS = 1000
 
 
+class TextScores(TypedDict):
+    """Scores of predictions of text.
+
+    Attributes:
+      loss: nats per token.
+      accuracy: share of the tokens that are predicted correctly.
+      perplexity: e to the loss.
+      bits_per_byte: bits per byte of the text.
+    """
+
+    loss: float
+    accuracy: float
+    perplexity: float
+    bits_per_byte: float
+
+
+class AblatedTextScores(TextScores):
+    """Scores with an ablation.
+
+    Attributes:
+      gain: by how many bits per byte the run is better, and the ends of the 95% interval over
+        documents, which are None if there is only one document.
+    """
+
+    gain: tuple[float, float | None, float | None]
+
+
+# "from" is no name of an attribute
+_Positions = TypedDict("_Positions", {"from": int, "to": int})
+
+
+class PositionRow(_Positions):
+    """Scores of predictions at a range of positions.
+
+    Attributes:
+      from, to: first and last position of the predicted token in its document or window.
+      tokens: number of predicted tokens.
+      loss: nats per token.
+      accuracy: share of the tokens that are predicted correctly.
+      loss_without_memory: the loss with a reset at each block.
+    """
+
+    tokens: int
+    loss: float
+    accuracy: float
+    loss_without_memory: float
+
+
+class DocumentRow(TypedDict):
+    """The loss of a document.
+
+    Attributes:
+      file: path of its file.
+      line: number of its line in the file, from 0.
+      tokens: number of predicted tokens.
+      bytes: size of the predicted tokens.
+      nats: loss, summed over the tokens.
+      nats_without_memory: the same with a reset at each block.
+      ablated: the same with each ablation, if there are any.
+    """
+
+    file: str
+    line: int
+    tokens: int
+    bytes: int
+    nats: float
+    nats_without_memory: float
+    ablated: NotRequired[dict[str, float]]
+
+
+class _MemoryScores(TextScores):
+    without_memory: TextScores
+    memory_gain: TextScores
+    by_position: list[PositionRow]
+
+
+class _WordScores(TypedDict):
+    words: int
+    word_perplexity: float
+
+
+class TextResult(_MemoryScores, _WordScores):
+    """The results of `evaluate_text`; the loss and the other three `TextScores` are with memory.
+
+    Attributes:
+      files: the request's files, or "holdout"; only in the results of `evaluate`.
+      window: tokens per window; None for whole documents.
+      score: number of predictions that are scored per window; None for whole documents.
+      documents: number of documents read.
+      documents_left: number of documents not read.
+      tokens: number of predicted tokens.
+      bytes: size of the predicted tokens.
+      seconds: time that all readings took.
+      tokens_per_second: tokens read in a second; every reading counts: with memory, without, and
+        with each ablation.
+      state_bytes: size of the state of one document.
+      words: number of words.
+      word_perplexity: e to the nats per word.
+      without_memory: the scores with a reset at each block.
+      memory_gain: how much memory improves each score.
+      by_position: scores by position.
+      ablations: scores with each ablation but `reset`, by name.
+      by_document: losses by document, ordered by file and line; `evaluate` leaves them out if they
+        are many.
+      unigram, uniform: scores of context-free baselines (`famjax.eval.guessing`).
+    """
+
+    files: NotRequired[str]
+    window: int | None
+    score: int | None
+    documents: int
+    documents_left: int
+    tokens: int
+    bytes: int
+    seconds: float
+    tokens_per_second: float
+    state_bytes: int
+    ablations: dict[str, AblatedTextScores]
+    by_document: NotRequired[list[DocumentRow]]
+    unigram: TextScores
+    uniform: TextScores
+
+
 def check_files(request: Request) -> None:
     """Raise a `UserError` if the request names a file that does not exist."""
     if request.files:
         list_files(request.files, "--tasks")
 
 
-def evaluate(run: Run, request: Request) -> dict[str, Any]:
+def evaluate(run: Run, request: Request) -> TextResult:
     """Return the results of `evaluate_text`, and files; `by_document` is left out if it is long."""
     files, window, score = request.files, request.window, request.score
     scores = evaluate_text(
@@ -81,7 +203,7 @@ def evaluate_text(
     score: int | None = None,
     words: int | None = None,
     ablate: Sequence[str] = (),
-) -> dict[str, Any]:
+) -> TextResult:
     """Evaluate a run on text, with its memory and without.
 
     Every document is streamed as [bos] tokens [eos]; every token but bos and the inputs of .jsonl
@@ -107,19 +229,6 @@ def evaluate_text(
       ablate: ablations (`famjax.eval.ablations`) with which the texts are read again; `reset`
         always is one.
 
-    Returns:
-      window, score; documents, documents_left (not read), tokens, bytes, seconds, tokens_per_second
-      (every reading counts: with memory, without, and with each ablation), state_bytes (of one
-      document); words, word_perplexity (e to the nats per word); loss (nats per token), accuracy,
-      perplexity, bits_per_byte; the same four without memory in without_memory, and how much memory
-      improves them in memory_gain; the same four for each ablation but `reset` in ablations, with
-      gain, a list of how many bits per byte the run is better and the ends of the 95% interval over
-      documents (None if there is only one document); the same four for context-free baselines in
-      unigram and uniform (`famjax.eval.guessing`); by_position, rows of from, to (positions of the
-      predicted token in its document or window), tokens, loss, accuracy, loss_without_memory;
-      by_document, ordered by file and line, rows of file, line, tokens, bytes, nats,
-      nats_without_memory, and ablated (nats for each ablation).
-
     Raises:
       UserError: there is no such text, or nothing to ablate, a document exceeds full attention's KV
         cache, or the window is invalid.
@@ -140,7 +249,7 @@ def evaluate_text(
     if sums.with_memory.bytes == 0:
         raise UserError(f"text:{files or 'holdout'}: the documents are empty")
     seconds = time.perf_counter() - begin
-    return {"window": window, "score": score, **_report(source, reading, sums, seconds, words)}
+    return _report(run, source, reading, sums, seconds, window, score, words)
 
 
 class _Reading(NamedTuple):
@@ -202,7 +311,8 @@ def _compile(streams: Sequence[Streamer]) -> None:
 def _accumulate(run: Run, reading: _Reading, sums: _TextSums, progress: TokenProgress) -> None:
     """Read all batches, and add them to the sums."""
     block = update_tokens(run.config)
-    for batch, positions, results in _predictions(run, reading.rows, reading.streams, block):
+    predictions = _predictions(run, reading.rows, reading.streams, block)
+    for batch, positions, results in fetch_late(predictions):
         sums.add(batch, positions, results)
         # the overlap of windows is not new text
         new = batch.get("new", batch["valid"])
@@ -213,24 +323,32 @@ def _accumulate(run: Run, reading: _Reading, sums: _TextSums, progress: TokenPro
 
 
 def _report(
-    source: TextSource, reading: _Reading, sums: _TextSums, seconds: float, words: int | None
-) -> dict[str, Any]:
-    """Return the results of `evaluate_text`, from documents on.
+    run: Run,
+    source: TextSource,
+    reading: _Reading,
+    sums: _TextSums,
+    seconds: float,
+    window: int | None,
+    score: int | None,
+    words: int | None,
+) -> TextResult:
+    """Return the results of `evaluate_text`.
 
     Args:
       seconds: time that all streams together took to read.
-      words: as in `evaluate_text`.
+      window, score, words: as in `evaluate_text`.
     """
-    streamer, keys = reading.streams[0], reading.documents.keys
-    with_memory, names = sums.with_memory, sums.names
+    keys, with_memory, names = reading.documents.keys, sums.with_memory, sums.names
     return {
+        "window": window,
+        "score": score,
         "documents": len(keys),
         "documents_left": len(source) - len(keys),
         "tokens": int(with_memory.tokens.sum()),
         "bytes": with_memory.bytes,
         "seconds": seconds,
         "tokens_per_second": sums.read * len(reading.streams) / seconds,
-        "state_bytes": streamer.state_bytes() // streamer.batch,
+        "state_bytes": run.model.state_bytes(),
         **_scores(with_memory, sums.reset),
         **_word_scores(source, keys, words, float(with_memory.nll.sum())),
         "ablations": _ablation_scores(names, sums.ablated, sums.by_document),
@@ -358,13 +476,12 @@ def _windows(reader: Reader, window: int, score: int) -> Iterator[Batch[np.ndarr
 
 def _predictions(
     run: Run, rows: Iterator[Batch[np.ndarray]], streams: Sequence[Streamer], block: int
-) -> Iterator[tuple[Batch[np.ndarray], np.ndarray, list[tuple[np.ndarray, np.ndarray]]]]:
+) -> Iterator[tuple[Batch[np.ndarray], np.ndarray, list[Any]]]:
     """Yield each batch, the positions of its tokens [b t], and the results of all streams.
 
-    The results are pairs (nll, correct), [b t] each: with memory, without, and with each ablation.
-    They are fetched one batch late, so that the host prepares the next one meanwhile.
+    The results are pairs (nll, correct), [b t] each, on the device: with memory, without, and with
+    each ablation.
     """
-    waiting: deque[Any] = deque()
     read = np.zeros(streams[0].batch, np.int64)
     for batch in rows:
         positions, read = token_positions(batch, read)
@@ -373,12 +490,7 @@ def _predictions(
         with_memory, reset, *ablated = streams
         results = [with_memory.batch_losses(batch), reset.batch_losses(forgetting)]
         results += [stream.batch_losses(batch) for stream in ablated]
-        waiting.append((batch, positions, results))
-        if len(waiting) > 1:
-            batch, positions, results = waiting.popleft()
-            yield batch, positions, jax.device_get(results)
-    for batch, positions, results in waiting:
-        yield batch, positions, jax.device_get(results)
+        yield batch, positions, results
 
 
 def token_positions(batch: Batch[np.ndarray], read: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -421,10 +533,10 @@ class _MetricSums:
         self.correct += np.bincount(bucket, correct[counted], minlength=_BUCKETS)
         self.bytes += int(size.sum())
 
-    def scores(self) -> dict[str, float]:
+    def scores(self) -> TextScores:
         return self.compute_scores(float(self.nll.sum()), float(self.correct.sum()))
 
-    def compute_scores(self, nll: float, correct: float) -> dict[str, float]:
+    def compute_scores(self, nll: float, correct: float) -> TextScores:
         """Return the scores of the added tokens for a sum of nll and of correct predictions."""
         tokens = float(self.tokens.sum())
         loss = nll / tokens
@@ -480,7 +592,7 @@ class _TextSums:
 
 def _word_scores(
     source: TextSource, keys: Sequence[Key], words: int | None, nats: float
-) -> dict[str, Any]:
+) -> _WordScores:
     """Return the number of words of the documents that were read, and the perplexity per word."""
     if words is None:
         pieces = (text for key in keys for text in source.scored_texts(key))
@@ -491,7 +603,7 @@ def _word_scores(
 
 def _document_rows(
     sums: DocumentSums, keys: Sequence[Key], names: Sequence[str]
-) -> list[dict[str, Any]]:
+) -> list[DocumentRow]:
     """Return a row for each document, ordered by file and line.
 
     Args:
@@ -503,8 +615,14 @@ def _document_rows(
     for (file, line, _), (tokens, size, nll, reset_nll, *ablated) in zip(
         keys, sums.sums, strict=True
     ):
-        row = {"file": file, "line": line, "tokens": int(tokens), "bytes": int(size)}
-        row |= {"nats": float(nll), "nats_without_memory": float(reset_nll)}
+        row: DocumentRow = {
+            "file": file,
+            "line": line,
+            "tokens": int(tokens),
+            "bytes": int(size),
+            "nats": float(nll),
+            "nats_without_memory": float(reset_nll),
+        }
         if names:
             row["ablated"] = dict(zip(names, map(float, ablated), strict=True))
         rows.append(row)
@@ -513,19 +631,18 @@ def _document_rows(
 
 def _ablation_scores(
     names: Sequence[str], sums: Sequence[_MetricSums], documents: DocumentSums
-) -> dict[str, Any]:
+) -> dict[str, AblatedTextScores]:
     """Return the scores with each ablation, and the gain of the run over it."""
-    found: dict[str, Any] = {}
+    found: dict[str, AblatedTextScores] = {}
     for i, (name, totals) in enumerate(zip(names, sums, strict=True)):
-        found[name] = totals.scores()
         size, nats, ablated = (np.array([row[n] for row in documents.sums]) for n in (1, 2, 4 + i))
-        found[name]["gain"] = paired_interval(ablated, nats, size)
+        found[name] = {**totals.scores(), "gain": paired_interval(ablated, nats, size)}
     return found
 
 
-def _scores(with_memory_sums: _MetricSums, reset_sums: _MetricSums) -> dict[str, Any]:
+def _scores(with_memory_sums: _MetricSums, reset_sums: _MetricSums) -> _MemoryScores:
     with_memory, without = with_memory_sums.scores(), reset_sums.scores()
-    rows = []
+    rows: list[PositionRow] = []
     for i in np.flatnonzero(with_memory_sums.tokens):
         tokens = with_memory_sums.tokens[i]
         rows.append(
@@ -542,10 +659,10 @@ def _scores(with_memory_sums: _MetricSums, reset_sums: _MetricSums) -> dict[str,
         **with_memory,
         "without_memory": without,
         "memory_gain": {
-            name: without[name] - with_memory[name]
-            if name != "accuracy"
-            else with_memory[name] - without[name]
-            for name in with_memory
+            "loss": without["loss"] - with_memory["loss"],
+            "accuracy": with_memory["accuracy"] - without["accuracy"],
+            "perplexity": without["perplexity"] - with_memory["perplexity"],
+            "bits_per_byte": without["bits_per_byte"] - with_memory["bits_per_byte"],
         },
         "by_position": rows,
     }

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-import jax
 import numpy as np
 
 from famjax.core.errors import UserError
@@ -16,6 +14,7 @@ from famjax.core.types import Batch
 from famjax.data.lanes import empty_row, stack_rows
 from famjax.data.one_pass import EndOfDocuments, one_pass
 from famjax.data.sources import Key, Piece, Source
+from famjax.eval.fetch_late import fetch_late
 from famjax.eval.memory_usage import memory_report
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK, Streamer, check_capacity
@@ -133,7 +132,8 @@ def _evaluate(
         with progress.compiling():  # now, so that timings exclude compilation
             stream.new_stream().batch_losses(stack_rows([empty_row(stream.chunk)] * lanes))
         begin = time.perf_counter()
-        for read, correct in _results(run, _EpisodePass(source, concatenate), stream, block):
+        results = _results(run, _EpisodePass(source, concatenate), stream, block)
+        for read, correct in fetch_late(results):
             started = _count_answers(counts, started, read, correct)
             tokens += int(read["valid"].sum())
             progress.advance(int(read["valid"].sum()))
@@ -144,19 +144,13 @@ def _evaluate(
 
 def _results(
     run: Run, source: _EpisodePass, stream: Streamer, block: int
-) -> Iterator[tuple[Batch[np.ndarray], np.ndarray]]:
-    """Yield each batch, and whether its predictions are correct [b t], fetched one batch late."""
-    waiting: deque[Any] = deque()
+) -> Iterator[tuple[Batch[np.ndarray], Any]]:
+    """Yield each batch, and whether its predictions are correct [b t], on the device."""
     lane_positions = np.zeros(stream.batch, np.int64)
     for batch in one_pass(source, stream.batch, stream.chunk, block):
         positions, lane_positions = token_positions(batch, lane_positions)
         check_capacity(run.model.stack.capacity, int(positions[batch["valid"]].max()) + 1)
-        waiting.append((batch, stream.batch_losses(batch)[1]))
-        if len(waiting) > 1:
-            first, correct = waiting.popleft()
-            yield first, jax.device_get(correct)
-    for first, correct in waiting:
-        yield first, jax.device_get(correct)
+        yield batch, stream.batch_losses(batch)[1]
 
 
 def _count_answers(

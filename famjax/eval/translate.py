@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from famjax.core.errors import UserError
 from famjax.data.pairs import Pairs
@@ -24,6 +24,89 @@ _GROUP = 512
 # the length penalties that `request.tune` tries
 PENALTIES = tuple(i / 5 for i in range(11))
 _ROUGE = ("rouge_lsum", "rouge_l", "rouge_1", "rouge_2")
+
+
+class BleuScores(TypedDict, total=False):
+    """Scores of translations, see `famjax.eval.translation_scores`.
+
+    Attributes:
+      bleu, chrf, bleu_tokenized, bleu_compounds: the scores, from 0 to 100.
+      signatures: sacrebleu's, for each score.
+      tokenized: whether the files were taken as tokenized text.
+    """
+
+    bleu: float
+    chrf: float
+    bleu_tokenized: float
+    bleu_compounds: float
+    signatures: dict[str, str]
+    tokenized: bool
+
+
+class RougeScores(TypedDict, total=False):
+    """Scores of summaries, from 0 to 1."""
+
+    rouge_lsum: float
+    rouge_l: float
+    rouge_1: float
+    rouge_2: float
+
+
+class _Search(TypedDict):
+    beam: int
+    length_penalty: float
+    no_repeat_ngram: int
+    max_tokens: int | None
+
+
+class _LostText(TypedDict):
+    unread_sources: int
+    unwritten_targets: int
+
+
+class TranslationResult(_Search, _LostText, BleuScores, RougeScores):
+    """The results of a search for outputs: scores of translations, or of summaries.
+
+    Attributes:
+      task: name of the task, translate or summarize.
+      files: the files.
+      examples: name of the examples file with the outputs.
+      settings: a hash that identifies the outputs.
+      beam, length_penalty, no_repeat_ngram, max_tokens: settings of the search.
+      pairs, documents: number of pairs.
+      empty_sources, empty_targets: number of pairs with an empty source or target.
+      cut_sources: number of sources that were cut to source_words.
+      source_words: the data's maximum number of words of a source; 0 is any.
+      cut: number of outputs that reached their maximum number of tokens.
+      longer: number of sources with more tokens than longest_trained.
+      longest_trained: maximum number of tokens of a source in training; None if unknown.
+      tokens: number of tokens of all outputs.
+      seconds: time of the search.
+      tokens_per_second: tokens in a second of the search; None for one of several length penalties.
+      rows: a single row, with the number of pairs.
+      unread_sources: number of sources with text that the tokenizer cannot read.
+      unwritten_targets: number of targets with text that it cannot write.
+      penalties: with `request.tune`, the pairs of a length penalty and its score.
+    """
+
+    task: str
+    files: str
+    examples: str
+    settings: str
+    pairs: int
+    documents: int
+    empty_sources: int
+    empty_targets: int
+    cut_sources: int
+    source_words: int
+    cut: int
+    longer: int
+    longest_trained: int | None
+    tokens: int
+    seconds: float
+    tokens_per_second: float | None
+    rows: list[dict[str, int]]
+    penalties: NotRequired[list[list[float]]]
 
 
 def read_pairs(files: str, task: str = "translate", source_words: int = 0) -> Pairs:
@@ -50,12 +133,12 @@ def read_pairs(files: str, task: str = "translate", source_words: int = 0) -> Pa
         raise UserError(message) from None
 
 
-def evaluate(run: Run, request: Request) -> dict[str, Any]:
+def evaluate(run: Run, request: Request) -> TranslationResult:
     """Evaluate with one length penalty, or with the best of several (`request.tune`).
 
     Returns:
       a result of `evaluate_search`. With `request.tune` it is the result of the best penalty, and
-      also has penalties, a list of [length penalty, score], and no tokens_per_second.
+      also has penalties, but no tokens_per_second.
     """
     if not request.tune:
         (found,) = evaluate_search(run, request, (request.length_penalty,))
@@ -63,31 +146,24 @@ def evaluate(run: Run, request: Request) -> dict[str, Any]:
     if request.beam == 1:
         raise UserError("--tune: greedy decoding has no length penalty; give --beam 5")
     searched = evaluate_search(run, request, PENALTIES)
-    name = "rouge_lsum" if request.task == "summarize" else "bleu"
-    best = max(searched, key=lambda result: float(result[name]))
-    tried = [[each["length_penalty"], each[name]] for each in searched]
+    best = max(searched, key=_main_score)
     # the search ends when that of the last penalty does, so its speed is no single penalty's
-    return best | {"penalties": tried, "tokens_per_second": None}
+    best["tokens_per_second"] = None
+    best["penalties"] = [[each["length_penalty"], _main_score(each)] for each in searched]
+    return best
+
+
+def _main_score(result: TranslationResult) -> float:
+    return result["rouge_lsum"] if result["task"] == "summarize" else result["bleu"]
 
 
 def evaluate_search(
     run: Run, request: Request, length_penalties: Sequence[float]
-) -> list[dict[str, Any]]:
+) -> list[TranslationResult]:
     """Generate targets for the sources, and compare them with the targets in the files.
 
     Returns:
-      a result for each length penalty, all from one search: task, files, examples (the name of the
-      examples file with the outputs), settings (a hash that identifies them), beam, length_penalty,
-      no_repeat_ngram, max_tokens; pairs and documents (number of pairs), empty_sources,
-      empty_targets, source_words (data's), cut_sources (number of sources cut to it),
-      unread_sources and unwritten_targets (number of those with text that the tokenizer cannot read
-      or write), cut (number of outputs that reached their maximum number of tokens), longer (number
-      of sources with more tokens than longest_trained), longest_trained (maximum number of tokens
-      of a source in training), tokens (of all outputs), tokens_per_second, seconds (of the search);
-      rows (a single row). For the task translate also bleu, chrf, bleu_tokenized and bleu_compounds
-      (see `famjax.eval.translation_scores`), from 0 to 100, signatures (sacrebleu's, for each
-      score) and tokenized (whether the files were taken as tokenized text); for summarize
-      rouge_lsum, rouge_l, rouge_1 and rouge_2, from 0 to 1.
+      a result for each length penalty, all from one search.
 
     Raises:
       UserError: the model has no encoder, the files are not pairs, or a library is missing.
@@ -130,10 +206,10 @@ def evaluate_search(
                 tokens = _translate(translator, pairs, numbers, results)
             progress.advance(tokens, len(numbers))
     lost = _count_lost(run.tokenizer, (pairs[number] for number in range(count)))
-    return [each.result(count, translator.longest) | lost for each in results]
+    return [each.result(count, translator.longest, lost) for each in results]
 
 
-def _count_lost(tokenizer: Tokenizer, pairs: Iterable[tuple[str, str]]) -> dict[str, int]:
+def _count_lost(tokenizer: Tokenizer, pairs: Iterable[tuple[str, str]]) -> _LostText:
     """Count the sources and targets with text that the tokenizer cannot read or write."""
     unread = unwritten = 0
     for source, target in pairs:
@@ -166,19 +242,19 @@ class _PenaltyResults:
         length_penalty, is_tuned = length_penalties[number], len(length_penalties) > 1
         self.is_summary = request.task == "summarize"
         self.length_penalty, self._request, self._pairs = length_penalty, request, pairs
-        self._how: dict[str, Any] = {
+        self._search: _Search = {
             "beam": request.beam,
             "length_penalty": length_penalty,
             "no_repeat_ngram": request.no_repeat_ngram,
             "max_tokens": request.max_tokens,
         }
-        self._settings = {
+        self._settings: dict[str, Any] = {
             "run": repr(run.config),
             "weights": request.folder and weights_version(request.folder.parent, run.step),
             "task": request.task,
             "files": request.files,
             "pairs": pairs.digest(),
-            **self._how,
+            **self._search,
             "tuned": is_tuned,
         }
         if run.tokenizer.first_id is not None:
@@ -206,17 +282,21 @@ class _PenaltyResults:
         }
         self._store.add(((0, numbers), examples, times))
 
-    def result(self, count: int, longest: int | None) -> dict[str, Any]:
+    def result(self, count: int, longest: int | None, lost: _LostText) -> TranslationResult:
         """Return the result over the first `count` pairs; see `evaluate_search`."""
         request = self._request
         examples, times = self._store.of_length(0, count)
         seconds, tokens = (sum(t[key] for t in times) for key in ("answer", "tokens"))
+        scores: RougeScores | BleuScores = (
+            _rouge(examples) if self.is_summary else _bleu(examples, request.tokenized)
+        )
+        assert request.files  # `needs_files`
         return {
             "task": request.task,
             "files": request.files,
             "examples": self.name,
             "settings": digest(self._settings),
-            **self._how,
+            **self._search,
             "pairs": count,
             "documents": count,
             "empty_sources": sum(not example.prompt for example in examples),
@@ -230,7 +310,8 @@ class _PenaltyResults:
             "seconds": seconds,
             "tokens_per_second": tokens / seconds,
             "rows": [{"pairs": count}],
-            **(_rouge(examples) if self.is_summary else _bleu(examples, request.tokenized)),
+            **scores,
+            **lost,
         }
 
 
@@ -281,22 +362,29 @@ def _scores(output: str, target: str, is_summary: bool) -> dict[str, float]:
     return {"chrf": translation_scores.chrf([output], [target]).value / 100}
 
 
-def _rouge(examples: list[Example]) -> dict[str, float]:
+def _rouge(examples: list[Example]) -> RougeScores:
     # computed anew, since stored examples may have scores of an earlier version
     scores = [_scores(example.output, example.references[0], True) for example in examples]
-    return {name: sum(each[name] for each in scores) / len(scores) for name in _ROUGE}
+
+    def mean(name: str) -> float:
+        return sum(each[name] for each in scores) / len(scores)
+
+    return {
+        "rouge_lsum": mean("rouge_lsum"),
+        "rouge_l": mean("rouge_l"),
+        "rouge_1": mean("rouge_1"),
+        "rouge_2": mean("rouge_2"),
+    }
 
 
-def _bleu(examples: list[Example], tokenized: bool) -> dict[str, Any]:
+def _bleu(examples: list[Example], tokenized: bool) -> BleuScores:
     outputs = [example.output for example in examples]
     references = [example.references[0] for example in examples]
     return bleu_scores(outputs, references, tokenized)
 
 
-def bleu_scores(
-    outputs: Sequence[str], references: Sequence[str], tokenized: bool
-) -> dict[str, Any]:
-    """Return the scores of translations, and their signatures: see `evaluate_search`."""
+def bleu_scores(outputs: Sequence[str], references: Sequence[str], tokenized: bool) -> BleuScores:
+    """Return the scores of translations, and their signatures."""
     how = "none" if tokenized else translation_scores.choose_tokenizer(references)
     scores = {
         "bleu": translation_scores.bleu(outputs, references, how),
@@ -304,6 +392,11 @@ def bleu_scores(
         "bleu_tokenized": translation_scores.tokenized_bleu(outputs, references, how),
         "bleu_compounds": translation_scores.compound_split_bleu(outputs, references, how),
     }
-    values: dict[str, Any] = {name: score.value for name, score in scores.items()}
-    signatures = {name: score.signature for name, score in scores.items()}
-    return values | {"signatures": signatures, "tokenized": tokenized}
+    return {
+        "bleu": scores["bleu"].value,
+        "chrf": scores["chrf"].value,
+        "bleu_tokenized": scores["bleu_tokenized"].value,
+        "bleu_compounds": scores["bleu_compounds"].value,
+        "signatures": {name: score.signature for name, score in scores.items()},
+        "tokenized": tokenized,
+    }

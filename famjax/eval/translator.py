@@ -24,9 +24,9 @@ from famjax.models.seq2seq import Seq2Seq
 from famjax.train.run import Run
 
 # lengths of sources are rounded up to this or a multiple of it, see `padded_size`
-_SMALLEST = 16
-# the maximum number of tokens of a target is _LONGER times the source's, plus _MORE
-_LONGER, _MORE = 2, 16
+_PAD_MULTIPLE = 16
+# the maximum number of tokens of a target is _LENGTH_RATIO times the source's, plus _EXTRA_TOKENS
+_LENGTH_RATIO, _EXTRA_TOKENS = 2, 16
 
 # the id before a target, and the id that every target begins with, if there is one
 Start = tuple[np.int32, np.int32 | None]
@@ -132,14 +132,14 @@ class Translator:
     ) -> list[list[Translation]]:
         """Return for each of several length penalties the translations of texts, in one search."""
         sources = self._encode(texts, first)
-        found: list[dict[int, Translation]] = [{} for _ in length_penalties]
+        translations: list[dict[int, Translation]] = [{} for _ in length_penalties]
         for numbers, tokens, segment in batches(sources, self._batch):
             counted = [first + number for number in numbers]
             written = self._write(tokens, segment, counted, length_penalties)
-            for one, translations in zip(found, written, strict=True):
-                for number, translation in zip(numbers, translations, strict=False):
-                    one[number] = translation._replace(source_tokens=len(sources[number]))
-        return [[one[number] for number in range(len(texts))] for one in found]
+            for by_number, batch in zip(translations, written, strict=True):
+                for number, translation in zip(numbers, batch, strict=False):
+                    by_number[number] = translation._replace(source_tokens=len(sources[number]))
+        return [[by_number[i] for i in range(len(texts))] for by_number in translations]
 
     def check(self, texts: Iterable[str]) -> None:
         """Raise a `UserError` that names the first text that is too long for the encoder."""
@@ -175,7 +175,7 @@ class Translator:
         settings = BeamSettings(
             self._beams,
             max_tokens=self._max_target_tokens(tokens.shape[1]),
-            size=tokenizer.vocab_size,
+            vocab_size=tokenizer.vocab_size,
             length_penalty=np.array(length_penalties, np.float32),
             no_repeat_ngram=self._no_repeat_ngram,
             best=1,
@@ -184,7 +184,7 @@ class Translator:
         hypotheses = len(tokens) * self._beams
         what = f"decoding {len(tokens):,} sources at a time with --beam {self._beams}"
         # at least the logits and the tokens of the hypotheses
-        needed = hypotheses * (4 * settings.size + 8 * settings.max_tokens)
+        needed = hypotheses * (4 * settings.vocab_size + 8 * settings.max_tokens)
         check_bytes_fit(what, needed, devices=1)
         first = None if tokenizer.first_id is None else np.int32(tokenizer.first_id)
         start = np.int32(tokenizer.start_id), first
@@ -218,7 +218,7 @@ class Translator:
             return self._max_tokens
         data = self._run.config.data
         trained = data.length if data.layout == "pairs" else None
-        limits = _LONGER * source + _MORE, trained, self.capacity
+        limits = _LENGTH_RATIO * source + _EXTRA_TOKENS, trained, self.capacity
         return min(limit for limit in limits if limit is not None)
 
     def _check_max_tokens(self) -> None:
@@ -335,8 +335,8 @@ def padded_size(length: int) -> int:
     A program is compiled for each size, and the last batch of a size is not full. So there are few
     sizes for long sources.
     """
-    size = -(-length // _SMALLEST) * _SMALLEST
-    if size <= 4 * _SMALLEST:
+    size = -(-length // _PAD_MULTIPLE) * _PAD_MULTIPLE
+    if size <= 4 * _PAD_MULTIPLE:
         return size
     double = 1 << (size - 1).bit_length()  # the next power of two
     return double * 3 // 4 if size <= double * 3 // 4 else double

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from famjax.config.keys import keys
+from famjax.config.keys import key_types
 
 # a config key, an option of the verb ("--batch"), or a sentence, in which {n} stands for the value
 # if that is a number, and for N if it is none, and {every} for the value or 100
@@ -391,7 +391,7 @@ def find_hint(name: str, value: str = "", verb: str = "train") -> str:
     """
     known = HINTS.get(verb, {})
     plain = name.lstrip("-+").lower().replace("-", "_")
-    ends = [key for key in keys() if "." in plain and key.endswith(f".{plain}")]
+    ends = [key for key in key_types() if "." in plain and key.endswith(f".{plain}")]
     last = plain.rpartition(".")[2]
     hint = known.get(plain)
     if hint is None and verb == "train":
@@ -400,7 +400,7 @@ def find_hint(name: str, value: str = "", verb: str = "train") -> str:
         hint = known.get(last)
     if hint is None:
         return ""
-    if verb == "train" and hint in keys():
+    if verb == "train" and hint in key_types():
         value = (hint == "model.lora.on" and translate_projections(value)) or value
         return f"; write {hint}={value or '...'}"
     if hint.startswith("--"):

@@ -21,11 +21,11 @@ from typing import Any, get_type_hints
 from famjax.config.keys import (
     check_types,
     has_type,
-    keys,
+    key_types,
+    key_values,
     replace_values,
     type_error_message,
     unknown_key_message,
-    values,
 )
 from famjax.config.older import rename_arch_keys
 from famjax.config.schema import AXES, ArchConfig, Config, ModelConfig
@@ -106,21 +106,21 @@ def _apply_init(config: Config, overrides: Sequence[str]) -> Config:
         raise UserError(
             f"init={init}: has no config.json; give the folder of a run or of a converted model"
         )
-    there = _load_json(folder / "config.json")
-    _check_task_words(init, there, override(config, overrides))
-    own = {key: value for key, value in values(config).items() if key.startswith(TRAINING_KEYS)}
-    model = replace_values(replace(config, model=there.model), own).model
+    init_config = _load_json(folder / "config.json")
+    _check_task_words(init, init_config, override(config, overrides))
+    own = {key: value for key, value in key_values(config).items() if key.startswith(TRAINING_KEYS)}
+    model = replace_values(replace(config, model=init_config.model), own).model
     names = ("tokenizer", "tokenizer.model", "words.txt")
     # beside a run whose tokens are bytes there may be files of the user's
-    files = [] if there.data.tokenizer == "bytes" else [folder / name for name in names]
+    files = [] if init_config.data.tokenizer == "bytes" else [folder / name for name in names]
     copy = next((str(file) for file in files if file.exists()), None)
-    if copy is None and there.data.tokenizer not in ("bytes", "task"):
+    if copy is None and init_config.data.tokenizer not in ("bytes", "task"):
         # the path in the folder's config.json may be from another machine, so it is not opened
         raise UserError(
-            f"init={init}: its copy of the tokenizer {there.data.tokenizer} is missing; restore "
-            f"{', '.join(names[:-1])} or {names[-1]}, whichever it had"
+            f"init={init}: its copy of the tokenizer {init_config.data.tokenizer} is missing; "
+            f"restore {', '.join(names[:-1])} or {names[-1]}, whichever it had"
         )
-    tokenizer = there.data.tokenizer if copy is None else copy
+    tokenizer = init_config.data.tokenizer if copy is None else copy
     data = replace(config.data, tokenizer=tokenizer)
     return replace(config, init=init, model=model, data=data)
 
@@ -152,12 +152,12 @@ def _without_unused_smearing(config: Config) -> Config:
     return config if is_used else replace_values(config, {"model.smeared_keys": False})
 
 
-def _check_task_words(init: str, there: Config, here: Config) -> None:
+def _check_task_words(init: str, init_config: Config, config: Config) -> None:
     """Raise a `UserError` if `init` has the vocabulary of another toy task."""
-    if there.data.tokenizer == "task" and there.data.task != here.data.task:
+    if init_config.data.tokenizer == "task" and init_config.data.task != config.data.task:
         raise UserError(
-            f"init={init}: its vocabulary is that of data.task={there.data.task}, not of "
-            f"data.task={here.data.task}; start from a model of the same task"
+            f"init={init}: its vocabulary is that of data.task={init_config.data.task}, not of "
+            f"data.task={config.data.task}; start from a model of the same task"
         )
 
 
@@ -173,7 +173,7 @@ def _bases() -> set[str]:
 
 def difference(a: Config, b: Config) -> list[str]:
     """Return a line "model.layers: 4 -> 6" for each key whose value differs."""
-    old, new = values(a), values(b)
+    old, new = key_values(a), key_values(b)
     return [f"{key}: {old[key]!r} -> {new[key]!r}" for key in old if old[key] != new[key]]
 
 
@@ -290,7 +290,7 @@ def override(config: Config, overrides: Sequence[str]) -> Config:
 
 
 def _parse_overrides(overrides: Sequence[str]) -> Iterator[tuple[str, str]]:
-    kinds, rest = keys(), list(overrides)
+    kinds, rest = key_types(), list(overrides)
     while rest:
         token = rest.pop(0)
         name, equals, value = token.partition("=")
@@ -329,7 +329,7 @@ def _take_value(key: str, kind: Any, rest: list[str]) -> str:
 
 
 def _set(config: Config, key: str, value: str) -> Config:
-    return replace_values(config, {key: _parse_value(key, value, keys()[key])})
+    return replace_values(config, {key: _parse_value(key, value, key_types()[key])})
 
 
 def _parse_value(key: str, value: str, kind: Any) -> Any:
@@ -379,7 +379,7 @@ def from_json(text: str, report: Callable[[str], None] | None = None) -> Config:
     missing: list[str] = []
     config = _build(Config, tree, "", missing)
     if missing:
-        now = values(config)
+        now = key_values(config)
         taken = ", ".join(f"{key}={now[key]}" if key in now else f"{key}.*" for key in missing)
         note = f"a saved config has no {taken}: using the defaults"
         (report or _print_note)(note)
@@ -398,7 +398,7 @@ def _build(cls: type, tree: Any, prefix: str, missing: list[str]) -> Any:
         tree = rename_arch_keys(tree)
     for name in tree:
         if name not in hints:
-            raise UserError(unknown_key_message(prefix + name, keys()))
+            raise UserError(unknown_key_message(prefix + name, key_types()))
     parts: dict[str, Any] = {}
     for name, kind in hints.items():
         key = prefix + name

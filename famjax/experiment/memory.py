@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from famjax.config.keys import replace_value, values
+from famjax.config.keys import key_values, replace_value
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.host_memory import host_bytes
@@ -80,7 +80,7 @@ def largest_key(config: Config, needs: Callable[[Config], int]) -> str:
     """Return the "key=value" that would save the most memory if it were at its default."""
     reduced = {key: needs(other) for key, other in _iter_defaults(config)}
     key = min(reduced, key=lambda key: reduced[key])
-    return f"{key}={values(config)[key]}"
+    return f"{key}={key_values(config)[key]}"
 
 
 def _iter_defaults(config: Config) -> Iterator[tuple[str, Config]]:
@@ -89,8 +89,8 @@ def _iter_defaults(config: Config) -> Iterator[tuple[str, Config]]:
     If there is an encoder, one of its layers stays, since without an encoder the model would be of
     another kind.
     """
-    defaults = values(Config())
-    for key, value in values(config).items():
+    defaults = key_values(Config())
+    for key, value in key_values(config).items():
         if type(value) is int and key.startswith(("model.", "data.")):
             default = int(value > 0) if key == _ENCODER else defaults[key]
             yield key, replace_value(config, key, default)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import fields
 
-from famjax.config.keys import values
+from famjax.config.keys import key_values
 from famjax.config.schema import Config, DropoutConfig
 from famjax.core.json_files import shorten
 from famjax.core.paths import url_message
@@ -153,7 +153,7 @@ _SHARES = (
 
 
 def check_ranges(config: Config) -> Iterator[str]:
-    current = values(config)
+    current = key_values(config)
     for key, value in current.items():
         if isinstance(value, float) and not math.isfinite(value):
             yield f"{key}={value}: must be a finite number"

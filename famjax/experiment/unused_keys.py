@@ -12,7 +12,7 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from famjax.config.derived import has_linear_cross, is_segmented, mixer_pattern
-from famjax.config.keys import values
+from famjax.config.keys import key_values
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.mixers import MIXERS, MixerSpec, mixer_specs
@@ -40,7 +40,7 @@ class Rule(NamedTuple):
 
 def check_unused_keys(config: Config, overridden: Iterable[str]) -> None:
     """Raise a `UserError` for the first of the given keys that has no effect in this config."""
-    now = values(config)
+    now = key_values(config)
     for key in overridden:
         for rule in find_rules(key):
             off = now[key] in (0, "", "none")
@@ -77,7 +77,7 @@ def _unused_unless(used: Callable[[Config], bool], *keys: str) -> Callable[[Conf
     def unused(config: Config) -> str:
         if used(config):
             return ""
-        now = values(config)
+        now = key_values(config)
         return " and ".join(f"{key}={_format_value(now[key])}" for key in keys)
 
     return unused

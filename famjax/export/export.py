@@ -41,6 +41,22 @@ def export(
     Raises:
       UserError: a wrong argument, or the logits differ from the run's.
     """
+    _check_options(format, dtype)
+    dest = expanded(dest)
+    check_destination(dest)
+    source = ExportSource(open_model(run), expanded(run), dtype)
+    _check_supported(source, format)
+    report(f"writing {dest}, then reading it back to compare its logits")
+    module = format
+    if format == "stablehlo" and source.model.encoder.layers:
+        module = "stablehlo_pairs"
+    write = importlib.import_module(f"famjax.export.{module}").write
+    with new_folder(dest) as folder:
+        return write(source, folder)
+
+
+def _check_options(format: str, dtype: str) -> None:
+    """Raise a `UserError` for an unknown format, or a dtype that it does not have."""
     if format not in FORMATS:
         raise UserError(
             f"--format {format}: unknown{did_you_mean(format, FORMATS)} "
@@ -48,9 +64,10 @@ def export(
         )
     if dtype != "float32" and format != "hf":
         raise UserError(f"--dtype {dtype} is for --format hf; {format} keeps float32")
-    dest = expanded(dest)
-    check_destination(dest)
-    source = ExportSource(open_model(run), expanded(run), dtype)
+
+
+def _check_supported(source: ExportSource, format: str) -> None:
+    """Raise a `UserError` if the format does not support the model."""
     if format in ("hf", "peft") and source.model.adaptive.cutoffs:
         raise UserError(
             f"--format {format}: does not support adaptive embedding and softmax; take "
@@ -84,13 +101,6 @@ def export(
             raise UserError(
                 f"--format {format}: does not support {setting}; take --format stablehlo or orbax"
             )
-    report(f"writing {dest}, then reading it back to compare its logits")
-    module = format
-    if format == "stablehlo" and source.model.encoder.layers:
-        module = "stablehlo_pairs"
-    write = importlib.import_module(f"famjax.export.{module}").write
-    with new_folder(dest) as folder:
-        return write(source, folder)
 
 
 def check_destination(dest: Path) -> None:

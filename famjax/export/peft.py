@@ -87,11 +87,11 @@ def write(source: ExportSource, folder: Path) -> list[str]:
 
 def _check_read_back(source: ExportSource, tensors: Tensors, folder: Path) -> str:
     """Compare the written adapters' update of each Hugging Face tensor with that of ours."""
-    there = load_file(folder / _WEIGHTS)
+    written = load_file(folder / _WEIGHTS)
     worst = 0.0
     for module, pairs in _modules(source, tensors).items():
         name = f"base_model.model.{module}.lora_"
-        added = there[f"{name}B.weight"] @ there[f"{name}A.weight"]
+        added = written[f"{name}B.weight"] @ written[f"{name}A.weight"]
         tensor = pairs[0].tensor
         count = tensor.part.total if tensor.part else 1
         rank = source.model.lora.rank
@@ -188,11 +188,11 @@ def _named_adapters(source: ExportSource) -> Iterator[tuple[str, int, np.ndarray
     """Yield each kernel's name, layer, and adapter."""
     pattern = len(source.model.mixer.split(","))
     paths, _ = jax.tree_util.tree_flatten_with_path(nnx.state(source.run.model, nnx.Param))
-    there = {canonical_name(path): np.asarray(leaf) for path, leaf in paths}
-    for (name, first), a in there.items():
+    params = {canonical_name(path): np.asarray(leaf) for path, leaf in paths}
+    for (name, first), a in params.items():
         if first is None or not name.endswith(".lora.a"):
             continue
-        b = there[name.removesuffix("a") + "b", first]
+        b = params[name.removesuffix("a") + "b", first]
         kernel = name.removesuffix("lora.a") + "kernel"
         for repeat in range(len(a)):
             yield kernel, first + repeat * pattern, a[repeat], b[repeat]
@@ -207,9 +207,9 @@ def _compare(source: ExportSource, family: Family, tensors: Tensors, folder: Pat
     plain = replace(source.model, lora=LoraConfig(), dropout=DropoutConfig())
     graph, shapes = abstract_inference_model(plain)
     paths, _ = jax.tree_util.tree_flatten_with_path(nnx.state(source.run.model, nnx.Param))
-    there = {jax.tree_util.keystr(path): leaf for path, leaf in paths}
+    params = {jax.tree_util.keystr(path): leaf for path, leaf in paths}
     weights = jax.tree_util.tree_map_with_path(
-        lambda path, _: there[jax.tree_util.keystr(path)].astype(np.float32), shapes
+        lambda path, _: params[jax.tree_util.keystr(path)].astype(np.float32), shapes
     )
     base: LanguageModel = nnx.merge(graph, weights)
     tokens, last = check.sample_tokens(source.model)

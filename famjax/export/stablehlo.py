@@ -152,7 +152,7 @@ def _chunk_length(model: LanguageModel) -> int:
 def _programs(model: LanguageModel, chunk: int) -> dict[str, tuple[Any, ...]]:
     """Return each function and the shapes of its arguments, with a symbolic batch size."""
     graph, params = nnx.split(model)
-    state = jax.eval_shape(lambda: model.init_state(1))
+    state = model.state_shapes()
     trees = jax.tree.structure(params), jax.tree.structure(state)
     orders = list(name_arrays(params)), list(name_arrays(state))
     (batch,) = jax.export.symbolic_shape("b")

@@ -102,7 +102,7 @@ def _programs(model: Seq2Seq, length: int) -> dict[str, tuple[Any, ...]]:
 
     of_one = jax.ShapeDtypeStruct((1, length), jnp.int32)
     sources = jax.eval_shape(read, params, of_one, of_one)
-    trees = [params, jax.eval_shape(lambda: model.init_state(1)), sources]
+    trees = [params, model.state_shapes(), sources]
 
     def rebuild(arrays: stablehlo.NamedArrays, which: int) -> Any:
         order = [arrays[name] for name in named(trees[which])]

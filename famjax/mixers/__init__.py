@@ -47,10 +47,10 @@ def mixer_constants(model: ModelConfig) -> dict[str, float]:
     Of an n-gram memory of more than four contexts, the dict has the longest context, which was the
     number of contexts in earlier versions.
     """
-    constants = (spec.constants(model) for spec in mixer_specs(model))
-    found = {name: value for each in constants for name, value in each.items()}
+    by_mixer = (spec.constants(model) for spec in mixer_specs(model))
+    constants = {name: value for each in by_mixer for name, value in each.items()}
     longest = context_lengths(model.ngram_memory)[-1] if model.ngram_memory else 0
-    return found | ({"ngram_memory.longest": longest} if longest > model.ngram_memory else {})
+    return constants | ({"ngram_memory.longest": longest} if longest > model.ngram_memory else {})
 
 
 def is_bounded(model: ModelConfig) -> bool:

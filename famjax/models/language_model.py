@@ -84,6 +84,14 @@ class LanguageModel(nnx.Module):
         """
         return self.stack.init_state(batch, offset)
 
+    def state_shapes(self) -> State:
+        """Return the shapes of the state of one document, `jax.ShapeDtypeStruct`s."""
+        return jax.eval_shape(lambda: self.init_state(1))
+
+    def state_bytes(self) -> int:
+        """Return the bytes of the state of one document."""
+        return tree_bytes(self.state_shapes())
+
     def state_axes(self) -> State:
         return self.stack.state_axes()
 
@@ -116,9 +124,9 @@ class LanguageModel(nnx.Module):
         return with_logical_constraint(x, TOKENS)
 
     def with_tokens(self, ctx: Context, tokens: Array) -> Context:
-        """Return the context of a call of the stack for the embeddings of tokens [b t].
+        """Return `ctx` with the call's tokens and `embed` if the stack has an n-gram memory.
 
-        A stack with an n-gram memory needs the tokens; for others it is the same context.
+        With other stacks it is `ctx` itself.
         """
         if not self.stack.reads_tokens:
             return ctx
@@ -177,9 +185,9 @@ class LanguageModel(nnx.Module):
         """Return score(model, x, targets), computed in chunks of tokens.
 
         Args:
-          score: a function of the model, of which it does not use the stack, x and targets.
+          score: (model, x, targets) -> results; it must not use `model.stack`.
         """
-        graph, head, rest = cast(Any, nnx.split(self, _is_of_head, ...))
+        graph, head, rest = cast(Any, nnx.split(self, _is_head_param, ...))
 
         def gather_tied(path: tuple[Any, ...], leaf: Array) -> Array:
             if self.head is not None or path_name(path) != "embedding":
@@ -211,6 +219,6 @@ class LanguageModel(nnx.Module):
         return self.logits(x), state
 
 
-def _is_of_head(path: tuple[Any, ...], _: Any) -> bool:
-    """Return whether a model's logits depend on the variable, apart from a table that is tied."""
+def _is_head_param(path: tuple[Any, ...], _: Any) -> bool:
+    """Return whether logits may depend on the variable; the embedding counts, as it may be tied."""
     return path[0] in ("embedding", "norm", "head", "logit_bias")

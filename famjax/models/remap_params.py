@@ -11,64 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from famjax.config.derived import has_linear_cross, layer_mixers, mixer_pattern
+from famjax.config.derived import layer_mixers, mixer_pattern
 from famjax.config.resolved import resolve_model
-from famjax.config.schema import ArchConfig, DropoutConfig, LoraConfig, ModelConfig
+from famjax.config.schema import DropoutConfig, LoraConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Array, Params
-from famjax.layers import feature_map, lora
+from famjax.layers import lora
 from famjax.layers.cross_attention import make_feature_map
-from famjax.mixers import MIXERS, mixer_specs
-from famjax.models.remap_feedback import check_same_stack, feedback_weight
+from famjax.mixers import MIXERS
+from famjax.models.remap_checks import check_compatible
+from famjax.models.remap_feedback import feedback_weight
 from famjax.models.seq2seq import make_model
 from famjax.parallel.sharding import path_name
 
-# Config fields that may differ between the given weights and the model.
-#
-# Parameters that exist because of these fields are taken from the old model if it has them in the
-# same shape, and else get their initial value: the FAM prompt (fam_len), which in a segmented stack
-# holds the memory or summary tokens (`init_fam_prompt`); the prefixes of fam_init, the gates of
-# fam_update=gated with biases from fam_min_timescale and fam_max_timescale, the shares of
-# smeared_keys, and feature maps (`init_mixer_param`); those of the n-gram memory, 0; and those of a
-# Feedback Transformer (`feedback_weight`).
-#
-# `check_compatible` checks the values that the given weights depend on: stack, arch, linear,
-# smeared_keys, ngram_memory, the gates' timescales and threshold, the encoder's layers and
-# embedding, and with learned positions capacity.
-_MAY_DIFFER = {
-    "mixer",
-    "block_len",
-    "memory_segments",
-    "window",
-    "capacity",
-    "fam_len",
-    "fam_previous",
-    "fam_update",
-    "fam_init",
-    "fam_position",
-    "fam_min_timescale",
-    "fam_max_timescale",
-    "fam_gate_threshold",
-    "delta_order",
-    "delta_heads",
-    "ngram_memory",
-    "ngram_slots",
-    "recurrent_gate",
-    "smeared_keys",
-    "rope_base",
-    "scan_layers",
-    "remat",
-    "dtype",
-    "lora",
-    "arch",
-    "linear",
-    "stack",
-    "feedback",
-    "encoder",
-    "dropout",
-}
-# fields of model.arch that may differ: like rope_base, they have no weights
-_ARCH_MAY_DIFFER = {"rope_scaling", "rope_factor", "rope_low", "rope_high", "rope_length"}
 _MIXER, _CROSS_MAP = "layer.mixer.", "layer.cross.map."
 
 
@@ -132,35 +87,35 @@ def map_params(params: Params, old: ModelConfig, new: ModelConfig) -> Params:
             return init_mixer_param(name, new, i)
         return source[name, index][repeat]
 
-    def value(path: tuple[Any, ...], shape: jax.ShapeDtypeStruct) -> Array:
+    def value(path: tuple[Any, ...], abstract: jax.ShapeDtypeStruct) -> Array:
         name, index = canonical_name(path)
         if name == "stack.prompt":
             prompt = source.get((name, None))
-            if prompt is None or prompt.shape != shape.shape:
+            if prompt is None or prompt.shape != abstract.shape:
                 return init_fam_prompt(_embedding_table(source), new)
             return prompt
         if name.startswith("stack.ngram_memory."):
-            return extend_ngrams(source.get((name, None)), shape)
+            return extend_ngrams(source.get((name, None)), abstract)
         if name.startswith("stack.memory_norm.") and (name, index) not in source:
             # starts as the final norm, see `famjax.stacks.segments`; a copy, since parameters are
             # donated
             return jnp.copy(source[name.removeprefix("stack.memory_"), None])
         if new.stack != "residual" or old.stack != "residual":
-            converted = feedback_weight(name, shape, source, new)
+            converted = feedback_weight(name, abstract, source, new)
             if converted is not None:
                 return converted
-        is_kept = len(old_pattern) == len(pattern) and not is_new(name, index, shape.shape)
+        is_kept = len(old_pattern) == len(pattern) and not is_new(name, index, abstract.shape)
         if index is None or is_kept:
             return source[name, index]
         layers = range(index, new.layers, len(pattern))
-        return jnp.stack([layer_weight(name, i, shape.shape) for i in layers])
+        return jnp.stack([layer_weight(name, i, abstract.shape) for i in layers])
 
     return jax.tree_util.tree_map_with_path(value, shapes)
 
 
-def extend_ngrams(given: Array | None, shape: jax.ShapeDtypeStruct) -> Array:
+def extend_ngrams(given: Array | None, abstract: jax.ShapeDtypeStruct) -> Array:
     """Return parameters of the n-gram memory [o ...]; those of further contexts are 0."""
-    new = jnp.zeros(shape.shape, shape.dtype)
+    new = jnp.zeros(abstract.shape, abstract.dtype)
     if given is None:
         return new
     return new.at[: len(given)].set(given)
@@ -237,141 +192,3 @@ def merge_adapters(params: Params, model: ModelConfig) -> tuple[Params, ModelCon
         return source[name].astype(jnp.float32)
 
     return jax.tree_util.tree_map_with_path(value, shapes), plain
-
-
-def check_compatible(old: ModelConfig, new: ModelConfig) -> None:
-    """Raise a `UserError` if weights of a model `old` cannot be mapped to a model `new`."""
-    check_same_stack(old, new)
-    if old.adaptive != new.adaptive:
-        raise UserError(
-            f"model.adaptive: the given weights have cutoffs={old.adaptive.cutoffs!r} and "
-            f"factor={old.adaptive.factor}; keep them"
-        )
-    old, new = resolve_model(old), resolve_model(new)
-    for field in vars(old):
-        if field not in _MAY_DIFFER and getattr(old, field) != getattr(new, field):
-            raise UserError(
-                f"model.{field}={getattr(new, field)}: the given weights have "
-                f"{getattr(old, field)}; keep that value"
-            )
-    _check_smearing(old, new)
-    _check_ngrams(old, new)
-    for name in ("layers", "shared"):
-        there, given = (getattr(model.encoder, name) for model in (old, new))
-        if there != given:
-            raise UserError(
-                f"model.encoder.{name}={given}: the given weights have {there}; keep that value"
-            )
-    if new.arch.positions == "learned" and new.capacity != old.capacity:
-        raise UserError(
-            f"model.capacity={new.capacity}: the given weights have {old.capacity} "
-            "learned positions; keep that value, and use documents of at most that many tokens"
-        )
-    _check_rotation(old, new)
-    _check_cross_maps(old, new)
-    _check_feature_maps(old, new)
-    _check_gates(old, new)
-    for field in vars(ArchConfig()):
-        is_free = field in _ARCH_MAY_DIFFER
-        if not is_free and getattr(old.arch, field) != getattr(new.arch, field):
-            raise UserError(
-                f"model.arch.{field}={getattr(new.arch, field)}: the given weights have "
-                f"{getattr(old.arch, field)}; keep that value"
-            )
-
-
-def _check_smearing(old: ModelConfig, new: ModelConfig) -> None:
-    """Raise a `UserError` for a layer that would lose the weights that smear its keys."""
-    before = layer_mixers(old)
-    if not (old.smeared_keys and before):
-        return
-    after = layer_mixers(new) or ("",) * len(before)
-    for i, (name, other) in enumerate(zip(before, after, strict=True)):
-        if not MIXERS[name].smears_keys:
-            continue
-        if not (other and MIXERS[other].smears_keys):
-            to = f"{other}, which cannot smear its keys" if other else f"model.stack={new.stack}"
-            raise UserError(
-                f"model.mixer: layer {i} changes from {name} to {to}, but the given weights have "
-                "smeared keys; train them with model.smeared_keys=false"
-            )
-        if not new.smeared_keys:
-            raise UserError(
-                "model.smeared_keys=false: the given weights have smeared keys; set it to true"
-            )
-
-
-def _check_ngrams(old: ModelConfig, new: ModelConfig) -> None:
-    """Raise a `UserError` for an n-gram memory that would lose weights."""
-    if new.ngram_memory < old.ngram_memory:
-        raise UserError(
-            f"model.ngram_memory={new.ngram_memory}: the given weights have an n-gram memory of "
-            f"{old.ngram_memory} contexts, which cannot be taken away; set it to {old.ngram_memory}"
-        )
-
-
-def _check_rotation(old: ModelConfig, new: ModelConfig) -> None:
-    """Raise a `UserError` for a layer whose RoPE base would change."""
-    if not new.arch.local_rope_base or old.stack != new.stack:
-        return
-    for i, names in enumerate(zip(layer_mixers(old), layer_mixers(new), strict=True)):
-        one, other = (MIXERS[name] for name in names)
-        rope_off = other.rope_off_setting(new)
-        if one is not other and (one.is_local or other.is_local) and not rope_off:
-            hint = ", or set model.linear.rope=false" if other.has_feature_map else ""
-            raise UserError(
-                f"model.mixer: layer {i} changes from {names[0]} to {names[1]}, but this model's "
-                f"local layers (swa) have RoPE base {new.arch.local_rope_base:g} and the others "
-                f"{new.rope_base:g}; change only layers with full attention, and not to swa"
-                f"{hint}"
-            )
-
-
-def _check_gates(old: ModelConfig, new: ModelConfig) -> None:
-    """Raise a `UserError` if timescales or a threshold are not those of the gates that are kept."""
-    has_gates = (m.fam_update == "gated" and _has_fam(m) for m in (old, new))
-    if not all(has_gates) or old.fam_len != new.fam_len:
-        return
-    for field in ("fam_min_timescale", "fam_max_timescale"):
-        given, there = getattr(new, field), getattr(old, field)
-        if given != there:
-            raise UserError(
-                f"model.{field}={given:g}: the given gates are trained, starting from {there:g}, "
-                "and are not reinitialized; keep that value"
-            )
-    given, there = new.fam_gate_threshold, old.fam_gate_threshold
-    if given != there:
-        raise UserError(
-            f"model.fam_gate_threshold={given:g}: the given gates are trained with {there:g}; keep "
-            "that value"
-        )
-
-
-def _has_fam(model: ModelConfig) -> bool:
-    return any(spec.has_memory_prompt for spec in mixer_specs(model))
-
-
-def _check_cross_maps(old: ModelConfig, new: ModelConfig) -> None:
-    """Raise a `UserError` if learned feature maps of attention to an encoder cannot be reused."""
-    if not (has_linear_cross(old) and has_linear_cross(new)):
-        return
-    for field in feature_map.weight_fields(old.linear.map):
-        section = "encoder" if field == "features" else "linear"
-        given, there = (getattr(getattr(model, section), field) for model in (new, old))
-        if given != there:
-            raise UserError(
-                f"model.{section}.{field}={given}: the given feature maps have {there}; keep that "
-                "value"
-            )
-
-
-def _check_feature_maps(old: ModelConfig, new: ModelConfig) -> None:
-    """Raise a `UserError` if learned feature maps cannot be reused."""
-    if not all(any(s.has_feature_map for s in mixer_specs(model)) for model in (old, new)):
-        return
-    for field in feature_map.weight_fields(old.linear.map):
-        if getattr(old.linear, field) != getattr(new.linear, field):
-            raise UserError(
-                f"model.linear.{field}={getattr(new.linear, field)}: the given feature "
-                f"maps have {getattr(old.linear, field)}; keep that value"
-            )

@@ -12,7 +12,7 @@ from famjax.core.atomic import fill_folder
 from famjax.data.standard_library import standard_library
 from famjax.data.train_tokenizer import train_sentencepiece
 from famjax.eval.passkey import asks_anywhere, evaluate_passkey
-from famjax.eval.text import evaluate_text
+from famjax.eval.text import TextScores, evaluate_text
 from famjax.eval.toy import evaluate_toy
 from famjax.reproduce.experiment import Measure, Measured, Score
 from famjax.tasks.passkey import sample_text
@@ -160,13 +160,13 @@ class CodeMeasure(CodeTexts):
             },
         )
 
-    def _scores(self, result: Mapping[str, float]) -> dict[str, float]:
-        keys = {
-            "perplexity": "perplexity",
-            "bits per byte": "bits_per_byte",
-            "token accuracy": "accuracy",
+    def _scores(self, result: TextScores) -> dict[str, float]:
+        values = {
+            "perplexity": result["perplexity"],
+            "bits per byte": result["bits_per_byte"],
+            "token accuracy": result["accuracy"],
         }
-        return {score.name: result[keys[score.name]] for score in self.scores}
+        return {score.name: values[score.name] for score in self.scores}
 
 
 # the trivial baselines of toy tasks, and their keys in `famjax.tasks.toy.baselines`

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ class TextMeasure(Measure):
             },
         )
 
-    def _scores(self, found: dict[str, Any]) -> dict[str, float]:
+    def _scores(self, found: Mapping[str, Any]) -> dict[str, float]:
         return {score.name: found[key] for score, key in self.scored}
 
 

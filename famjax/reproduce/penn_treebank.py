@@ -47,8 +47,8 @@ class PennTreebankMeasure(Measure):
             for name, split in _SCORED.items()
         }
         baselines = {
-            baseline: {name: each[key]["bits_per_byte"] for name, each in found.items()}
-            for baseline, key in (("uniform", "uniform"), ("frequencies", "unigram"))
+            "uniform": {name: each["uniform"]["bits_per_byte"] for name, each in found.items()},
+            "frequencies": {name: each["unigram"]["bits_per_byte"] for name, each in found.items()},
         }
         return Measured({name: each["bits_per_byte"] for name, each in found.items()}, baselines)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from famjax.config.schema import Config
 from famjax.data.docstrings import FUNCTIONS, SUMMARIES, write_docstrings
@@ -77,7 +79,7 @@ class PairSummaryMeasure(Measure):
             no_repeat_ngram=self.no_repeat_ngram,
         )
         request, penalty = pair_files.with_length_penalty(run, request, self.length_penalty)
-        found = translate.evaluate(run, request)
+        found: Mapping[str, Any] = translate.evaluate(run, request)
         scores = {name: found[metric] for name, metric in _ROUGE.items()}
         scores |= {_SPEED: found["tokens_per_second"], **penalty}
         return Measured(scores, {"the first words": _first_words(Pairs(*files))})

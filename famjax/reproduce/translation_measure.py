@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from famjax.config.schema import Config
 from famjax.data.pairs import Pairs
@@ -83,7 +85,8 @@ class TranslationMeasure(Measure):
         )
         search = request._replace(beam=self.beam)
         search, penalty = pair_files.with_length_penalty(run, search, self.length_penalty)
-        found, greedy = translate.evaluate(run, search), translate.evaluate(run, request)
+        found: Mapping[str, Any] = translate.evaluate(run, search)
+        greedy: Mapping[str, Any] = translate.evaluate(run, request)
         scores = {
             _BLEU: found["bleu"],
             _TOKENIZED: found[self._paper_bleu],
@@ -97,7 +100,7 @@ class TranslationMeasure(Measure):
     def _copied(self, pairs: Pairs) -> dict[str, float]:
         """Return the scores of the sources, taken as translations of themselves."""
         sources, targets = zip(*(pairs[i] for i in range(len(pairs))), strict=True)
-        found = translate.bleu_scores(sources, targets, self.tokenized)
+        found: Mapping[str, Any] = translate.bleu_scores(sources, targets, self.tokenized)
         return {_BLEU: found["bleu"], _TOKENIZED: found[self._paper_bleu]}
 
     @property

@@ -385,7 +385,7 @@ class ResidualStack(Stack):
         states = self._scan_repeats(replace, None, (layers, by_layer))[1]
         return (*states, *extra_state)
 
-    def read_with_losses(
+    def call_with_losses(
         self, x: Array, state: State, ctx: Context
     ) -> tuple[Array, State, MemoryLosses]:
         """Process a call and return its memory losses, each a mean over the layers that have it.

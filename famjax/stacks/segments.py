@@ -148,7 +148,7 @@ class SegmentStack(Stack):
             x, own = xs
             state = self._start(state, fresh, own)
             valid = jnp.ones((b, w), bool) if own.valid is None else own.valid
-            y, state = self._read(x, state, valid, valid.all(-1))
+            y, state = self._process(x, state, valid, valid.all(-1))
             return state, y
 
         # segments are read one after the other: sharded tokens would not save time
@@ -170,7 +170,7 @@ class SegmentStack(Stack):
         ends = state.tokens[0] == self.block_len
 
         def write(state: SegmentState) -> SegmentState:
-            return self._read(x[:, :0], state, valid[:, :0], ends)[1]
+            return self._process(x[:, :0], state, valid[:, :0], ends)[1]
 
         # most tokens end no segment
         return y, jax.lax.cond(ends.any(), write, lambda state: state, state)
@@ -184,10 +184,10 @@ class SegmentStack(Stack):
             fresh = select_state(ctx.pass_state[:, 0], self.pass_state(fresh, state), fresh, axis=1)
         return select_state(ctx.reset[:, 0], fresh, state, axis=1)
 
-    def _read(
+    def _process(
         self, x: Array, state: SegmentState, valid: Array, ends: Array
     ) -> tuple[Array, SegmentState]:
-        """Read tokens of a segment; in lanes where the segment ends, also read the next memory.
+        """Process tokens of a segment; in lanes where the segment ends, also read the next memory.
 
         Args:
           x: [b t d].

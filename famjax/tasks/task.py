@@ -73,9 +73,9 @@ class Request(NamedTuple):
 
 def _find(name: str) -> Callable[..., Any]:
     """Return the function with the name "module:function"."""
-    module, _, function = name.partition(":")
-    found: Callable[..., Any] = getattr(importlib.import_module(module), function)
-    return found
+    module, _, function_name = name.partition(":")
+    function: Callable[..., Any] = getattr(importlib.import_module(module), function_name)
+    return function
 
 
 class Task(abc.ABC):

@@ -44,7 +44,7 @@ class Best(Hook):
         if session.step and self._step == session.step:
             self._keep(session)
 
-    def after_log(self, session: Session, row: dict[str, float]) -> dict[str, float]:
+    def before_log(self, session: Session, row: dict[str, float]) -> dict[str, float]:
         name = session.config.eval.best
         if name and name in row and self._is_better(name, row[name]):
             self._value, self._is_new = row[name], True
@@ -79,7 +79,11 @@ class Best(Hook):
         # checkpoints from before 2026-11-25 have no such field
         value, best = saved.get("best"), session.config.eval.best
         now = asdict(session.config)
-        if best and value is not None and _measure(saved["config"]) != _measure(now):
+        if (
+            best
+            and value is not None
+            and _measurement_settings(saved["config"]) != _measurement_settings(now)
+        ):
             session.progress.note(
                 f"eval: {best} is not measured as before, so the earlier best value, {value:.4f}, "
                 "no longer counts"
@@ -89,7 +93,7 @@ class Best(Hook):
         self._step = saved.get("best_step") if value is not None else None
 
 
-def _measure(config: dict[str, Any]) -> tuple[Any, ...]:
+def _measurement_settings(config: dict[str, Any]) -> tuple[Any, ...]:
     """Return what the values of `eval.best` depend on, of a config as nested dictionaries."""
     given, data = config["eval"], config["data"]
     best = given["best"]

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from famjax.config.keys import values
+from famjax.config.keys import key_values
 from famjax.config.schema import Config, ModelConfig
 from famjax.core.errors import UserError
 from famjax.experiment.load import from_json
@@ -55,7 +55,7 @@ def check_not_edited(
         raise UserError(
             f"{checkpoints.path(step or 0) / EXTRA}: damaged ({error}); restore it from a copy"
         ) from None
-    before, now = values(then), values(config)
+    before, now = key_values(then), key_values(config)
     changed = [
         key
         for key in now

@@ -70,12 +70,11 @@ class SourceTokens(NamedTuple):
     keys: int = 0
 
 
-# as many as a target has
-_EVEN = SourceTokens()
+_ONE_PER_TARGET = SourceTokens()
 
 
 def forward_flops(
-    model: ResolvedModelConfig, computed: bool = False, sources: SourceTokens = _EVEN
+    model: ResolvedModelConfig, computed: bool = False, sources: SourceTokens = _ONE_PER_TARGET
 ) -> float:
     """Return the model FLOPs of the forward pass for one token of a long document.
 
@@ -133,7 +132,7 @@ def training_flops(
     model: ResolvedModelConfig,
     only: str = "all",
     computed: bool = False,
-    sources: SourceTokens = _EVEN,
+    sources: SourceTokens = _ONE_PER_TARGET,
 ) -> float:
     """Return the model FLOPs of a training step for one token.
 
@@ -146,7 +145,7 @@ def training_flops(
     return 3 * forward_flops(model, computed, sources) - frozen
 
 
-def weight_flops(model: ResolvedModelConfig, sources: SourceTokens = _EVEN) -> float:
+def weight_flops(model: ResolvedModelConfig, sources: SourceTokens = _ONE_PER_TARGET) -> float:
     """Return the part of `forward_flops` that adapters freeze: products with a weight.
 
     All of it in stacks other than the residual one, whose attention scores are not told apart.

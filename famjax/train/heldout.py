@@ -12,20 +12,19 @@ from typing import Any
 
 import jax
 import numpy as np
-from flax import nnx
 
 from famjax.config.derived import has_blocks, holds_out_text
 from famjax.core.errors import UserError
 from famjax.core.types import Array, Batch, Context, State
 from famjax.data.one_pass import DocumentPass, one_pass, reset_blocks
 from famjax.data.sources import Split, TextSource
-from famjax.models.language_model import LanguageModel
 from famjax.parallel import sharding, traced
 from famjax.tasks import TASKS
 from famjax.train import hosts
 from famjax.train.hooks import Hook
 from famjax.train.log import summarize
 from famjax.train.objective import sum_metrics
+from famjax.train.partition import merge_for_inference
 from famjax.train.program import TrainProgram
 from famjax.train.run_folder import CHECKED
 from famjax.train.session import Session
@@ -50,7 +49,7 @@ class HeldOutLoss(Hook):
         if session.config.eval.every and holds_out_text(session.given_config):
             self._prepare(session)  # now, so that an error is raised before any step
 
-    def after_log(self, session: Session, row: dict[str, float]) -> dict[str, float]:
+    def before_log(self, session: Session, row: dict[str, float]) -> dict[str, float]:
         if not evaluates_at(session) or not holds_out_text(session.given_config):
             return {}
         with session.clock.stopped():
@@ -103,10 +102,10 @@ def make_start(program: TrainProgram, session: Session) -> Any:
     """Return a jitted function from (params, frozen) to the initial state of all rows."""
 
     def start(params: Any, frozen: Any) -> State:
-        return nnx.merge(program.inference_graph, params, *frozen[:1]).init_state(session.rows)
+        return merge_for_inference(program.inference_graph, params, frozen).init_state(session.rows)
 
     params, frozen = session.state.params, session.state.frozen
-    axes = nnx.merge(program.inference_graph, params, *frozen[:1]).state_axes()
+    axes = merge_for_inference(program.inference_graph, params, frozen).state_axes()
     shapes = jax.eval_shape(start, params, frozen)
     return jax.jit(start, out_shardings=sharding.state_shardings(program.mesh, axes, shapes))
 
@@ -122,8 +121,7 @@ def make_evaluate(graph: Any, token_bytes: np.ndarray) -> Any:
     def evaluate(
         params: Any, frozen: Any, memory: State, batch: Batch[Array]
     ) -> tuple[State, MetricSums]:
-        # frozen weights without the dropout keys, which this graph lacks
-        model: LanguageModel = nnx.merge(graph, params, *frozen[:1])
+        model = merge_for_inference(graph, params, frozen)
         tokens = batch["tokens"]
         ctx = model.with_tokens(Context(batch["reset"], batch["valid"]), tokens)
         x, memory = model.stack(model.embed(tokens), memory, ctx)

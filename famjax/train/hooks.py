@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import jax
-from flax import nnx
 
 from famjax.core.errors import StopRequested
-from famjax.models.language_model import LanguageModel
 from famjax.pipeline import halve_lanes
 from famjax.stacks.feedback import Feedback
 from famjax.train import hosts
+from famjax.train.partition import merge_for_inference
 from famjax.train.profile import Profiler
 from famjax.train.saving import save
 from famjax.train.session import Session
@@ -24,8 +23,8 @@ class Hook:
     def before_first_step(self, session: Session) -> None:
         """Called once the state is created or restored, before this process runs a step."""
 
-    def after_log(self, session: Session, row: dict[str, float]) -> dict[str, float]:
-        """Return fields to add to a row of metrics, before it is written."""
+    def before_log(self, session: Session, row: dict[str, float]) -> dict[str, float]:
+        """Called before a row of metrics is written; return fields to add to it."""
         return {}
 
     def after_step(self, session: Session, is_logged: bool) -> None:
@@ -46,7 +45,7 @@ class Curriculum(Hook):
     and not on how far the loading thread had got.
     """
 
-    def after_log(self, session: Session, row: dict[str, float]) -> dict[str, float]:
+    def before_log(self, session: Session, row: dict[str, float]) -> dict[str, float]:
         state = session.batches.get_state()
         # if nothing is predicted (train.match), there is no accuracy and the curriculum does not
         # advance
@@ -65,7 +64,7 @@ class AttentionSpans(Hook):
     """
 
     def before_first_step(self, session: Session) -> None:
-        if session.latest is None:
+        if session.latest_step is None:
             self._update(session)
 
     def after_step(self, session: Session, is_logged: bool) -> None:
@@ -76,10 +75,8 @@ class AttentionSpans(Hook):
         if not session.config.model.feedback.adaptive_span:
             return
         state = session.state
-        model: LanguageModel = nnx.merge(
-            session.program.inference_graph, state.params, *state.frozen[:1]
-        )
-        stack = model.stack
+        graph = session.program.inference_graph
+        stack = merge_for_inference(graph, state.params, state.frozen).stack
         assert isinstance(stack, Feedback)  # no other stack has adaptive spans
         c = session.config.optimizer
         # the number of learning rates by which Adam can move a parameter in a step

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 
 import famjax
-from famjax.config.keys import values
+from famjax.config.keys import key_values
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.core.types import Batch, PyTree, tree_bytes
@@ -43,7 +43,7 @@ def check_same_config(config: Config) -> None:
     versions = {"famjax": famjax.__version__, "jax": jax.__version__, "code": source_digest()}
     _check_same(
         "begin",
-        {**versions, **values(config)},
+        {**versions, **key_values(config)},
         "other settings",
         "start all with the same command, config and famjax",
     )

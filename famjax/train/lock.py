@@ -150,7 +150,7 @@ def _acquire(path: Path, own: Holder, report: Callable[[str], None]) -> int:
         try:
             if not stat.S_ISREG(os.fstat(handle).st_mode):
                 raise _not_a_file_error(path)
-            if not _is_locked_here(handle):
+            if not _try_lock(handle):
                 replaced = _try_remove(path, silence, end)
             # some network file systems report a different inode number each time
             elif (_is_same_file(handle, path) or time.monotonic() > end) and _is_free(
@@ -276,8 +276,11 @@ class _SilenceWatch:
         time.sleep(min(1.0, HEARTBEAT_SECONDS / 4))
 
 
-def _is_locked_here(handle: int) -> bool:
-    """Lock a file; return whether it is locked. True also if the file system has no locks."""
+def _try_lock(handle: int) -> bool:
+    """Lock a file without waiting; return False if another process holds it.
+
+    True if the file system has no locks.
+    """
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import jax
-from flax import nnx
 
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
@@ -16,12 +15,12 @@ from famjax.train.best import Best
 from famjax.train.heldout import HeldOutLoss
 from famjax.train.hooks import AttentionSpans, BpttWarmup, Curriculum, Hook, Profiling, Saving
 from famjax.train.log import Log
+from famjax.train.partition import merge_for_inference
 from famjax.train.profile import Profiler
-from famjax.train.program import make_program
 from famjax.train.resume import start_or_resume
 from famjax.train.run import Run
 from famjax.train.saving import save
-from famjax.train.session import ProgramMaker, Session
+from famjax.train.session import Session
 from famjax.train.start import open_session
 from famjax.train.task_scores import TaskScores
 
@@ -49,22 +48,15 @@ def train(config: Config, run_dir: str | Path, quiet: bool = False) -> Run:
 
 
 def train_with_source(
-    config: Config,
-    run_dir: str | Path,
-    quiet: bool = False,
-    program_maker: ProgramMaker | None = None,
+    config: Config, run_dir: str | Path, quiet: bool = False
 ) -> tuple[Run, Source]:
-    """Train like `train`, and return also the source of the documents that were trained on.
-
-    Args:
-      program_maker: replaces `famjax.train.program.make_program`.
-    """
+    """Train like `train`, and return also the source of the documents that were trained on."""
     if message := url_message(str(run_dir)):
         raise UserError(message)
-    with open_session(config, expanded(run_dir), quiet, program_maker or make_program) as session:
+    with open_session(config, expanded(run_dir), quiet) as session:
         train_session(session)
     state = session.state
-    model = nnx.merge(session.program.inference_graph, state.params, *state.frozen[:1])
+    model = merge_for_inference(session.program.inference_graph, state.params, state.frozen)
     return Run(session.given_config, session.tokenizer, model, int(state.step)), session.source
 
 
@@ -74,14 +66,14 @@ def train_session(session: Session) -> None:
     signals, log = hosts.StopSignal(), Log()
     profiler = Profiler(session.config, session.folder, session.progress.note)
     hooks = _make_hooks(log, profiler, signals)
-    if session.latest is None:
+    if session.latest_step is None:
         session.describe()
     start_or_resume(session, hooks)
     if session.step >= train.steps:
         done = f"step {session.step:,} of train.steps={train.steps} is done"
         session.progress.note(f"nothing to do: {done}; raise it to continue")
         return
-    if session.latest is not None:
+    if session.latest_step is not None:
         session.describe()
     writer = hosts.make_metrics_writer(session.folder, session.step or None)
     with signals.catch_signals(), profiler, writer:
@@ -95,7 +87,7 @@ def train_session(session: Session) -> None:
             if is_logged:
                 row, tokens = log.measure(session, inspected)
                 for hook in hooks:
-                    row |= hook.after_log(session, row)
+                    row |= hook.before_log(session, row)
                 log.write(session, writer, row, tokens)
             for hook in hooks:
                 hook.after_step(session, is_logged)

@@ -18,19 +18,19 @@ from famjax.models.seq2seq import source_of
 from famjax.stacks.residual import ResidualStack
 from famjax.train.state import MetricSums
 
-LossWeights = Literal["weights", "valid"]
+WeightField = Literal["weights", "valid"]
 
 
 class Objective(Protocol):
     """Defines how a segment is processed, and its loss.
 
     Attributes:
-      weights: name of the batch field with the weights of the loss.
+      weight_field: name of the batch field with the weights of the loss.
     """
 
-    weights: LossWeights
+    weight_field: WeightField
 
-    def initial_memory(
+    def initial_state(
         self,
         model: LanguageModel,
         carried: State,
@@ -42,7 +42,7 @@ class Objective(Protocol):
         """Return the state before the rows' first tokens; `carried` is `TrainState.memory`."""
         ...
 
-    def read(
+    def forward(
         self,
         model: LanguageModel,
         memory: State,
@@ -62,12 +62,12 @@ class Objective(Protocol):
 class NextToken:
     """Negative log-likelihood of the next token, in nats, with label smoothing if it is on."""
 
-    weights: LossWeights = "weights"
+    weight_field: WeightField = "weights"
 
     def __init__(self, config: Config, token_bytes: np.ndarray):
         self._config, self._token_bytes = config, token_bytes
 
-    def initial_memory(
+    def initial_state(
         self,
         model: LanguageModel,
         carried: State,
@@ -92,7 +92,7 @@ class NextToken:
         passed = model.stack.pass_state(fresh, jax.lax.stop_gradient(saved))
         return jax.tree.map(lambda a, b: jnp.where(use, a, b), passed, fresh)
 
-    def read(
+    def forward(
         self,
         model: LanguageModel,
         memory: State,
@@ -107,7 +107,7 @@ class NextToken:
             x, memory = model.stack(embedded, memory, ctx)
             return memory, sum_losses(model, x, batch, self._token_bytes, train.label_smoothing)
         assert isinstance(model.stack, ResidualStack)  # which has mixers with a memory
-        x, memory, losses = model.stack.read_with_losses(embedded, memory, ctx)
+        x, memory, losses = model.stack.call_with_losses(embedded, memory, ctx)
         sums = sum_losses(model, x, batch, self._token_bytes, train.label_smoothing)
         weights = _loss_weights(train)
         extra = sum(weights[name] * loss for name, loss in minimized(train, losses).items())
@@ -146,9 +146,9 @@ class Matching:
     The memory is neither read nor changed.
     """
 
-    weights: LossWeights = "valid"
+    weight_field: WeightField = "valid"
 
-    def initial_memory(
+    def initial_state(
         self,
         model: LanguageModel,
         carried: State,
@@ -159,7 +159,7 @@ class Matching:
     ) -> State:
         return carried
 
-    def read(
+    def forward(
         self,
         model: LanguageModel,
         memory: State,

@@ -16,6 +16,7 @@ from famjax.core.errors import UserError
 from famjax.core.types import Array, Params
 from famjax.layers.dropout import DropoutKey
 from famjax.layers.lora import Adapter
+from famjax.models.language_model import LanguageModel
 from famjax.parallel.sharding import path_name
 
 _FEATURE_MAP = nnx.PathContains("map")
@@ -76,6 +77,20 @@ def inference_config(config: ModelConfig) -> ModelConfig:
     exact = replace(config.feedback, sweeps=0)
     lora = replace(config.lora, dropout=0.0)
     return replace(config, lora=lora, dropout=DropoutConfig(), feedback=exact)
+
+
+def frozen_weights(frozen: Any) -> tuple[Any, ...]:
+    """Return the frozen state without dropout keys: (weights,), or () if everything is trained."""
+    return frozen[:1]
+
+
+def merge_for_inference(graph: Any, params: Params, frozen: Any) -> LanguageModel:
+    """Return the model without dropout: of `frozen`, only the weights.
+
+    Args:
+      graph: the model's NNX graph without dropout, which has no dropout keys.
+    """
+    return nnx.merge(graph, params, *frozen_weights(frozen))
 
 
 def with_dropout_keys(frozen: Frozen, key: Array) -> Frozen:

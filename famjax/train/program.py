@@ -24,7 +24,7 @@ from famjax.parallel import sharding, traced
 from famjax.parallel.mesh import DEVICE_BYTES, WEIGHTS_SHARE, MeshDemand
 from famjax.stacks.residual import ResidualStack
 from famjax.train.objective import has_memory_losses, minimized
-from famjax.train.partition import inference_config
+from famjax.train.partition import inference_config, merge_for_inference
 from famjax.train.run import abstract_model
 from famjax.train.state import TrainState
 from famjax.train.step import init_train_state, make_step, row_context
@@ -162,7 +162,7 @@ def make_inspect(
     def inspect(
         params: Params, frozen: PyTree, memory: State, batch: Batch[Array]
     ) -> dict[str, Array]:
-        model = nnx.merge(graph, params, *frozen[:1])  # no dropout keys: the graph has no dropout
+        model = merge_for_inference(graph, params, frozen)
         lanes = config.data.layout == "lanes"
         state = jax.tree.map(lambda a: a[:, :1], memory) if lanes else model.init_state(1)
         row = jax.tree.map(lambda a: a[:1], batch)
@@ -175,7 +175,7 @@ def make_inspect(
         metrics = model.stack.memory_metrics(x, state, ctx)
         if has_memory_losses(config):
             assert isinstance(model.stack, ResidualStack)
-            metrics |= minimized(config.train, model.stack.read_with_losses(x, state, ctx)[2])
+            metrics |= minimized(config.train, model.stack.call_with_losses(x, state, ctx)[2])
         return metrics
 
     return inspect

@@ -81,8 +81,8 @@ class Progress:
         parts += [] if seconds is None else [f"{_duration(seconds)} left"]
         self._view.update(step, ", ".join(parts))
 
-    def say(self, text: str) -> None:
-        """Print a permanent line, unless `quiet`."""
+    def note_unless_quiet(self, text: str) -> None:
+        """Print a permanent line, unless progress is off (`quiet`)."""
         if not self._quiet:
             self.note(text)
 

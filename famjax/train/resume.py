@@ -7,7 +7,7 @@ import functools
 import json
 import warnings
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -24,22 +24,20 @@ from famjax.train.checkpoint import wrap_extra_errors
 from famjax.train.checkpoint_checks import check_constants
 from famjax.train.partition import check_base, has_frozen_params
 from famjax.train.profile import check_profile_steps
+from famjax.train.program import make_program
 from famjax.train.run import initial_weights
 from famjax.train.run_folder import check_resumable
 from famjax.train.session import Session
 from famjax.train.state import TrainState, from_tree, to_tree
 from famjax.train.warmup import resize_memory, row_length_at, with_row_length
 
-
-class Loadable(Protocol):
-    """An object that restores its own fields from a checkpoint."""
-
-    def load_state_dict(self, session: Session, saved: dict[str, Any]) -> None: ...
+if TYPE_CHECKING:
+    from famjax.train.hooks import Hook
 
 
-def start_or_resume(session: Session, parts: Iterable[Loadable]) -> None:
+def start_or_resume(session: Session, hooks: Iterable[Hook]) -> None:
     """Set a session's state, step and data from the newest valid checkpoint, or to the start."""
-    if session.latest is None:
+    if session.latest_step is None:
         session.state = _first_state(session)
         return
     template = functools.partial(_template, session)
@@ -51,9 +49,9 @@ def start_or_resume(session: Session, parts: Iterable[Loadable]) -> None:
         _check_config(session, from_json(json.dumps(extra["config"])), step)
         check_constants(extra, session.config.model, session.checkpoints.path(step))
         state = _with_rows(session, from_tree(tree), extra["data"])
-        for part in parts:
-            part.load_state_dict(session, extra)
-    session.step = session.saved = step
+        for hook in hooks:
+            hook.load_state_dict(session, extra)
+    session.step = session.saved_step = step
     if has_frozen_params(session.config):
         state = state._replace(frozen=_first_state(session).frozen)
         check_base(extra.get("base", ""), session.base, session.config.init, session.folder)
@@ -66,14 +64,14 @@ def _first_state(session: Session) -> TrainState:
     """Return the state before the first step: random, or with the weights in `config.init`."""
     program, progress = session.program, session.progress
     if not session.config.init:
-        progress.say("initial weights: random")
+        progress.note_unless_quiet("initial weights: random")
         with progress.compiling("the first state", 0):
             return program.start()
     weights, session.base, step = initial_weights(
         session.config, session.folder, progress.note, program.mesh
     )
-    if session.latest is None:
-        progress.say(f"initial weights: from {session.config.init}, step {step:,}")
+    if session.latest_step is None:
+        progress.note_unless_quiet(f"initial weights: from {session.config.init}, step {step:,}")
     shardings = sharding.parameter_shardings(program.mesh, weights)
     with warnings.catch_warnings(), progress.compiling("the first state", 0):
         # weights that change their dtype (lora.base) cannot reuse their donated buffers
@@ -106,7 +104,7 @@ def _template(session: Session, step: int) -> dict[str, Any]:
         data = dataclasses.replace(config.data, batch=len(saved))
         config = dataclasses.replace(config, data=data)
         token_bytes = session.tokenizer.token_bytes
-        program = session.make_program(config, token_bytes, session.attention_span)
+        program = make_program(config, token_bytes, session.attention_span)
     arrays = jax.tree.map(
         lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s),
         jax.eval_shape(program.start),

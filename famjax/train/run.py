@@ -20,9 +20,9 @@ from famjax.experiment.memory import check_model_fits
 from famjax.models.cast_weights import cast_weights
 from famjax.models.fold_feature_maps import fold_feature_maps, why_not_foldable
 from famjax.models.language_model import LanguageModel
+from famjax.models.remap_checks import check_compatible
 from famjax.models.remap_params import (
     abstract_inference_model,
-    check_compatible,
     merge_adapters,
     remap_params,
 )
@@ -42,7 +42,7 @@ from famjax.train.partition import (
     inference_config,
     partition_trainable,
 )
-from famjax.train.run_folder import CHECKPOINTS, CONFIG, read_config, run_tokenizer
+from famjax.train.run_folder import CHECKPOINTS, CONFIG, read_run_config, run_tokenizer
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Run:
       model: NNX module with restored parameters.
       step: step of the checkpoint.
       base: fingerprint of the model that the frozen weights come from; "" if nothing is frozen.
-      memory_of: what `famjax.eval.state_file.model_fingerprint` returned before the model was
-        changed for inference; "" for an unchanged model.
+      original_fingerprint: what `famjax.eval.state_file.model_fingerprint` returned before the
+        model was changed for inference; "" for an unchanged model.
     """
 
     config: Config
@@ -64,7 +64,7 @@ class Run:
     model: LanguageModel
     step: int
     base: str = ""
-    memory_of: str = ""
+    original_fingerprint: str = ""
 
     def fingerprint(self) -> str:
         """Return a hash of the run's weights, the same on all devices."""
@@ -145,7 +145,7 @@ def open_run(
       UserError: the folder has no run, or no valid checkpoint.
     """
     folder = Path(run_dir)
-    config = read_config(folder)
+    config = read_run_config(folder)
     if config is None:
         if not folder.is_dir():
             raise UserError(f"{folder}: there is no such folder{did_you_mean_path(str(folder))}")
@@ -218,16 +218,16 @@ def initial_weights(
             f"{folder / CONFIG} to its new path"
         )
     run = open_run(config.init, report=report, mesh=mesh)
-    name = run.fingerprint()
+    base = run.fingerprint()
     params, model = merge_adapters(nnx.state(run.model, nnx.Param), run.config.model)
-    return remap_params(params, model, config.model), name, run.step
+    return remap_params(params, model, config.model), base, run.step
 
 
 def check_initial_model(config: Config) -> None:
     """Raise a `UserError` if the model in `config.init` has other sizes, before it is loaded."""
-    there = read_config(Path(config.init))
-    if there is not None:
-        check_compatible(there.model, config.model)
+    init_config = read_run_config(Path(config.init))
+    if init_config is not None:
+        check_compatible(init_config.model, config.model)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2), donate_argnums=1)

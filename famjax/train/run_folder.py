@@ -52,7 +52,7 @@ _RESUMABLE: tuple[str, ...] = (
 )
 
 
-def read_config(folder: Path) -> Config | None:
+def read_run_config(folder: Path) -> Config | None:
     """Return the config of the run in a folder; None if there is no run."""
     path = folder / CONFIG
     try:
@@ -90,7 +90,7 @@ def prepare_run(folder: Path, config: Config, has_checkpoint: bool) -> tuple[Con
       UserError: the vocabulary is too small for the tokenizer, or the folder has another experiment
         (the message lists the differences), or cannot be written.
     """
-    before = read_config(folder)  # raises if `folder` is not a folder
+    before = read_run_config(folder)  # raises if `folder` is not a folder
     if not has_checkpoint:
         before = None
     if before is not None:
@@ -149,11 +149,11 @@ def _with_same_vocab_size(config: Config, before: Config) -> Config:
 def _check_same_ids(config: Config, tokenizer: Tokenizer) -> None:
     """Raise a `UserError` if the tokenizer's ids are other texts than in the model in `init`."""
     folder = Path(config.init)
-    there = read_config(folder) if config.init else None
+    init_config = read_run_config(folder) if config.init else None
     # a missing model is reported when its weights are read; the usual tokenizer is the folder's own
-    if there is not None and Path(config.data.tokenizer).parent != folder:
+    if init_config is not None and Path(config.data.tokenizer).parent != folder:
         given = f"data.tokenizer={tokenizer.name}"
-        check_same_ids(tokenizer, run_tokenizer(folder, there), given, f"init={folder}")
+        check_same_ids(tokenizer, run_tokenizer(folder, init_config), given, f"init={folder}")
 
 
 def _write_run(folder: Path, config: Config, tokenizer: Tokenizer | None) -> None:

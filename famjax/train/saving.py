@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -14,20 +14,17 @@ from famjax.train import hosts
 from famjax.train.session import Session
 from famjax.train.state import to_tree
 
-
-class Stateful(Protocol):
-    """An object that saves its own fields in a checkpoint."""
-
-    def state_dict(self, session: Session) -> dict[str, Any]: ...
+if TYPE_CHECKING:
+    from famjax.train.hooks import Hook
 
 
-def save(session: Session, parts: Iterable[Stateful]) -> None:
+def save(session: Session, hooks: Iterable[Hook]) -> None:
     """Save a checkpoint of this step, unless it is saved already.
 
     Raises:
       UserError: the state is not finite; it is not saved.
     """
-    if session.saved == session.step:
+    if session.saved_step == session.step:
         return
     check_finite(session)
     extra = {
@@ -40,23 +37,23 @@ def save(session: Session, parts: Iterable[Stateful]) -> None:
         "constants": mixer_constants(session.config.model),
         "base": session.base,
     }
-    for part in parts:
-        _add(extra, part, session)
+    for hook in hooks:
+        _add(extra, hook, session)
     session.checkpoints.save(session.step, to_tree(session.state), extra)
-    session.saved = session.step
+    session.saved_step = session.step
 
 
-def _add(extra: dict[str, Any], part: Stateful, session: Session) -> None:
-    """Add a part's fields to `extra`, the dictionary that all parts share.
+def _add(extra: dict[str, Any], hook: Hook, session: Session) -> None:
+    """Add a hook's fields to `extra`, the dictionary that all hooks share.
 
     Raises:
-      ValueError: another part has already added a field of the same name.
+      ValueError: another hook has already added a field of the same name.
     """
-    fields = part.state_dict(session)
+    fields = hook.state_dict(session)
     if taken := sorted(extra.keys() & fields.keys()):
         raise ValueError(
-            f"{type(part).__name__}.state_dict: {', '.join(taken)} is already in the checkpoint, "
-            "saved by another part; rename it"
+            f"{type(hook).__name__}.state_dict: {', '.join(taken)} is already in the checkpoint, "
+            "saved by another hook; rename it"
         )
     extra.update(fields)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,13 @@ from famjax.tokenizers.tokenizer import Tokenizer
 from famjax.train import hosts
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.clock import Clock
-from famjax.train.program import TrainProgram, local_device_bytes, make_program, mesh_demand
+from famjax.train.program import local_device_bytes, make_program, mesh_demand
 from famjax.train.progress import Progress
 from famjax.train.resolve import resolve
 from famjax.train.run_folder import CHECKED
 from famjax.train.startup import describe_epochs, startup_lines
 from famjax.train.state import TrainState
 from famjax.train.warmup import row_length_at, with_row_length
-
-ProgramMaker = Callable[..., TrainProgram]
 
 
 class Session:
@@ -42,8 +40,7 @@ class Session:
       checkpoints: the run's checkpoints.
       folder: folder of the run.
       progress: prints messages for the user.
-      latest: step of the newest checkpoint, or None.
-      make_program: a function such as `famjax.train.program.make_program`.
+      latest_step: step of the newest checkpoint, or None.
 
     Attributes:
       given_config: the config as it was given.
@@ -55,7 +52,8 @@ class Session:
       attention_span: see `make_program`.
       state: the training state; None until it is created or restored.
       step: number of steps done.
-      saved: step of the newest checkpoint that this process has saved or restored; -1 for none.
+      saved_step: step of the newest checkpoint that this process has saved or restored; -1 for
+        none.
       clock: measures how the loop spends its time.
       base: fingerprint of the weights in `config.init`; "" if nothing is frozen.
     """
@@ -67,8 +65,7 @@ class Session:
         checkpoints: Checkpoints,
         folder: Path,
         progress: Progress,
-        latest: int | None,
-        make_program: ProgramMaker = make_program,
+        latest_step: int | None,
     ):
         check_rows(config, jax.device_count())
         self.given_config = config
@@ -78,17 +75,16 @@ class Session:
         device_bytes = min(all_gather("device bytes", local_device_bytes()))
         self.config: ResolvedConfig = resolve(config, tokenizer, devices, device_bytes)
         self.tokenizer, self.checkpoints, self.folder = tokenizer, checkpoints, folder
-        self.progress, self.latest, self.clock = progress, latest, Clock()
+        self.progress, self.latest_step, self.clock = progress, latest_step, Clock()
         self.source: Source = make_source(config, tokenizer, checked=folder / CHECKED)
         hosts.check_same_documents(self.source)  # now all have read the record
         if process_index() == 0:
             self.source.save_checked()
-        self.make_program = make_program
         self.attention_span: tuple[int, ...] = ()
         self.state: Any = None
-        self.step, self.saved, self.base = 0, -1, ""
+        self.step, self.saved_step, self.base = 0, -1, ""
         self._programs, self._is_compiled = 0, False
-        self.set_length(row_length_at(config, latest or 0))
+        self.set_length(row_length_at(config, latest_step or 0))
 
     def set_length(self, length: int) -> None:
         """Make the program and the batches for rows of `length` tokens."""
@@ -110,7 +106,7 @@ class Session:
 
     def _rebuild_program(self) -> None:
         config = with_row_length(self.config, self.length)
-        self.program = self.make_program(config, self.tokenizer.token_bytes, self.attention_span)
+        self.program = make_program(config, self.tokenizer.token_bytes, self.attention_span)
         self._is_compiled = False
 
     def run_step(self, inspect: bool) -> dict[str, Array]:
@@ -152,7 +148,7 @@ class Session:
         """Show what is trained, and on which devices and documents."""
         shapes = jax.eval_shape(self.program.start)
         for line in startup_lines(with_row_length(self.config, self.length), shapes):
-            self.progress.say(line)
+            self.progress.note_unless_quiet(line)
         if line := self.source.report():
             self.progress.note(line)
         if not self.tokenizer.is_lossless and self.tokenizer.name not in WITHOUT_FILE:
@@ -167,7 +163,7 @@ class Session:
 
     def _epochs(self) -> str:
         """Return how often a new run reads its text; "" if unknown."""
-        if self.latest is not None or not isinstance(self.source, TextSource):
+        if self.latest_step is not None or not isinstance(self.source, TextSource):
             return ""
         config, data = self.config, self.config.data
         # in lanes, documents begin on blocks

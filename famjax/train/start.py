@@ -22,14 +22,12 @@ from famjax.train.progress import Progress
 from famjax.train.resolve import save_resolved
 from famjax.train.run import check_initial_model
 from famjax.train.run_folder import CHECKPOINTS, prepare_run
-from famjax.train.session import ProgramMaker, Session
+from famjax.train.session import Session
 from famjax.train.task_scores import check_tasks
 
 
 @contextmanager
-def open_session(
-    config: Config, folder: Path, quiet: bool, program_maker: ProgramMaker
-) -> Iterator[Session]:
+def open_session(config: Config, folder: Path, quiet: bool) -> Iterator[Session]:
     """Hold the lock of a run folder, created if it is missing, and yield a session in it.
 
     Raises:
@@ -52,9 +50,9 @@ def open_session(
         keep, every = config.train.keep, config.train.checkpoint_every
         checkpoints = first_process_first("open", lambda: Checkpoints(path, keep, every))
         set_last_step(checkpoints.latest)
-        latest = broadcast_from_first("latest", checkpoints.latest)
-        progress = Progress(config.train.steps, latest or 0, quiet, process_index() > 0)
-        session = Session(config, tokenizer, checkpoints, folder, progress, latest, program_maker)
+        latest_step = broadcast_from_first("latest", checkpoints.latest)
+        progress = Progress(config.train.steps, latest_step or 0, quiet, process_index() > 0)
+        session = Session(config, tokenizer, checkpoints, folder, progress, latest_step)
         if process_index() == 0:
             save_resolved(folder, session.config)
         with progress:

@@ -10,6 +10,7 @@ import jax
 from famjax.config.schema import Config
 from famjax.optimizers import make_schedule
 from famjax.processes import collective
+from famjax.train.partition import frozen_weights
 from famjax.train.state import TrainState
 
 
@@ -51,7 +52,7 @@ def describe_parameters(shapes: TrainState) -> str:
     """Return a description of the number of parameters, in total and trained."""
     trained, frozen = (
         sum(leaf.size for leaf in jax.tree.leaves(tree))
-        for tree in (shapes.params, shapes.frozen[:1])
+        for tree in (shapes.params, frozen_weights(shapes.frozen))
     )
     if not frozen:
         return f"{trained:,} parameters"

@@ -59,7 +59,7 @@ class TrainState(NamedTuple):
     step: Array
     params: Params
     opt_state: PyTree
-    memory: State
+    memory: State  # existing checkpoints use this name
     key: Array
     totals: MetricSums
     bad: Array

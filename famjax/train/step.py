@@ -21,7 +21,7 @@ from famjax.models.language_model import LanguageModel
 from famjax.ops.rotary import longest_wavelength
 from famjax.parallel.sharding import path_name
 from famjax.parallel.traced import with_logical_constraint
-from famjax.train.objective import LossWeights, Objective, make_objective
+from famjax.train.objective import Objective, WeightField, make_objective
 from famjax.train.partition import partition_trainable, with_dropout_keys
 from famjax.train.state import MetricSums, TrainState
 
@@ -127,15 +127,17 @@ def make_loss(config: Config, graph: Any, objective: Objective) -> LossFn:
             frozen = with_dropout_keys(state.frozen, dropout_key(keys, microbatch.number, index))
             return nnx.merge(graph, params, *frozen)
 
-        def read(memory: State, xs: tuple[Batch[Array], Array | int]) -> tuple[State, MetricSums]:
+        def forward_segment(
+            memory: State, xs: tuple[Batch[Array], Array | int]
+        ) -> tuple[State, MetricSums]:
             batch, index = xs
             model = segment_model(index)
             ctx = row_context(layout, batch)._replace(offset=microbatch.offset)
-            return objective.read(model, memory, batch, ctx, share)
+            return objective.forward(model, memory, batch, ctx, share)
 
         share = weight / (segments * config.train.accumulate)
         model = segment_model(0)
-        memory = objective.initial_memory(
+        memory = objective.initial_state(
             model,
             microbatch.memory,
             rows=len(microbatch.batch["tokens"]),
@@ -144,13 +146,13 @@ def make_loss(config: Config, graph: Any, objective: Objective) -> LossFn:
             step=state.step,
         )
         if segments == 1:
-            memory, sums = read(memory, (microbatch.batch, 0))
+            memory, sums = forward_segment(memory, (microbatch.batch, 0))
         else:
             pieces = jax.tree.map(
                 lambda a: jnp.stack(jnp.split(a, segments, axis=1)), microbatch.batch
             )
             xs = (pieces, jnp.arange(segments))
-            memory, sums = jax.lax.scan(jax.checkpoint(read), memory, xs)
+            memory, sums = jax.lax.scan(jax.checkpoint(forward_segment), memory, xs)
             sums = jax.tree.map(lambda a: a.sum(0), sums)
         if not lanes:
             # keep only what another row may start with
@@ -165,18 +167,18 @@ def make_loss(config: Config, graph: Any, objective: Objective) -> LossFn:
 def row_context(layout: str, batch: Batch[Array]) -> Context:
     """Return the context in which rows are processed, without a source."""
     if layout == "packed":
-        # packed rows start with the objective's initial memory, not with a reset
+        # packed rows start with the objective's initial state, not with a reset
         return Context()
     return Context(batch["reset"], batch["valid"], pass_state=batch.get("pass_state"))
 
 
-def make_gradients(config: Config, loss: LossFn, weights: LossWeights) -> GradientsFn:
+def make_gradients(config: Config, loss: LossFn, weight_field: WeightField) -> GradientsFn:
     """Return a function to the gradient of the mean loss, accumulated over the microbatches.
 
     There are `train.accumulate` microbatches in a batch.
 
     Args:
-      weights: name of the batch field with the weights of the loss.
+      weight_field: name of the batch field with the weights of the loss.
     """
     lanes = config.data.layout == "lanes"
     microbatches = config.train.accumulate
@@ -185,7 +187,7 @@ def make_gradients(config: Config, loss: LossFn, weights: LossWeights) -> Gradie
     def gradients(
         state: TrainState, batch: Batch[Array], keys: StepKeys
     ) -> tuple[Params, tuple[State, MetricSums]]:
-        weight = jnp.maximum(batch[weights].sum(dtype=jnp.float32), 1e-6)
+        weight = jnp.maximum(batch[weight_field].sum(dtype=jnp.float32), 1e-6)
         offset = None
         if config.train.rpo:  # drawn for the whole batch, whatever the number of microbatches
             offset = position_offset(keys.position_offset, config, len(batch["tokens"]))
@@ -227,7 +229,7 @@ def make_step(
       token_bytes: [v], UTF-8 bytes of each token.
     """
     objective = make_objective(config, token_bytes)
-    gradients = make_gradients(config, make_loss(config, graph, objective), objective.weights)
+    gradients = make_gradients(config, make_loss(config, graph, objective), objective.weight_field)
     lanes = config.data.layout == "lanes"
 
     def step(state: TrainState, batch: Batch[Array]) -> TrainState:

@@ -26,6 +26,7 @@ from famjax.tasks.task import Request
 from famjax.train import hosts
 from famjax.train.heldout import evaluates_at
 from famjax.train.hooks import Hook
+from famjax.train.partition import frozen_weights
 from famjax.train.run import Run
 from famjax.train.session import Session
 
@@ -46,7 +47,7 @@ class TaskScores(Hook):
         with session.clock.stopped():
             measure(session, 1, is_trial=True)  # now, so that an error is raised before any step
 
-    def after_log(self, session: Session, row: dict[str, float]) -> dict[str, float]:
+    def before_log(self, session: Session, row: dict[str, float]) -> dict[str, float]:
         if not session.config.eval.tasks or not evaluates_at(session):
             return {}
         with session.clock.stopped():
@@ -72,7 +73,7 @@ def measure(session: Session, examples: int | None, is_trial: bool = False) -> d
       examples, is_trial: see `Request`.
     """
     state = session.state
-    weights = hosts.gather_to_first_process((state.params, *state.frozen[:1]))
+    weights = hosts.gather_to_first_process((state.params, *frozen_weights(state.frozen)))
     return broadcast_from_first(
         "task scores", lambda: _measure(session, weights, examples, is_trial)
     )

@@ -13,7 +13,7 @@ import pytest
 
 from famjax.cli import plan, train
 from famjax.cli.main import VERBS
-from famjax.config.keys import keys
+from famjax.config.keys import key_types
 from famjax.config.schema import Config, ModelConfig
 from famjax.experiment.load import available_configs, load_config, override, to_json
 from famjax.plan.chips import parse_topology
@@ -156,4 +156,4 @@ def test_documented_commands_parse(
     with pytest.raises(Parsed):
         module.run(argv)
     given = {a.partition("=")[0] for a in argv if "=" in a and not a.startswith("-")}
-    assert given <= keys().keys() | {a for a in given if verb != "convert"}
+    assert given <= key_types().keys() | {a for a in given if verb != "convert"}

@@ -35,7 +35,7 @@ def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a program was made")
 
     monkeypatch.setattr("famjax.processes.runtime.setup", lambda: None)
-    monkeypatch.setattr("famjax.train.loop.make_program", compiled)
+    monkeypatch.setattr("famjax.train.session.make_program", compiled)
 
 
 class ErrorLine:

@@ -17,7 +17,7 @@ import pytest
 
 import famjax
 from famjax.cli.main import VERBS, main, script, split_overrides
-from famjax.config.keys import keys, values
+from famjax.config.keys import key_types, key_values
 from famjax.config.schema import Config
 from famjax.experiment.load import (
     available_configs,
@@ -302,7 +302,7 @@ def test_train_help_is_an_overview(
     monkeypatch.setenv("COLUMNS", "80")
     out = help_of(capsys, "--help")
     assert set(available_configs()) <= set(re.findall(r"\w+", out))
-    groups = {key.rpartition(".")[0] for key in keys()} - {""}
+    groups = {key.rpartition(".")[0] for key in key_types()} - {""}
     assert {*groups, "run", "configs", "all"} <= set(re.findall(r"^  ([\w.]+)  ", out, re.M))
     assert len(out.splitlines()) < 60
     assert help_of(capsys, "text_fam", "-h", "--run", "there") == out
@@ -329,7 +329,7 @@ def test_train_help_shows_one_group(
         "  optimizer.clip_norm=1.0  clips gradients to this global norm; 0 = no clipping\n"
     )
     whole = help_of(capsys, "--help", "all")
-    assert all(f"  {key}=" in whole for key in keys())
+    assert all(f"  {key}=" in whole for key in key_types())
 
 
 @pytest.mark.parametrize("width", [40, 80, 100])
@@ -346,7 +346,7 @@ def test_train_help_shows_a_config(
     )
     words = re.compile(r"[\w./=']+")
     assert sorted(words.findall(about)) == sorted([name, *words.findall(written)])
-    config, defaults = values(read_config(name)), values(Config())
+    config, defaults = key_values(read_config(name)), key_values(Config())
     shown = set(re.findall(r"^  ([\w.]+)=", own, re.M))
     assert shown == {key for key in config if config[key] != defaults[key]}
     assert f"  name={name}" in own

@@ -28,14 +28,14 @@ def program(case: str, alone: bool) -> Any:
     def read(params: Any, x: Any, ctx: Context) -> Any:
         stack = r.model(params).stack
         start = stack.init_state(len(x))
-        with_losses = stack.read_with_losses(x, start, ctx)
+        with_losses = stack.call_with_losses(x, start, ctx)
         return with_losses[2] if alone else (stack(x, start, ctx), with_losses[:2], with_losses[2])
 
     return jit(read)
 
 
 def read_twice(case: str, x: Any, ctx: Context) -> Any:
-    """Return what a call returns, what `read_with_losses` returns besides, and the losses."""
+    """Return what a call returns, what `call_with_losses` returns besides, and the losses."""
     with jax.enable_x64(True):
         return program(case, alone=False)(runner(case).params, x, ctx)
 
@@ -106,7 +106,7 @@ def test_random_offsets_change_no_loss(case: str) -> None:
     def read(params: Any, x: Any, offset: Any) -> Any:
         stack = r.model(params).stack
         ctx = Context(offset=offset)
-        return stack.read_with_losses(x, stack.init_state(len(x), offset), ctx)[2]
+        return stack.call_with_losses(x, stack.init_state(len(x), offset), ctx)[2]
 
     with jax.enable_x64(True):
         close(tuple(jit(read)(r.params, x, offset)), tuple(expected))
@@ -154,7 +154,7 @@ def test_gradients_are_finite(case: str) -> None:
 
     def total(params: Any, x: Any) -> Any:
         stack = r.model(params).stack
-        _, _, found = stack.read_with_losses(x, stack.init_state(B), Context())
+        _, _, found = stack.call_with_losses(x, stack.init_state(B), Context())
         return sum(loss for loss in found if loss is not None)
 
     with jax.enable_x64(True):

@@ -24,7 +24,7 @@ from famjax.convert.surgery import describe_window, parse_layers, replace_attent
 from famjax.core import optional
 from famjax.core.errors import UserError
 from famjax.experiment.load import load_config
-from famjax.models.remap_params import check_compatible
+from famjax.models.remap_checks import check_compatible
 from famjax.train.loop import train
 from famjax.train.run import open_run
 

@@ -17,7 +17,7 @@ from famjax.config.schema import ModelConfig
 from famjax.convert.families import FAMILIES, find_family, native_family
 from famjax.convert.families.common import ROPE_HARMLESS, ROPE_USED
 from famjax.convert.families.keys import HARMLESS, UNSUPPORTED, Required, find_unknown_keys
-from famjax.convert.load import read_config
+from famjax.convert.load import read_hf_config
 from famjax.core.errors import UserError
 from famjax.export.pytorch.configuration_famjax import FamjaxConfig
 
@@ -47,7 +47,7 @@ def small_config(name, **changes):
     if name == "famjax":
         return FAMILIES[name].serialize(find_family(hf := small_config("llama")).model(hf))
     case = next(case for case, (kind, _) in CASES.items() if kind == name)
-    return read_config(pretrained(case)[0]) | changes
+    return read_hf_config(pretrained(case)[0]) | changes
 
 
 @each
@@ -82,7 +82,7 @@ def test_every_converted_key_has_a_parity_case(name):
     folders = [pretrained(case)[0] for case, (kind, _) in CASES.items() if kind == name]
     for key, default in FAMILIES[name].keys.used.items():
         if key not in older | one_value:
-            values = [read_config(folder).get(key, default) for folder in folders]
+            values = [read_hf_config(folder).get(key, default) for folder in folders]
             assert any(value != default for value in values), key
 
 
@@ -122,7 +122,7 @@ def test_a_bidirectional_gemma_is_rejected(tmp_path, capsys):
     source = pretrained("gemma-3")[0]
     for path in source.iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
-    hf = read_config(folder) | {"use_bidirectional_attention": True}
+    hf = read_hf_config(folder) | {"use_bidirectional_attention": True}
     (folder / "config.json").write_text(json.dumps(hf))
     assert main(["convert", str(folder), str(tmp_path / "out"), "--tokenizer", "bytes"]) == 2
     said = capsys.readouterr().err.splitlines()[-1]
@@ -140,7 +140,7 @@ def test_unknown_keys_are_reported(tmp_path, capsys):
     folder.mkdir()
     for path in pretrained("llama")[0].iterdir():
         (folder / path.name).write_bytes(path.read_bytes())
-    hf = read_config(folder) | {"new_gate": 2, "other": None, "off": False, "more": [1]}
+    hf = read_hf_config(folder) | {"new_gate": 2, "other": None, "off": False, "more": [1]}
     (folder / "config.json").write_text(json.dumps(hf))
     with pytest.warns(UserWarning, match="json: more, new_gate: unknown to famjax, ignored"):
         load_pretrained(folder)
@@ -381,7 +381,7 @@ def test_configs_from_the_hub_load_without_warnings(model):
 def test_a_folder_resaved_by_transformers_is_recognized(tmp_path):
     config = transformers.LlamaConfig(**SHAPE)
     config.save_pretrained(tmp_path)
-    hf = read_config(tmp_path)
+    hf = read_hf_config(tmp_path)
     assert not find_unknown_keys(hf, FAMILIES["llama"].keys)
 
 

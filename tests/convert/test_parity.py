@@ -15,7 +15,7 @@ from famjax import load_pretrained
 from famjax.convert import save
 from famjax.convert.families import FAMILIES, find_family, native_family
 from famjax.convert.families.llama import LLAMA
-from famjax.convert.load import read_config
+from famjax.convert.load import read_hf_config
 from famjax.core.types import Context
 from famjax.models.seq2seq import Seq2Seq
 
@@ -79,11 +79,11 @@ def tensors(folder):
 def test_export_restores_the_original_files(case, tmp_path, monkeypatch):
     folder, expected = pretrained(case)
     config, model = load_pretrained(folder)
-    kind = native_family(config, read_config(folder)["model_type"])
-    assert kind is find_family(read_config(folder))
+    kind = native_family(config, read_hf_config(folder)["model_type"])
+    assert kind is find_family(read_hf_config(folder))
     monkeypatch.setattr(save, "SHARD_BYTES", 100_000)
     save.save_tensors(model, config, kind.tensors(config), tmp_path, "float32")
-    ids = {"pad_token_id": read_config(folder).get("pad_token_id")}
+    ids = {"pad_token_id": read_hf_config(folder).get("pad_token_id")}
     (tmp_path / "config.json").write_text(json.dumps(ids | kind.serialize(config)))
     before, after = tensors(folder), tensors(tmp_path)
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
@@ -91,27 +91,27 @@ def test_export_restores_the_original_files(case, tmp_path, monkeypatch):
     for name, original in before.items():
         assert (original.shape, original.dtype) == (after[name].shape, after[name].dtype)
         assert (original == after[name]).all(), name
-    auto = auto_class(read_config(folder)["model_type"])
+    auto = auto_class(read_hf_config(folder)["model_type"])
     again = auto.from_pretrained(tmp_path, attn_implementation="eager")
     assert np.array_equal(logits(again), expected)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_export_selects_a_family(case):
-    hf = read_config(pretrained(case)[0])
+    hf = read_hf_config(pretrained(case)[0])
     config = find_family(hf).parse(hf)
     assert native_family(config) in FAMILIES.values()
 
 
 @pytest.mark.parametrize("mixer", ["bswa", "bswa_sg", "fam", "full,fam"])
 def test_no_family_has_memory(mixer):
-    hf = read_config(pretrained("qwen2")[0])
+    hf = read_hf_config(pretrained("qwen2")[0])
     config = replace(find_family(hf).parse(hf), mixer=mixer, layers=2)
     assert native_family(config) is None
 
 
 def test_unused_fields_do_not_affect_the_family():
-    config = find_family(hf := read_config(pretrained("llama")[0])).parse(hf)
+    config = find_family(hf := read_hf_config(pretrained("llama")[0])).parse(hf)
     assert (
         native_family(replace(config, fam_len=99, memory_segments=7, window=3, remat="layer"))
         is LLAMA
@@ -136,6 +136,6 @@ def test_unused_fields_do_not_affect_the_family():
     ],
 )
 def test_unrepresentable_models_have_no_family(changes):
-    config = find_family(hf := read_config(pretrained("llama")[0])).parse(hf)
+    config = find_family(hf := read_hf_config(pretrained("llama")[0])).parse(hf)
     arch = replace(config.arch, **changes.pop("arch", {}))
     assert native_family(replace(config, arch=arch, **changes)) is None

@@ -26,7 +26,8 @@ from famjax.models.fold_feature_maps import (
     why_not_foldable,
 )
 from famjax.models.language_model import LanguageModel
-from famjax.models.remap_params import canonical_name, check_compatible, remap_params
+from famjax.models.remap_checks import check_compatible
+from famjax.models.remap_params import canonical_name, remap_params
 from famjax.parallel import sharding
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train

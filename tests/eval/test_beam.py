@@ -28,7 +28,7 @@ from famjax.eval.streaming import Streamer
 STOPS = np.array([2, 7], np.int32)
 # begins and ends within blocks
 PROMPTS = np.random.default_rng(1).integers(VOCAB, size=(2, 7)).astype(np.int32)
-SETTINGS = BeamSettings(beams=3, max_tokens=9, size=VOCAB)
+SETTINGS = BeamSettings(beams=3, max_tokens=9, vocab_size=VOCAB)
 ALPHAS = (0.0, 1.0, 2.0, -0.5)
 QUICK = ("full", "fam-1-3", "lstm")
 LONG = ("bswa-1", "delta-smeared", "linear", "feedback-all", "transformer-shared", "rmt")
@@ -145,7 +145,7 @@ def test_no_ngram_comes_twice(size: int) -> None:
 def test_enough_beams_find_the_best_of_all() -> None:
     m = model("fam-1-3")
     # tokens beyond the size of the vocabulary are none: 3 of 4 go on
-    settings = BeamSettings(beams=128, max_tokens=4, size=4)
+    settings = BeamSettings(beams=128, max_tokens=4, vocab_size=4)
     for alpha in ALPHAS:
         found = m.search(PROMPTS[:1], replace(settings, length_penalty=alpha))
         theirs = oracle.exhaustive(m.log_probs(PROMPTS[0], 4), 4, alpha, [2])
@@ -247,7 +247,7 @@ def test_a_long_hypothesis_overtakes_those_that_ended() -> None:
     def step(tokens: Any, state: Any) -> Any:
         return jnp.asarray(table, jnp.float32)[tokens], state
 
-    settings = BeamSettings(beams=2, max_tokens=20, size=VOCAB)
+    settings = BeamSettings(beams=2, max_tokens=20, vocab_size=VOCAB)
     found = beam_search(step, step(np.zeros(1, int), ())[0], (), (), settings, STOPS)
     theirs = oracle.search(lambda written: table[written[-1] if written else 0], 2, 20, 1.0, STOPS)
     assert theirs[0][0] == (1,) * 20
@@ -295,7 +295,7 @@ def test_rows_are_found_in_both_layouts(case: str) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_states_follow_their_beams_with_few_copies(seed: int) -> None:
     parents = np.random.default_rng(seed).integers(5, size=(3, 5))
-    placed = np.take_along_axis(parents, np.asarray(beam._place(jnp.asarray(parents))), 1)
+    placed = np.take_along_axis(parents, np.asarray(beam._assign_beams(jnp.asarray(parents))), 1)
     assert (np.sort(placed) == np.sort(parents)).all()
     rows = np.arange(5)
     for each in placed:

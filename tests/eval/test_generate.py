@@ -167,10 +167,10 @@ def test_a_part_of_the_cache_gives_the_same_text_and_state(capacity: int) -> Non
         expected.append(streams[0].draw(how)[0])
     written = [token]
     for count in (8, 12):
-        written += streams[1].write(written[-1], count, how, stops, longest=30).tolist()
+        written += streams[1].write(written[-1], count, how, stops, final_len=30).tolist()
     assert written == expected
-    with pytest.raises(ValueError, match="exceed longest=30"):
-        streams[1].write(written[-1], 2, how, stops, longest=30)
+    with pytest.raises(ValueError, match="exceed final_len=30"):
+        streams[1].write(written[-1], 2, how, stops, final_len=30)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6),
         *(stream.state.memory for stream in streams),
@@ -191,7 +191,7 @@ def test_full_attention_generates_until_its_cache_is_full(monkeypatch: pytest.Mo
     assert len(list(generator._sample_tokens(stream, 12, how))) == 12
     assert stream.tokens == 16
     with pytest.raises(UserError, match="do not fit its cache of 16"):
-        stream.write(0, 1, how, np.array([-1], np.int32), longest=16)
+        stream.write(0, 1, how, np.array([-1], np.int32), final_len=16)
     with pytest.raises(UserError, match="after the longest prompt; give at most 11"):
         generator.search_all(["abcde", "a"], max_tokens=12)
     with pytest.raises(UserError, match=r"prompt 2 of 2: its 17 tokens do not fit .* room for 16"):

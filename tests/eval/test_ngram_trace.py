@@ -51,7 +51,7 @@ def test_contexts_are_found_as_by_a_dictionary() -> None:
             recalled = followers.get(context) if len(context) == k else None
             where = i // W, i % W, column
             assert trace().found[where] == (recalled is not None)
-            assert trace().right[where] == (recalled == TOKENS[i + 1])
+            assert trace().correct[where] == (recalled == TOKENS[i + 1])
             if len(context) == k:
                 followers[context] = TOKENS[i + 1]
 
@@ -92,7 +92,7 @@ def test_rows_are_by_the_longest_context() -> None:
     assert sum(row["share"] for row in rows) == pytest.approx(1)
     longest = trace().found.reshape(-1, 3)[:, 2]
     assert rows[-1]["share"] == pytest.approx(longest.mean())
-    assert rows[-1]["right"] == pytest.approx(trace().right.reshape(-1, 3)[longest, 2].mean())
+    assert rows[-1]["right"] == pytest.approx(trace().correct.reshape(-1, 3)[longest, 2].mean())
     assert rows[0]["share"] == pytest.approx(1 - trace().found.any(-1).mean())
     mean = sum(row["share"] * row["loss"] for row in rows)
     assert mean == pytest.approx(trace().losses.mean(), rel=1e-5)

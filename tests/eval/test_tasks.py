@@ -241,9 +241,6 @@ class Oracle:
     def warm_up(self) -> None:
         pass
 
-    def state_bytes(self) -> int:
-        return 0
-
     def skim(self, tokens: np.ndarray) -> None:
         self.log.append(("skim", tokens))
 

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from famjax.cli import train_help
-from famjax.config.keys import keys, values
+from famjax.config.keys import key_types, key_values
 from famjax.config.schema import Config, DataConfig, ModelConfig, TrainConfig
 from famjax.core.errors import UserError
 from famjax.experiment.checks import validate
@@ -331,8 +331,8 @@ def test_invalid_overrides_are_rejected(
 @given(st.data())
 def test_json_round_trip_is_exact(data: st.DataObject) -> None:
     config = Config()
-    for key in data.draw(st.lists(st.sampled_from(sorted(keys())), max_size=5)):
-        config = with_value(config, key, data.draw(values_like(values(config)[key])))
+    for key in data.draw(st.lists(st.sampled_from(sorted(key_types())), max_size=5)):
+        config = with_value(config, key, data.draw(values_like(key_values(config)[key])))
     again = from_json(to_json(config))
     assert again == config
     assert to_json(again) == to_json(config)
@@ -408,14 +408,14 @@ ASK = [PASSKEY, "data.passkey.ask_every=128", "data.passkey.multiple=128"]
 WARM = ["train.bptt_start=128", "train.bptt_double_every=9"]
 
 
-@pytest.mark.parametrize("key", [k for k, v in values(Config()).items() if type(v) is not str])
+@pytest.mark.parametrize("key", [k for k, v in key_values(Config()).items() if type(v) is not str])
 def test_no_number_may_be_very_negative(key: str) -> None:
-    kind = keys()[key]
+    kind = key_types()[key]
     line = error_of(validate, with_value(Config(), key, kind(-7) if kind is not bool else -7))
     assert line.startswith(f"{key}=-7")
 
 
-@pytest.mark.parametrize("key", [k for k, v in values(Config()).items() if type(v) is float])
+@pytest.mark.parametrize("key", [k for k, v in key_values(Config()).items() if type(v) is float])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_no_number_may_be_infinite(key: str, value: float) -> None:
     assert error_of(validate, with_value(Config(), key, value)).startswith(f"{key}=")
@@ -428,7 +428,7 @@ def test_no_number_may_be_infinite_or_lost_in_float32(key: str, value: float) ->
     assert line.startswith(f"{key}={value}: is {'0' if abs(value) < 1 else 'infinite'} in float32")
 
 
-@pytest.mark.parametrize("key", [k for k, v in values(Config()).items() if type(v) is str])
+@pytest.mark.parametrize("key", [k for k, v in key_values(Config()).items() if type(v) is str])
 def test_no_text_may_be_a_number(key: str) -> None:
     assert error_of(validate, with_value(Config(), key, 3)).startswith(f"{key}=3: must be")
 
@@ -466,7 +466,7 @@ ZERO = [
 
 @pytest.mark.parametrize("key", ZERO)
 def test_sizes_must_be_positive(key: str) -> None:
-    assert error_of(validate, with_value(Config(), key, keys()[key](0))).startswith(f"{key}=0")
+    assert error_of(validate, with_value(Config(), key, key_types()[key](0))).startswith(f"{key}=0")
 
 
 @pytest.mark.parametrize(

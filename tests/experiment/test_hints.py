@@ -9,7 +9,7 @@ from dataclasses import fields
 import pytest
 
 from famjax.cli.main import VERBS, main
-from famjax.config.keys import keys
+from famjax.config.keys import key_types
 from famjax.experiment.hints import HINTS, TRAIN, find_hint
 
 
@@ -23,8 +23,8 @@ def test_every_key_in_hints_exists() -> None:
     dotted = re.compile(r"\b(?:model|data|optimizer|train|profile|mesh)\.[a-z_.]*[a-z0-9]")
     named = {key for way in TRAIN.values() for key in dotted.findall(way)}
     assert len(named) > 20
-    assert named <= {*keys(), "metrics.jsonl"}
-    assert {way for way in TRAIN.values() if way.isidentifier()} <= keys().keys()
+    assert named <= {*key_types(), "metrics.jsonl"}
+    assert {way for way in TRAIN.values() if way.isidentifier()} <= key_types().keys()
 
 
 @pytest.mark.parametrize("verb", [verb for verb in HINTS if verb not in ("", "train")])
@@ -36,7 +36,7 @@ def test_every_option_in_hints_exists(verb: str) -> None:
 
 
 def test_no_hint_has_the_name_of_a_key_or_option() -> None:
-    assert not TRAIN.keys() & keys().keys()
+    assert not TRAIN.keys() & key_types().keys()
     for verb in HINTS.keys() - {"", "train"}:
         assert not HINTS[verb].keys() & options(verb)
     assert not HINTS[""].keys() & VERBS.keys()

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from famjax.config.keys import keys
+from famjax.config.keys import key_types
 from famjax.core.errors import UserError
 from famjax.experiment.load import available_configs, load_config
 from famjax.experiment.unused_keys import ALWAYS, find_rules, make_rules
@@ -16,7 +16,7 @@ from famjax.experiment.unused_keys import ALWAYS, find_rules, make_rules
 HOME = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("key", keys())
+@pytest.mark.parametrize("key", key_types())
 def test_every_key_has_a_rule(key: str) -> None:
     """A new key is always used or has a rule in famjax/experiment/unused_keys.py."""
     always = any(fnmatchcase(key, pattern) for pattern in ALWAYS)
@@ -25,7 +25,7 @@ def test_every_key_has_a_rule(key: str) -> None:
 
 def test_every_pattern_matches_a_key() -> None:
     patterns = [*ALWAYS, *(pattern for rule in make_rules() for pattern in rule.keys)]
-    assert not [p for p in patterns if not any(fnmatchcase(key, p) for key in keys())]
+    assert not [p for p in patterns if not any(fnmatchcase(key, p) for key in key_types())]
 
 
 @pytest.mark.parametrize(

@@ -69,12 +69,13 @@ def test_only_accelerators_have_cast_weights(platform, monkeypatch):
     run = tiny.run_with("fam", dtype="bfloat16")
     run = replace(run, model=nnx.clone(run.model))  # other tests use the original
     expected = model_fingerprint(run)
-    run = replace(run, memory_of=expected).for_inference()
+    run = replace(run, original_fingerprint=expected).for_inference()
     narrow = [a.dtype == jnp.bfloat16 for a in jax.tree.leaves(nnx.state(run.model, nnx.Param))]
     assert any(narrow) == (platform == "gpu")
     # a state file still belongs to the run as it was
     assert model_fingerprint(run) == expected
-    assert (model_fingerprint(replace(run, memory_of="")) == expected) == (platform == "cpu")
+    changed = replace(run, original_fingerprint="")
+    assert (model_fingerprint(changed) == expected) == (platform == "cpu")
 
 
 def _run(model):

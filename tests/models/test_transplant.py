@@ -11,10 +11,10 @@ from flax import nnx
 
 from famjax.config.schema import ArchConfig, FeedbackConfig, LinearConfig, ModelConfig
 from famjax.core.errors import UserError
+from famjax.models.remap_checks import check_compatible
 from famjax.models.remap_params import (
     abstract_inference_model,
     canonical_name,
-    check_compatible,
     remap_params,
 )
 

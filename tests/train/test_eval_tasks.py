@@ -58,12 +58,12 @@ def test_scores_equal_famjax_eval_and_change_no_bit_of_the_run(tmp_path: Path) -
 def test_the_best_checkpoint_is_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kept where the loss is lowest, also if the run was stopped and resumed."""
     values = {4: 3.0, 8: 1.0, 12: 2.0}
-    after_log = best.Best.after_log
+    before_log = best.Best.before_log
 
     def measured(self: best.Best, session: Any, row: dict[str, float]) -> dict[str, float]:
-        return after_log(self, session, {**row, "heldout_bits_per_byte": values[session.step]})
+        return before_log(self, session, {**row, "heldout_bits_per_byte": values[session.step]})
 
-    monkeypatch.setattr(best.Best, "after_log", measured)
+    monkeypatch.setattr(best.Best, "before_log", measured)
     keys = ["eval.every=4", "data.holdout=3", "eval.best=heldout_bits_per_byte"]
     keys += ["train.steps=12", "train.log_every=4", "train.checkpoint_every=12", "train.keep=1"]
     config = small.config(tmp_path / "texts", "lanes", "text", *keys)
@@ -82,15 +82,15 @@ def test_the_best_checkpoint_is_a_run(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_best_checkpoint_that_a_kill_kept_from_its_folder_is_kept_on_resuming(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    after_log = best.Best.after_log
+    before_log = best.Best.before_log
 
     def measured(self: best.Best, session: Any, row: dict[str, float]) -> dict[str, float]:
-        return after_log(self, session, {**row, "heldout_bits_per_byte": float(session.step)})
+        return before_log(self, session, {**row, "heldout_bits_per_byte": float(session.step)})
 
     def killed(*arguments: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(best.Best, "after_log", measured)
+    monkeypatch.setattr(best.Best, "before_log", measured)
     keys = ["eval.every=4", "data.holdout=3", "eval.best=heldout_bits_per_byte"]
     keys += ["train.steps=8", "train.log_every=4", "train.checkpoint_every=8"]
     config = small.config(tmp_path / "texts", "lanes", "text", *keys)
@@ -112,18 +112,20 @@ def test_a_value_of_another_search_is_another_measure() -> None:
         asdict(replace_values(Config(), {**tasks, "eval.beam": 5, key: value}))
         for key, value in (("eval.length_penalty", 0.6), ("eval.no_repeat_ngram", 3))
     ]
-    measures = [best._measure(config) for config in (greedy, beam, tokenized, *searches)]
+    measures = [
+        best._measurement_settings(config) for config in (greedy, beam, tokenized, *searches)
+    ]
     assert len(set(measures)) == 5
     cut = asdict(replace_values(Config(), {**tasks, "data.source_words": 400}))
-    assert best._measure(cut) not in measures
+    assert best._measurement_settings(cut) not in measures
     # they do not matter to a score of other tasks
     passkeys = {**tasks, "eval.tasks": "translate:a=b,passkey", "eval.best": "passkey"}
     one, five = (asdict(replace_values(Config(), {**passkeys, "eval.beam": n})) for n in (1, 5))
-    assert best._measure(one) == best._measure(five)
+    assert best._measurement_settings(one) == best._measurement_settings(five)
     # a checkpoint from before the keys
     keys = ("beam", "length_penalty", "no_repeat_ngram", "tokenized")
     older = {**greedy, "eval": {k: v for k, v in greedy["eval"].items() if k not in keys}}
-    assert best._measure(older) == measures[0]
+    assert best._measurement_settings(older) == measures[0]
 
 
 def test_of_equal_values_the_first_is_the_best() -> None:
@@ -142,13 +144,13 @@ def test_a_best_value_of_another_measure_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Every document of 250 tokens is answered, none of 300."""
-    after_log = best.Best.after_log
+    before_log = best.Best.before_log
 
     def measured(self: best.Best, session: Any, row: dict[str, float]) -> dict[str, float]:
         score = 1.0 if session.config.eval.lengths == "250" else 0.0
-        return after_log(self, session, {**row, "passkey": score})
+        return before_log(self, session, {**row, "passkey": score})
 
-    monkeypatch.setattr(best.Best, "after_log", measured)
+    monkeypatch.setattr(best.Best, "before_log", measured)
     keys = [*PASSKEY, "eval.lengths=250", "eval.examples=1", "train.log_every=4"]
     config = small.config(tmp_path / "texts", "lanes", "passkey", *keys)
     train(override(config, ["train.steps=4"]), tmp_path / "run", quiet=True)
@@ -224,7 +226,7 @@ def test_no_number_of_examples_is_all_of_them(
     session = SimpleNamespace(config=config, clock=SimpleNamespace(stopped=nullcontext))
     monkeypatch.setattr(task_scores, "evaluates_at", lambda _: True)
     monkeypatch.setattr(task_scores, "measure", lambda _, given: {"given": given})
-    assert task_scores.TaskScores().after_log(session, {}) == {"given": asked}
+    assert task_scores.TaskScores().before_log(session, {}) == {"given": asked}
 
 
 def test_an_evaluation_does_not_cast_the_weights_that_are_trained(

@@ -26,7 +26,7 @@ from famjax.parallel.sharding import make_mesh
 from famjax.train import hosts
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.clock import Clock
-from famjax.train.loop import train, train_with_source
+from famjax.train.loop import train
 from famjax.train.metrics import read_metrics
 from famjax.train.program import TrainProgram
 from famjax.train.resolve import resolve
@@ -165,7 +165,8 @@ def test_loading_continues_while_the_device_computes(
 
     train(small, tmp_path / "warm", quiet=True)
     monkeypatch.setattr(lanes.RowsIterator, "__next__", slow)
-    train_with_source(small, tmp_path / "run", quiet=True, program_maker=slower)
+    monkeypatch.setattr("famjax.train.session.make_program", slower)
+    train(small, tmp_path / "run", quiet=True)
     waits = [row["data_wait"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")]
     assert min(waits) < 0.2  # about a third without prefetching
 

@@ -43,7 +43,7 @@ def test_weighted_losses_are_added_to_that_of_tokens() -> None:
         return NextToken(config, bytes_of).read(run.model, memory, batch, Context(), share)[1]
 
     embedded = run.model.embed(jnp.asarray(tokens))
-    _, _, losses = run.model.stack.read_with_losses(embedded, run.model.init_state(2), Context())
+    _, _, losses = run.model.stack.call_with_losses(embedded, run.model.init_state(2), Context())
     off, on = read(), read(diversity_loss=0.5, reconstruction_loss=2.0, write_loss=3.0)
     added = 0.5 * losses.diversity + 2 * losses.reconstruction + 3 * losses.writing
     np.testing.assert_allclose((on.loss - off.loss) / off.weight, added, rtol=1e-4)

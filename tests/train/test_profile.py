@@ -23,9 +23,9 @@ from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.experiment.load import load_config
 from famjax.pipeline import Batches
-from famjax.train import loop
+from famjax.train import session as session_module
 from famjax.train.hooks import Profiling
-from famjax.train.loop import train, train_with_source
+from famjax.train.loop import train
 from famjax.train.metrics import read_metrics
 from famjax.train.profile import Profiler
 from famjax.train.session import Session
@@ -132,7 +132,7 @@ def test_the_parts_of_a_step_sum_to_its_time(
     """Loader, device and host each delay every step; each delay appears only in its own part."""
     small = text(tmp_path)
     train(small, tmp_path / "warm", quiet=True)
-    program, after_step, take = loop.make_program, Profiling.after_step, Batches.__next__
+    program, after_step, take = session_module.make_program, Profiling.after_step, Batches.__next__
 
     def slow_data(self: Batches) -> Any:
         time.sleep(0.06)
@@ -153,7 +153,8 @@ def test_the_parts_of_a_step_sum_to_its_time(
 
     monkeypatch.setattr(Batches, "__next__", slow_data)
     monkeypatch.setattr(Profiling, "after_step", slow_host)
-    train_with_source(small, tmp_path / "run", quiet=True, program_maker=slow_device)
+    monkeypatch.setattr(session_module, "make_program", slow_device)
+    train(small, tmp_path / "run", quiet=True)
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert len(rows) == 2
     for row in rows:

@@ -127,7 +127,7 @@ def test_compilation_shows_a_spinner_on_a_terminal(monkeypatch):
 def test_quiet_still_prints_notes(capsys):
     with Progress(total=10, quiet=True) as shown:
         with shown.compiling("the training step", 0):
-            shown.say("what is trained")
+            shown.note_unless_quiet("what is trained")
         shown.update(5, loss=1.0)
         shown.note("checkpoint [3] is damaged")
     captured = capsys.readouterr()

@@ -30,9 +30,9 @@ def cycle_sentences(source: TextSource) -> Filler:
 
     def filler(rng: np.random.Generator) -> Iterator[str]:
         first, empty = int(rng.integers(len(source))), 0
-        place = float(rng.random())
+        skip_share = float(rng.random())
         for k in count(first):
-            texts = source.document_texts(k, place if k == first else 0.0)
+            texts = source.document_texts(k, skip_share if k == first else 0.0)
             sentences = (sentence for text in texts for sentence in split_sentences(text))
             if (sentence := next(sentences, None)) is None:
                 empty += 1
