@@ -66,9 +66,12 @@ def has_linear_cross(model: ModelConfig) -> bool:
 
 
 def reads_whole_rows(config: Config) -> bool:
-    """Return whether each row of a batch is processed in one call that starts without a memory."""
-    train = config.train
-    return config.data.layout != "lanes" and train.rsp == 0 and train.bptt_segments == 1
+    """Return whether each row of a batch is processed in one call, which starts with empty caches.
+
+    With `train.rsp` it may start with a memory, but keys and values of full attention are not
+    passed on.
+    """
+    return config.data.layout != "lanes" and config.train.bptt_segments == 1
 
 
 def holds_out_text(config: Config) -> bool:

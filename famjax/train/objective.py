@@ -11,7 +11,6 @@ import numpy as np
 from famjax.config.derived import reads_whole_rows
 from famjax.config.schema import Config, TrainConfig
 from famjax.core.types import Array, Batch, Context, State
-from famjax.mixers.full import shorten_caches
 from famjax.mixers.mixer import MemoryLosses
 from famjax.models.language_model import LanguageModel
 from famjax.models.seq2seq import source_of
@@ -81,7 +80,7 @@ class NextToken:
             return carried
         fresh = model.init_state(rows, offset)
         if reads_whole_rows(self._config):
-            return shorten_caches(fresh, 0)
+            fresh = model.stack.shorten(fresh, 0)
         if train.rsp == 0:
             return fresh
         # B.2.3: the memory of row 0 after the previous step, for all rows of this step

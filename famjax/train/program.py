@@ -164,7 +164,10 @@ def make_inspect(
     ) -> dict[str, Array]:
         model = merge_for_inference(graph, params, frozen)
         lanes = config.data.layout == "lanes"
-        state = jax.tree.map(lambda a: a[:, :1], memory) if lanes else model.init_state(1)
+        if lanes:
+            state = jax.tree.map(lambda a: a[:, :1], memory)
+        else:
+            state = model.stack.shorten(model.init_state(1), 0)  # the final one is not used
         row = jax.tree.map(lambda a: a[:1], batch)
         ctx = row_context(config.data.layout, row)._replace(source=source_of(model, row))
         ctx = model.with_tokens(ctx, row["tokens"])

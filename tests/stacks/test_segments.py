@@ -12,7 +12,7 @@ from contracts.harness import CASES, LENGTH, TOKENS, VOCAB, B, Runner, W, close,
 from flax import nnx
 
 from famjax.config.resolved import resolve_model
-from famjax.config.schema import LoraConfig, ModelConfig
+from famjax.config.schema import Config, DataConfig, LoraConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Context
 from famjax.eval.lane_stream import LaneStream
@@ -21,6 +21,7 @@ from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import init_fam_prompt, remap_params
 from famjax.parallel.sharding import path_name
 from famjax.train import flops
+from famjax.train.objective import NextToken
 from famjax.train.partition import partition_trainable
 
 STACKS = ["rmt", "autocompressor"]
@@ -42,6 +43,16 @@ def test_a_segment_knows_the_last_ones_by_their_memory_alone(case):
     passed = r.run(lambda p, *states: r.model(p).stack.pass_state(*states), r.fresh, partial)
     same(passed, one)
     same(r.call(r.x[:, W : 2 * W], passed)[0], expected)
+
+
+@pytest.mark.parametrize("case", STACKS)
+def test_packed_rows_start_with_the_memory_of_a_new_document(case):
+    """It is in a KV cache, and rows that are packed leave out empty caches of full attention."""
+    r = runner(case)
+    objective = NextToken(Config(data=DataConfig(layout="packed")), np.ones(VOCAB))
+    key, step = jax.random.key(0), np.int32(0)
+    start = r.run(lambda p: objective.initial_state(r.model(p), (), B, None, key, step))
+    same(start, r.fresh)
 
 
 def test_the_memory_of_rmt_does_not_grow():

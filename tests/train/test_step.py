@@ -20,6 +20,7 @@ from famjax.models.language_model import LanguageModel
 from famjax.ops.losses import token_losses
 from famjax.optimizers import make_optimizer
 from famjax.train.objective import sum_metrics
+from famjax.train.program import make_inspect
 from famjax.train.run import abstract_model
 from famjax.train.state import TrainState
 from famjax.train.step import init_train_state, make_step, position_offset
@@ -303,6 +304,28 @@ def test_without_random_state_passing_nothing_is_carried() -> None:
     np.testing.assert_allclose(
         state.totals.loss, forward()(small.state.params, fresh, batch(1))[0], rtol=1e-5
     )
+
+
+@pytest.mark.parametrize("rsp", ["train.rsp=0", "train.rsp=0.5"])
+def test_packed_rows_do_not_attend_to_an_empty_cache(rsp: str) -> None:
+    """Attention with a cache has its entries and the row's tokens as keys."""
+    capacity = 4096
+    hybrid = ("model.mixer=full,fam", "model.layers=2", f"model.capacity={capacity}")
+    config = override(Config(), [*SHAPE, *hybrid, "data.layout=packed", rsp])
+    optimizer = make_optimizer(config.optimizer, config.train.steps)
+    model = nnx.eval_shape(lambda: LanguageModel(config.model, rngs=nnx.Rngs(0)))
+    state = jax.eval_shape(
+        lambda: init_train_state(config, LanguageModel(config.model, rngs=nnx.Rngs(0)), optimizer)
+    )
+    graph = nnx.graphdef(model)
+    step = make_step(config, graph, optimizer, jnp.asarray(TOKEN_BYTES))
+    rows = (state.params, state.frozen, state.memory, batch(0))
+    for program in (
+        jax.make_jaxpr(step)(state, batch(0)),
+        jax.make_jaxpr(make_inspect(config, graph))(*rows),
+    ):
+        assert f"{capacity}" in str(program)
+        assert f"{capacity + LENGTH}" not in str(program)
 
 
 BY_PARTS = ("model.remat=block", "train.bptt_segments=2", "train.accumulate=2")
