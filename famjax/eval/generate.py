@@ -114,7 +114,7 @@ class Generator:
           temperature: 0 decodes greedily.
           top_k: sample from the `top_k` likeliest tokens; 0 = all.
           top_p: sample from the likeliest tokens that together reach this probability.
-          stop: stop strings, which must not be empty.
+          stop: stop strings, which must not be empty; strings of control tokens stop at the token.
           seed: random seed; the same call returns the same text.
           state: initial memory, not modified; None starts a document.
           chat: whether the prompt is a user's message, and the generated text the reply.
@@ -283,7 +283,9 @@ class Generator:
     ) -> list[list[Hypothesis]]:
         """Return the hypotheses of each row of a stream that has read the prompts, best first."""
         counted = [tokens if settings.no_repeat_ngram else tokens[:0] for tokens in prompts]
-        hypotheses = jax.device_get(stream.search(settings, self._stops(), _pad_prompts(counted)))
+        hypotheses = jax.device_get(
+            stream.search(settings, self._stop_ids(stop), _pad_prompts(counted))
+        )
         return [
             [
                 Hypothesis(
@@ -296,11 +298,11 @@ class Generator:
         ]
 
     def _decode_hypothesis(self, tokens: np.ndarray, stop: Sequence[str]) -> str:
-        written = tokens[:-1] if tokens[-1] in self._stops() else tokens
+        written = tokens[:-1] if tokens[-1] in self._stop_ids(stop) else tokens
         return "".join(cut_at_stop(stop, self._decode_tokens(iter(written.tolist()))))
 
-    def _stops(self) -> np.ndarray:
-        return np.array(sorted(self._tokenizer.stop_ids), np.int32)
+    def _stop_ids(self, stop: Sequence[str]) -> np.ndarray:
+        return np.array(sorted(self._tokenizer.stop_ids_with(stop)), np.int32)
 
     def _read_prompt(self, tokens: np.ndarray, state: StreamState | None) -> Streamer:
         """Return a stream that has read tokens [t] after a state, or from the start."""
@@ -329,16 +331,18 @@ class Generator:
         size = self._tokenizer.output_size
         sampling = Sampling(key, float(temperature), top_k, float(top_p), size)
         return cut_at_stop(
-            stop, self._decode_tokens(self._sample_tokens(stream, max_tokens, sampling))
+            stop, self._decode_tokens(self._sample_tokens(stream, max_tokens, sampling, stop))
         )
 
-    def _sample_tokens(self, stream: Streamer, count: int, sampling: Sampling) -> Iterator[int]:
+    def _sample_tokens(
+        self, stream: Streamer, count: int, sampling: Sampling, stop: Sequence[str]
+    ) -> Iterator[int]:
         """Yield up to `count` tokens, excluding the stop token.
 
         A compiled program generates a piece of several tokens. Pieces start at one token, and
         double while a piece takes less than `PIECE_SECONDS`.
         """
-        stops = self._stops()
+        stops = self._stop_ids(stop)
         tokens, size, final_len = stream.draw(sampling), 1, stream.tokens + count
         while True:
             for number in tokens.tolist():

@@ -11,10 +11,13 @@ Differences from the harness's own `hf` model:
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import math
+import os
 import re
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -92,6 +95,8 @@ class FamjaxLM(TemplateLM):
             raise UserError(
                 f"--chat: tokenizer {self._run.tokenizer.name} has no chat template; leave it out"
             )
+        if not add_generation_prompt and chat_history[-1]["role"] == "assistant":
+            return template.render_unfinished(chat_history)  # the task's `gen_prefix`
         return template.render_prompt(chat_history, add_generation_prompt)
 
     def chat_template(self, chat_template: bool | str = False) -> str:
@@ -121,7 +126,10 @@ class FamjaxLM(TemplateLM):
         Texts that are decoded greedily are generated `batch` at a time.
         """
         given = [request.args for request in requests]
-        asked = [_Asked.parse(self.tok_encode(text), settings) for text, settings in given]
+        capacity = self._run.model.stack.capacity
+        asked = [
+            _Asked.parse(self.tok_encode(text), settings, capacity) for text, settings in given
+        ]
         batched = [self._is_batched(each) for each in asked]
         greedy, others = ([i for i, b in enumerate(batched) if b == kind] for kind in (True, False))
         tokens = sum(len(each.context) for each in asked)
@@ -145,7 +153,8 @@ class FamjaxLM(TemplateLM):
         for i in numbers:
             context, max_tokens, stops, sampling = asked[i]
             texts[i] = "".join(
-                generator.continue_tokens(context, max_tokens, stop=stops, **sampling)
+                # a seed of its own, since a task may repeat a context to compare its samples
+                generator.continue_tokens(context, max_tokens, stop=stops, seed=i, **sampling)
             )
             progress.advance(len(context))
             progress.answer(1)
@@ -177,6 +186,7 @@ class FamjaxLM(TemplateLM):
             [each.max_tokens for each in asked],
             lambda lane, text: any(stop in text for stop in asked[lane].stops),
             lambda: progress.answer(0),
+            [self._run.tokenizer.stop_ids_with(each.stops) for each in asked],
         )
         progress.advance(sum(len(each.context) for each in asked))
         progress.answer(len(asked))
@@ -202,9 +212,19 @@ class _Asked(NamedTuple):
     sampling: dict[str, Any]
 
     @classmethod
-    def parse(cls, context: Sequence[int], given: dict[str, Any]) -> _Asked:
-        """Return a context with the harness's settings of generation."""
+    def parse(cls, context: Sequence[int], given: dict[str, Any], capacity: int | None) -> _Asked:
+        """Return a context with the harness's settings of generation.
+
+        As with other models of the harness, sampling has temperature 1 unless it is given, and a
+        text ends where the model's cache of `capacity` tokens does.
+        """
+        if given.get("do_sample"):
+            given = {"temperature": 1.0, **given}
         settings = normalize_gen_kwargs(given, _MAX_GENERATED)
+        if capacity is not None and len(context) <= capacity:
+            # the last token is not read
+            room = capacity - len(context) + 1
+            settings["max_gen_toks"] = min(settings["max_gen_toks"], room)
         sampling = {name: settings[name] for name in _SAMPLING if name in settings}
         stops = [stop for stop in settings["until"] if stop]
         return cls(np.array(context, np.int32), settings["max_gen_toks"], stops, sampling)
@@ -251,18 +271,33 @@ def check_names(request: Request) -> None:
 
 
 def _evaluate_task(run: Run, request: Request, name: str, task: str) -> dict[str, Any]:
-    found: dict[str, Any] = lm_eval.simple_evaluate(
-        model=FamjaxLM(run, request.batch, request.quiet),
-        tasks=[task],
-        num_fewshot=request.shots,
-        limit=request.examples,
-        apply_chat_template=request.chat,
-        fewshot_as_multiturn=request.chat,
-        task_manager=_task_manager(name),
-        bootstrap_iters=1000,
-        log_samples=True,
-    )
+    # the bootstrap prints, and forks processes, which may deadlock beside the threads of JAX
+    with contextlib.redirect_stdout(sys.stderr), _environment("DISABLE_MULTIPROC", "1"):
+        found: dict[str, Any] = lm_eval.simple_evaluate(
+            model=FamjaxLM(run, request.batch, request.quiet),
+            tasks=[task],
+            num_fewshot=request.shots,
+            limit=request.examples,
+            apply_chat_template=request.chat,
+            fewshot_as_multiturn=request.chat,
+            task_manager=_task_manager(name),
+            bootstrap_iters=1000,
+            log_samples=True,
+        )
     return found
+
+
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """Set a variable of the environment inside, unless it is set."""
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
 
 
 class _TaskManager(TaskManager):

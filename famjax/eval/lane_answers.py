@@ -34,6 +34,7 @@ def answer_prompts(
     max_tokens: Sequence[int],
     is_done: Callable[[int, str], bool],
     on_token: Callable[[], None] = lambda: None,
+    stop_ids: Sequence[frozenset[int]] | None = None,
 ) -> list[tuple[str, bool]]:
     """Read a prompt [n] in each lane, and continue it greedily.
 
@@ -44,6 +45,7 @@ def answer_prompts(
       max_tokens: maximum number of tokens of each answer.
       is_done: called with a lane and its text so far; returns whether the answer is complete.
       on_token: called after each token that is added to the answers.
+      stop_ids: ids that end each answer; None takes the tokenizer's for all.
 
     Returns:
       for each lane the text, and whether it was cut at its maximum number of tokens.
@@ -52,7 +54,7 @@ def answer_prompts(
     stream.set_lanes(_padded(states, stream.batch))
     stream.read_texts(prompts)
     likeliest = np.asarray(_likeliest(stream.logits, tokenizer.output_size))
-    stops = set(tokenizer.stop_ids)
+    stop_ids = stop_ids or [tokenizer.stop_ids] * lanes
     written: list[list[int]] = [[] for _ in prompts]
     ended: dict[int, tuple[str, bool]] = {}
     while True:
@@ -60,10 +62,11 @@ def answer_prompts(
             if lane in ended:
                 continue
             token = int(likeliest[lane])
-            if token not in stops:
+            is_stop = token in stop_ids[lane]
+            if not is_stop:
                 written[lane].append(token)
             text = tokenizer.decode(written[lane])
-            done = token in stops or is_done(lane, text)
+            done = is_stop or is_done(lane, text)
             if done or len(written[lane]) == max_tokens[lane]:
                 ended[lane] = text, not done
         if len(ended) == lanes:

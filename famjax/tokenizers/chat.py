@@ -70,10 +70,30 @@ class ChatTemplate:
 
     def render_prompt(self, messages: Messages, add_generation_prompt: bool) -> str:
         """Return a prompt without a leading bos; split it with `split_escaped`."""
+        escaped, text = self._render_whole(messages, add_generation_prompt)
+        return self._drop_stray_marks(text.removeprefix(self._bos))
+
+    def render_unfinished(self, messages: Messages) -> str:
+        """Return a prompt like `render_prompt` that ends with the content of the last message.
+
+        It is like `continue_final_message` of transformers: the model continues that message.
+        """
+        escaped, text = self._render_whole(messages, add_generation_prompt=False)
+        content = str(escaped[-1]["content"])
+        begin = text.rindex(content.strip())
+        # templates may strip messages
+        whole = text.startswith(content.lstrip(), begin)
+        text = text[: begin + len(content.lstrip() if whole else content.strip())]
+        return self._drop_stray_marks(text.removeprefix(self._bos))
+
+    def _render_whole(
+        self, messages: Messages, add_generation_prompt: bool
+    ) -> tuple[list[dict[str, Any]], str]:
+        """Return the escaped messages, and the rendered text, which contains all of them."""
         escaped = self._escape_messages(messages)
         text = self.render(escaped, add_generation_prompt)
         self._check_complete(escaped, text)
-        return self._drop_stray_marks(text.removeprefix(self._bos))
+        return escaped, text
 
     def render_document(self, messages: Messages) -> list[tuple[str, float]]:
         """Return a training conversation as texts with loss weights, each for `split_escaped`.

@@ -76,6 +76,7 @@ class HuggingFaceTokenizer(Tokenizer):
         self.stop_ids |= siblings.stop_token_ids()
         specials = [token for token in spec["added_tokens"] if token["special"]]
         controls = {token["id"]: token["content"] for token in specials if token["content"]}
+        self.control_ids = dict(zip(controls.values(), controls, strict=True))
         self._meta_ids: list[int] = []
         self._cuts = self._acting_cuts = None
         if not byte_level:

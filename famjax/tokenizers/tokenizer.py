@@ -11,7 +11,7 @@ from __future__ import annotations
 import abc
 import codecs
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ class Tokenizer(abc.ABC):
       vocab_size: v, number of tokens.
       bos_id, eos_id: ids of the tokens around a document.
       stop_ids: ids at which generation stops, including eos_id.
+      control_ids: ids of control tokens by their strings; they decode to no text.
       output_size: generation only writes ids below this one.
       start_id: what a decoder reads before a target; bos_id unless the model was trained otherwise.
       first_id: the id that every target begins with, as `encode_target` has it; None for none.
@@ -50,6 +51,7 @@ class Tokenizer(abc.ABC):
         self.bos_id = bos_id
         self.eos_id = eos_id
         self.stop_ids = frozenset([eos_id])
+        self.control_ids: Mapping[str, int] = {}
         self.start_id = bos_id
         self.first_id: int | None = None
         self.unknown_id: int | None = None
@@ -111,6 +113,10 @@ class Tokenizer(abc.ABC):
         return self.encode_rendered(
             self.chat_template.render_prompt(messages, add_generation_prompt)
         )
+
+    def stop_ids_with(self, stop: Sequence[str]) -> frozenset[int]:
+        """Return `stop_ids`, and the ids of stop strings that are control tokens."""
+        return self.stop_ids | {self.control_ids[s] for s in stop if s in self.control_ids}
 
     def token_to_bytes(self, token: int) -> bytes:
         """Return the bytes of `token`.
