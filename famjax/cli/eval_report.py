@@ -57,7 +57,8 @@ def save_result(
     """Add a result to the report.json of a run, which `famjax report` reads.
 
     The file has the newest result for each combination of task, files and settings, all for the
-    same weights. A report for other weights is kept beside it, with the step in its name.
+    same weights; a result of fewer examples, such as a trial, does not replace one of more. A
+    report for other weights is kept beside it, with the step in its name.
 
     Args:
       folder: folder of the results.
@@ -84,6 +85,9 @@ def save_result(
         label = result_label(group, name, result)
         before = saved["results"].get(label)
         if before is not None:
+            if reason := _reason_to_keep(group, result, before["result"]):
+                print(f"{folder / REPORT}: {label}: {reason}", file=sys.stderr)
+                return
             result = _with_other_lengths(group, result, before["result"])
             if note := _replaced(group, result, before["result"]):
                 print(f"{folder / REPORT}: {label}: {note}", file=sys.stderr)
@@ -109,6 +113,31 @@ def _with_other_lengths(group: str, result: Any, before: Any) -> Any:
         if group == "long":
             result["effective_length"] = effective_lengths(joined)
     return result
+
+
+def _reason_to_keep(group: str, result: Any, before: Any) -> str:
+    """Return why an earlier result stays in the report, or "" if the new one replaces it."""
+    if group == "text":
+        # the same text, read by the same weights
+        is_same = result.get("tokens") == before.get("tokens")
+        lacks = set(before.get("ablations", {})) - set(result.get("ablations", {}))
+        if is_same and lacks:
+            return f"keeps the earlier evaluation, which has --ablate {','.join(sorted(lacks))}"
+    earlier, examples = _examples(group, before), _examples(group, result)
+    if earlier > examples:
+        return (
+            f"keeps the earlier evaluation of {earlier:,} examples, which these {examples:,} do "
+            "not replace; to replace it, move the file away"
+        )
+    return ""
+
+
+def _examples(group: str, result: Any) -> int:
+    """Return the number of examples of a result whose task may be limited to some; else 0."""
+    if group == "lm_eval":
+        return sum(row["examples"] or 0 for row in result["rows"])
+    keys = {"questions": "questions", "translate": "pairs"}
+    return result.get(keys[group], 0) if group in keys else 0
 
 
 def _replaced(group: str, result: Any, before: Any) -> str:
@@ -141,7 +170,9 @@ def result_label(group: str, name: str, result: Any) -> str:
     # in results of other tasks, score is that of the answers
     if group == "text" and result.get("score") != result.get("window"):
         named.append("score")
-    parts += [f" --{key} {result[key]}" for key in named if result.get(key)]
+    # without shots, an example has as many as its task's file says
+    given = [(key, result.get(key)) for key in named]
+    parts += [f" --{key} {value}" for key, value in given if value or (key, value) == ("shots", 0)]
     return "".join([*parts, *_search_label(result)])
 
 

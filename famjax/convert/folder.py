@@ -199,8 +199,14 @@ def run_config(
     model, rows = config.model, 1024
     # a table of positions limits rows as well
     if model.arch.positions == "learned" or any(s.is_bounded for s in mixer_specs(model)):
-        rows = min(rows, model.capacity)
-        model = replace(model, block_len=min(model.block_len, rows))
+        rows = min(max(rows, model.block_len), model.capacity)
+        if model.block_len > rows:
+            if any(assignment.startswith("model.block_len=") for assignment in overrides):
+                raise UserError(
+                    f"model.block_len={model.block_len}: the model holds {model.capacity} tokens "
+                    "of a document (model.capacity); give at most that many"
+                )
+            model = replace(model, block_len=rows)  # from the default
     length = max(rows // model.block_len, 1) * model.block_len
     source = config.data.source_length
     if model.arch.positions == "learned":

@@ -106,6 +106,35 @@ def test_rows_of_passkeys_are_joined_if_they_are_of_as_many_documents(tmp_path: 
     assert saved(1024, 5) == [1024]
 
 
+def test_a_trial_does_not_replace_an_evaluation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def saved(group: str, result: dict[str, Any]) -> Any:
+        eval_report.save_result(tmp_path, 2, None, group, group, result)
+        (found,) = (
+            each["result"]
+            for each in eval_report.read_report(tmp_path)["results"].values()
+            if each["group"] == group
+        )
+        return found
+
+    whole, trial = ({"rows": [{"examples": count}], "shots": None} for count in (10_042, 2))
+    assert saved("lm_eval", whole) == saved("lm_eval", trial) == whole
+    assert "keeps the earlier evaluation of 10,042 examples" in capsys.readouterr().err
+    ablated = {"tokens": 7, "ablations": {"segments": {}}}
+    assert saved("text", ablated) == saved("text", {"tokens": 7, "ablations": {}}) == ablated
+    assert "which has --ablate segments" in capsys.readouterr().err
+    assert saved("text", {"tokens": 8, "ablations": {}}) == {"tokens": 8, "ablations": {}}
+
+
+def test_no_shots_are_not_those_of_the_task() -> None:
+    labels = [
+        eval_report.result_label("lm_eval", "lm_eval", {"files": "arc_easy", "shots": shots})
+        for shots in (None, 0, 5)
+    ]
+    assert labels == [f"lm_eval:arc_easy{end}" for end in ("", " --shots 0", " --shots 5")]
+
+
 def test_a_run_that_cannot_be_written_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

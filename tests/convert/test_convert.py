@@ -27,6 +27,7 @@ from famjax.experiment.load import load_config
 from famjax.models.remap_checks import check_compatible
 from famjax.train.loop import train
 from famjax.train.run import open_run
+from famjax.train.run_folder import read_run_config
 
 TOKENS = np.random.default_rng(0).integers(0, 258, (1, 32))
 
@@ -350,6 +351,18 @@ def test_the_self_check_leaves_out_the_parts_that_were_added(llama, tmp_path, ca
 def test_mistakes_are_one_line_errors(llama, tmp_path, capsys, more, said):
     assert said in error_line(capsys, llama, tmp_path / "out", *more)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_block_is_as_long_as_it_was_given(copy, tmp_path, capsys):
+    """Also in a model whose other layers have full attention, which limits the rows."""
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 4096}))
+    given = ["--to", "bswa", "--layers", "0"]
+    assert main(["convert", str(copy), str(tmp_path / "out"), *given, "model.block_len=2048"]) == 0
+    config = read_run_config(tmp_path / "out")
+    assert (config.model.block_len, config.data.length) == (2048, 2048)
+    said = error_line(capsys, copy, tmp_path / "more", *given, "model.block_len=4097")
+    assert "model.block_len=4097: the model holds 4096 tokens" in said
 
 
 def test_a_tokenizer_larger_than_the_embedding_is_rejected(copy, tmp_path, capsys):

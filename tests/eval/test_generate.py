@@ -116,7 +116,9 @@ def sample_tokens(generator: Generator, seed: int, **kwargs: Any) -> list[int]:
         how = Sampling(jax.random.key(seed), 1.0, 0, 1.0, 258)
         stream = generator._streamer.new_stream()
         stream.read(np.array([generator._tokenizer.encode("the")]))
-        return list(generator._sample_tokens(stream, **{"count": 40, "sampling": how, **kwargs}))
+        return list(
+            generator._sample_tokens(stream, **{"count": 40, "sampling": how, "stop": (), **kwargs})
+        )
 
 
 def test_pieces_of_any_size_equal_single_tokens(generator: Generator) -> None:
@@ -146,9 +148,25 @@ def test_generation_stops_at_the_first_stop_id(
     how = Sampling(jax.random.key(5), 1.0, 0, 1.0, 258)
     stream = generator._streamer.new_stream()
     stream.read(np.array([generator._tokenizer.encode("the")]))
-    assert list(generator._sample_tokens(stream, 40, how)) == drawn[: drawn.index(stop)]
+    assert list(generator._sample_tokens(stream, 40, how, ())) == drawn[: drawn.index(stop)]
     # no token after it was computed
     assert stream.tokens == 3 + drawn.index(stop)
+
+
+def test_control_tokens_are_stop_strings(
+    generator: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They decode to no text in which a string could be found."""
+    tokenizer = tiny.run().tokenizer
+    drawn = sample_tokens(generator, 5)
+    stop = next(n for n in drawn[3:] if n not in drawn[:3])
+    monkeypatch.setattr(tokenizer, "stop_ids", frozenset([-1]))
+    monkeypatch.setattr(tokenizer, "control_ids", {"<|im_end|>": stop})
+    for said, end in (("<|im_end|>", drawn.index(stop)), ("<|no|>", len(drawn))):
+        pieces = generator.continue_tokens(
+            tokenizer.encode("the"), 40, temperature=1.0, seed=5, stop=[said]
+        )
+        assert "".join(pieces) == tokenizer.decode(drawn[:end])
 
 
 @pytest.mark.parametrize("capacity", [33, 64, 500])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -342,6 +343,43 @@ def test_every_task_has_a_score_of_its_own(folder: Path, tmp_path: Path) -> None
     none.write_text(text)
     with pytest.raises(UserError, match="has no metric"):
         evaluate(open_run(folder / "fam"), request._replace(files=str(none)))
+
+
+def test_a_repeated_context_has_samples_of_its_own(folder: Path) -> None:
+    """A temperature of 1 is the default of sampling, and each request has another seed."""
+    from famjax.eval.harness import FamjaxLM
+
+    settings = {"until": [], "do_sample": True, "max_gen_toks": 12}
+    asked = instances("generate_until", [("a", dict(settings))] * 3)
+    assert len(set(FamjaxLM(open_run(folder / "fam")).generate_until(asked))) > 1
+
+
+@pytest.mark.parametrize("sample", [False, True])
+def test_a_text_ends_where_the_cache_does(folder: Path, sample: bool) -> None:
+    from famjax.eval.harness import FamjaxLM
+
+    run = open_run(folder / "native")
+    asked = instances(
+        "generate_until",
+        [("a" * 700, {"until": [], "do_sample": sample, "max_gen_toks": 10**6})],
+    )
+    model = FamjaxLM(run)
+    assert len(model.tok_encode("a" * 700)) < run.model.stack.capacity
+    (text,) = model.generate_until(asked)
+    assert 0 < len(run.tokenizer.encode(text)) <= run.model.stack.capacity
+
+
+def test_a_bootstrap_forks_and_prints_nothing(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """JAX's threads do not survive a fork; standard output is for results."""
+    task = choices(tmp_path)
+    fields = task.read_text().split("metric_list")[0]
+    task.write_text(fields + "metric_list:\n  - metric: mcc\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", RuntimeWarning)  # os.fork() of a process with threads
+        evaluate(open_run(folder / "fam"), Request("lm_eval", str(task), examples=4, quiet=True))
+    assert "bootstrapping" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from famjax.core.errors import UserError
 from famjax.data.lanes import Lanes
 from famjax.data.packing import PackedRows
 from famjax.data.sources import TextSource
-from famjax.tokenizers.chat import ChatTemplate
+from famjax.tokenizers.chat import ChatTemplate, split_escaped
 from famjax.tokenizers.load import load_tokenizer
 
 TALK = [
@@ -69,6 +69,19 @@ def test_rendering_equals_transformers(chatml, tmp_path, template, prompt):
     assert ours.chat_template.render(TALK, prompt) == expected
     ids = theirs(expected.removeprefix("<|bos|>"), add_special_tokens=False).input_ids
     assert ours.encode_chat(TALK, prompt).tolist() == ids
+
+
+@pytest.mark.parametrize("said", ["The answer is", " The answer is ", "no: <|im_end|>, The"])
+@pytest.mark.parametrize("template", [CHATML, LLAMA])
+def test_an_unfinished_message_ends_with_its_content(chatml, tmp_path, template, said):
+    from transformers import PreTrainedTokenizerFast
+
+    folder = with_template(chatml, template, tmp_path)
+    theirs, ours = PreTrainedTokenizerFast.from_pretrained(folder), load_tokenizer(str(folder))
+    talk = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": said}]
+    expected = theirs.apply_chat_template(talk, tokenize=False, continue_final_message=True)
+    found = ours.chat_template.render_unfinished(talk)
+    assert "".join(part for part, _ in split_escaped(found)) == expected.removeprefix("<|bos|>")
 
 
 def test_bos_is_left_to_the_caller(chatml, llama):
