@@ -73,6 +73,8 @@ def run(argv: list[str]) -> int:
         raise UserError("--memory and --attention: give one of them")
     if arguments.layers and not arguments.attention:
         raise UserError(f"--layers {arguments.layers}: is for --attention; remove it")
+    if arguments.layers and not (arguments.plot or arguments.json):
+        raise UserError(f"--layers {arguments.layers}: chooses maps; give --plot FILE or --json")
     if arguments.attention:
         report, show, draw = _measure_maps(arguments), show_attention, plot_attention
     elif arguments.memory:

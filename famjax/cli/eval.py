@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from famjax.cli.eval_plots import plot
 from famjax.cli.eval_report import eval_folder, read_report, save_result
 from famjax.cli.main import named_as_flags, parse
 from famjax.core.errors import UserError
+from famjax.core.json_files import dump_strictly
 from famjax.core.paths import expanded
 from famjax.processes import runtime
 
@@ -110,7 +110,7 @@ def run(argv: list[str]) -> int:
             raise UserError(f"--{name.replace('_', '-')} {value}: must be at least 1")
     report = evaluate(arguments, tasks, lengths)
     if arguments.json:
-        print(json.dumps(report))
+        print(dump_strictly(report))
     else:
         show_end(report)
     if arguments.plot:

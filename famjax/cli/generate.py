@@ -118,7 +118,7 @@ def run(argv: list[str]) -> int:
     if a.prompts is not None:
         _write_lines(a, prompts, generator, opened, state)
     elif prompt is not None:
-        _write(a, prompt, generator, state, max_tokens)
+        _write(a, prompt, generator, state)
     return 0
 
 
@@ -228,8 +228,10 @@ def _check_decoding(a: Arguments) -> None:
             "--top-k and --top-p sample, and --temperature 0 takes the likeliest token; give "
             "--temperature 1"
         )
-    if a.beam is None and a.length_penalty != 1:
-        raise UserError("--length-penalty: greedy decoding has none; give --beam N")
+    if a.beam in (None, 1) and a.length_penalty != 1:
+        raise UserError("--length-penalty: greedy decoding has none; give --beam 2 or more")
+    if a.temperature == 0 and a.seed != 0:
+        raise UserError("--seed: decoding is greedy at temperature 0; give --temperature 1")
     if samples and a.no_repeat_ngram:
         raise UserError("--no-repeat-ngram: sampling has no such limit; remove it")
 
@@ -359,11 +361,12 @@ def _write(
     prompt: str,
     generator: Generator,
     state: StreamState | None,
-    max_tokens: int,
 ) -> None:
     from famjax.eval.progress import TokenProgress
 
     a = arguments
+    room = generator.max_tokens([prompt], state, a.chat)
+    max_tokens = _fitting_tokens(a.max_tokens, room, "prompt")
     if a.beam is not None:
         with TokenProgress("generate") as progress, progress.compiling():
             found = generator.search(
@@ -394,7 +397,8 @@ def _write_lines(
     from famjax.eval.generate import Hypothesis
 
     a = arguments
-    max_tokens = _fitting_tokens(a.max_tokens, generator.max_tokens(lines, state, a.chat))
+    room = generator.max_tokens(lines, state, a.chat)
+    max_tokens = _fitting_tokens(a.max_tokens, room, "longest line")
 
     def write(first: int, group: list[str]) -> list[Hypothesis]:
         if a.temperature:
@@ -433,13 +437,19 @@ def _search_options(arguments: Arguments) -> dict[str, Any]:
     return {**search, "stop": a.stop, "chat": a.chat}
 
 
-def _fitting_tokens(given: int | None, max_tokens: int | None) -> int:
-    """Return --max-tokens, or its default as far as the model's cache has room for it."""
+def _fitting_tokens(given: int | None, max_tokens: int | None, what: str) -> int:
+    """Return --max-tokens, or its default as far as the model's cache has room for it.
+
+    Args:
+      given: --max-tokens.
+      max_tokens: how many tokens fit; None is any number.
+      what: after which they are written.
+    """
     if given is None:
         return _MAX_TOKENS if max_tokens is None else min(_MAX_TOKENS, max_tokens)
     if max_tokens is not None and given > max_tokens:
         raise UserError(
-            f"--max-tokens {given}: does not fit the model's cache after the longest line; give at "
+            f"--max-tokens {given}: does not fit the model's cache after the {what}; give at "
             f"most {max_tokens:,}"
         )
     return given

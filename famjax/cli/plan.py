@@ -57,9 +57,13 @@ def run(argv: list[str]) -> int:
     check_training_fits(
         config,
         DeviceMemory(
-            int(1000 * topology.count * topology.chip.memory), f"a thousand {topology.name} have"
+            int(1000 * topology.count * topology.chip.memory),
+            f"a thousand {topology.name} have",
+            topology.is_gpu,
         ),
     )
+    if a.shardings and a.search:
+        raise UserError("--shardings is of one mesh, and --search tries many; give one of them")
     if a.shardings:
         return _print_shardings(plans.run_worker(config, topology, compile=False), topology, a.json)
     if a.search:

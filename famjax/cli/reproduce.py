@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
@@ -67,6 +67,9 @@ def run(argv: list[str]) -> int:
     arguments = parse(Arguments, rest, "famjax reproduce")
     _check(arguments)
     if arguments.experiments == ("list",):
+        known = replace(Arguments(("list",)), folder=arguments.folder, pages=arguments.pages)
+        if given or arguments != known:
+            raise UserError("reproduce list: takes --folder and --pages only; remove the rest")
         return _list(arguments)
     from famjax.cli.reproduce_output import check_versions
     from famjax.reproduce.runner import make_cells, prepare

@@ -7,6 +7,7 @@ of ten thousand digits and a half-written file all raise a `ValueError`.
 from __future__ import annotations
 
 import json
+import math
 import stat
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,21 @@ def read_json(path: Path, hint: str) -> Any:
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file atomically: at any time the whole old or the whole new file exists."""
     write_file(path, json.dumps(value, indent=1))
+
+
+def dump_strictly(value: Any) -> str:
+    """Return JSON text; numbers that JSON lacks, such as infinity, become null."""
+    return json.dumps(_without_non_finite(value), allow_nan=False)
+
+
+def _without_non_finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: _without_non_finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_non_finite(part) for part in value]
+    return value
 
 
 def read_whole(path: Path, hint: str) -> bytes:

@@ -21,10 +21,17 @@ _ENCODER = "model.encoder.layers"
 
 
 class DeviceMemory(NamedTuple):
-    """The memory of all devices that share a model, in bytes, and the devices' name in messages."""
+    """The memory of all devices that share a model.
+
+    Attributes:
+      bytes: that of all of them.
+      name: their name in messages.
+      has_kernels: whether they may compute attention without storing its weights.
+    """
 
     bytes: int
     name: str
+    has_kernels: bool = False
 
 
 def check_training_fits(config: Config, available: DeviceMemory | None = None) -> None:
@@ -39,17 +46,21 @@ def check_training_fits(config: Config, available: DeviceMemory | None = None) -
     _check_fits(config, training_bytes, kinds, available)
     _check_fits(
         config,
-        lambda config: training_bytes(config) + batch_bytes(config),
+        lambda config: training_bytes(config) + batch_bytes(config, available.has_kernels),
         f"{kinds} with a step's batch, state and activations",
         available,
     )
 
 
-def check_model_fits(model: ModelConfig, devices: int | None = None) -> None:
-    """Raise a `UserError` if a model's parameters cannot fit that many devices (default: all)."""
+def check_model_fits(model: ModelConfig, devices: int | None = None, only: str = "all") -> None:
+    """Raise a `UserError` if a model's parameters cannot fit that many devices (default: all).
+
+    Args:
+      only: `train.only`; parameters that are not trained may have fewer bytes.
+    """
     _check_fits(
         Config(model=model),
-        lambda config: weight_bytes(config.model),
+        lambda config: weight_bytes(config.model, only),
         "the model's parameters",
         device_memory(devices),
     )
@@ -115,7 +126,7 @@ def device_memory(used: int | None = None) -> DeviceMemory:
             others = jax.device_count() - 1
             alone = f" is used, not the {counted(others, 'other')}, and" if others else ""
             name = f"1 {device.device_kind} device{alone} has"
-        return DeviceMemory(number * limit, name)
+        return DeviceMemory(number * limit, name, device.platform == "gpu")
     number = collective.process_count()
     if number > 1:
         return DeviceMemory(

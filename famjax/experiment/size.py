@@ -212,32 +212,44 @@ def state_bytes(model: ModelConfig) -> int:
     return held + ngram_memory.state_bytes(model)
 
 
-def weight_bytes(model: ModelConfig) -> int:
-    """Return the bytes of a model's parameters at inference."""
+def weight_bytes(model: ModelConfig, only: str = "all") -> int:
+    """Return the bytes of a model's parameters at inference.
+
+    Args:
+      only: `train.only`, which parameters are trained; the others may have fewer bytes.
+    """
+    params, trained = count_params(model), _trained(model, only)
+    frozen = params.weights + params.adapters - trained
+    return (2 if model.lora.base == "bfloat16" else _FLOAT) * frozen + _FLOAT * trained
+
+
+def _trained(model: ModelConfig, only: str) -> int:
+    """Return the number of parameters that are trained."""
     params = count_params(model)
-    base = 2 if model.lora.rank and model.lora.base == "bfloat16" else _FLOAT
-    return base * params.weights + _FLOAT * params.adapters
+    if only == "maps":
+        return params.maps
+    if model.lora.rank:
+        return params.adapters + params.maps
+    return params.weights - (params.maps if only == "not_maps" else 0)
 
 
 def training_bytes(config: Config) -> int:
     """Return a lower bound on the bytes of parameters, gradients and optimizer state."""
-    model, params = config.model, count_params(config.model)
-    trained = params.weights
-    if config.train.only == "maps":
-        trained = params.maps
-    elif model.lora.rank:
-        trained = params.adapters
-    elif config.train.only == "not_maps":
-        trained = params.weights - params.maps
+    model, only = config.model, config.train.only
+    trained = _trained(model, only)
     # with clipping all gradients exist at once
     optimizer = config.optimizer
     spec = OPTIMIZERS.get(optimizer.name)  # another check reports an unknown name
     copies = (spec.moments if spec else 1) + (optimizer.clip_norm > 0)
-    return weight_bytes(model) + copies * _FLOAT * trained
+    return weight_bytes(model, only) + copies * _FLOAT * trained
 
 
-def batch_bytes(config: Config) -> int:
-    """Return a lower bound on the bytes of a step's batch, carried state and activations."""
+def batch_bytes(config: Config, has_kernels: bool = False) -> int:
+    """Return a lower bound on the bytes of a step's batch, carried state and activations.
+
+    Args:
+      has_kernels: whether attention may be a kernel, which stores the mask, but no weights.
+    """
     model, data, train = config.model, config.data, config.train
     size = 2 if model.dtype == "bfloat16" else _FLOAT
     # with BPTT warm-up each row has several readers at first
@@ -248,19 +260,21 @@ def batch_bytes(config: Config) -> int:
     parts = train.accumulate * train.bptt_segments
     stream = data.batch * (data.length + source) * model.width * size // max(parts, 1)
     carried = data.batch if data.layout == "lanes" else 1
-    return rows + stream + _score_bytes(config, size) + carried * state_bytes(model)
+    scores = model.heads * size * _attention_weights(config)
+    if has_kernels:
+        scores = _attention_weights(config)  # a mask for all heads, of one byte for each pair
+    return rows + stream + scores + carried * state_bytes(model)
 
 
-def _score_bytes(config: Config, size: int) -> int:
-    """Return the bytes of one layer's attention weights for the rows of one microbatch."""
+def _attention_weights(config: Config) -> int:
+    """Return the number of attention weights of a head for the rows of one microbatch."""
     model, data = config.model, config.data
     rows = max(data.batch // config.train.accumulate, 1)
     max_weights = max(
         (spec.max_attention_weights(config) for spec in mixer_specs(model)), default=0
     )
     source = _source_length(config)
-    max_weights = max(max_weights, source * max(source, data.length))
-    return rows * model.heads * max_weights * size
+    return rows * max(max_weights, source * max(source, data.length))
 
 
 def _source_length(config: Config) -> int:

@@ -173,6 +173,7 @@ class ResidualStack(Stack):
         blocks = [layer.mixer.receptive_blocks for layer in self.layers]
         bounded = [count for count in blocks if count is not None]
         is_bounded = len(bounded) == len(blocks) and not self.reads_tokens
+        is_bounded = is_bounded and self.positions is None  # which depend on all tokens before
         self.receptive_field = (
             self.repeats * sum(bounded) * config.block_len if is_bounded else None
         )

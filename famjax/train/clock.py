@@ -6,8 +6,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import jax
-
 from famjax.config.resolved import ResolvedConfig
 from famjax.train import flops
 
@@ -56,12 +54,10 @@ class Clock:
         rate = tokens * self.steps / seconds
         data, device = (self.waited[what] / self.steps for what in ("data", "device"))
         # the peak is measured at the first lap only, and outside the time of any lap
-        peak = flops.peak_flops(jax.devices()[0]) or flops.measure_peak_flops(config.model.dtype)
+        peak = flops.all_devices_peak_flops(config.model.dtype)
         shares = {
             "tokens_per_second": rate,
-            "model_flops_utilization": rate
-            * flops.step_flops(config)
-            / (peak * jax.device_count()),
+            "model_flops_utilization": rate * flops.step_flops(config) / peak,
             "data_wait": data * self.steps / seconds,
             "step_seconds": seconds / self.steps,
             "data_seconds": data,

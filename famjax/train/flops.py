@@ -219,6 +219,15 @@ def peak_flops(device: jax.Device) -> float | None:
     return next((peak for name, peak in _PEAKS if name <= words), None)
 
 
+def all_devices_peak_flops(dtype: str) -> float:
+    """Return the peak FLOP/s of all devices of all processes; on CPUs, measured for `dtype`."""
+    device = jax.devices()[0]
+    if device.platform == "cpu":
+        # its devices share the cores, all of which compute a product on one of them
+        return measure_peak_flops(dtype) * jax.process_count()
+    return (peak_flops(device) or measure_peak_flops(dtype)) * jax.device_count()
+
+
 @functools.cache
 def measure_peak_flops(dtype: str) -> float:
     """Return the default device's FLOP/s in the fastest of a few square matrix products of `dtype`.

@@ -158,7 +158,7 @@ def open_run(
         raise UserError(f"{folder / CONFIG}: {error}") from None
     tokenizer = run_tokenizer(folder, config)
     model, only = inference_config(config.model), config.train.only
-    check_model_fits(model, mesh.size if mesh else 1)
+    check_model_fits(model, mesh.size if mesh else 1, only)
     graph, shapes, _ = abstract_model(model, only=only)
     template = _with_shardings(shapes, mesh)
     checkpoints = Checkpoints(folder / CHECKPOINTS)

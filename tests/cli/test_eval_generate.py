@@ -428,6 +428,32 @@ def test_lines_that_do_not_fit_a_cache_are_told_before_any_text(
     assert "prompt 2 of 2: its 18 tokens do not fit" in error_line(argv, capsys)
 
 
+@pytest.mark.parametrize("options", [[], ["--beam", "2"], ["--temperature", "1", "--seed", "3"]])
+def test_a_prompt_is_continued_as_far_as_the_cache_has_room(
+    options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened = tiny.run_with("full", capacity=16)
+    monkeypatch.setattr("famjax.convert.open.open_model", lambda folder: opened)
+    argv = ["generate", "run", "--prompt", "abcdefghij", *options]
+    assert main(argv) == 0
+    capsys.readouterr()
+    said = "--max-tokens 7: does not fit the model's cache after the prompt; give at most 6"
+    assert said in error_line([*argv, "--max-tokens", "7"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--seed", "3"], "--seed: decoding is greedy at temperature 0; give --temperature 1"),
+        (["--beam", "1", "--length-penalty", "2"], "--length-penalty: greedy decoding has none"),
+    ],
+)
+def test_options_without_an_effect_are_refused(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert message in error_line(["generate", "run", "--prompt", "a", *options], capsys)
+
+
 @pytest.mark.long
 def test_samples_of_a_files_lines_differ(
     run: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]

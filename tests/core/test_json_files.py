@@ -14,6 +14,7 @@ from famjax.core.errors import UserError
 from famjax.core.json_files import (
     MAX_DEPTH,
     JsonError,
+    dump_strictly,
     parse_json,
     read_json,
     regular_file_size,
@@ -100,3 +101,11 @@ def test_no_other_module_parses_json():
             and node.value.id == "json"
         ]
     assert not wrong
+
+
+def test_numbers_that_json_lacks_become_null():
+    value = {"a": [float("inf"), 1.5, (float("nan"), 2)], "b": None}
+    assert json.loads(dump_strictly(value), parse_constant=pytest.fail) == {
+        "a": [None, 1.5, [None, 2]],
+        "b": None,
+    }

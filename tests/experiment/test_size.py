@@ -31,6 +31,7 @@ from famjax.experiment.load import available_configs, load_config, override
 from famjax.mixers import MIXERS
 from famjax.models.remap_params import canonical_name, is_feature_map
 from famjax.models.seq2seq import make_model
+from famjax.train.partition import partition_trainable
 
 SHAPE = ModelConfig(vocab_size=50, layers=4, width=24, heads=4, kv_heads=2, head_dim=8)
 EVERYTHING = ArchConfig(
@@ -246,3 +247,23 @@ def test_states_of_a_model_of_8b_are_those_of_the_docs(mixer, megabytes):
         **shape,
     )
     assert round(32 * MIXERS[mixer].state_bytes(resolve_model(model)) / 1e6) == megabytes
+
+
+def test_kernels_of_gpus_store_no_attention_weights():
+    config = replace_value(Config(model=replace(SHAPE, mixer="full")), "data.length", 2**17)
+    needed = size.training_bytes(config) + size.batch_bytes(config, has_kernels=True)
+    with pytest.raises(UserError, match=r"^data\.length="):
+        memory.check_training_fits(config, memory.DeviceMemory(needed, "a TPU has"))
+    memory.check_training_fits(config, memory.DeviceMemory(needed, "a GPU has", has_kernels=True))
+
+
+@pytest.mark.parametrize("only", ["maps", "not_maps", "all"])
+@pytest.mark.parametrize("rank", [0, 3])
+def test_frozen_weights_have_the_bytes_of_their_dtype(only, rank):
+    lora = LoraConfig(rank=rank if only == "all" else 0, base="bfloat16")
+    model = replace(SHAPE, mixer="linear", lora=lora)
+    parts = jax.eval_shape(
+        lambda: partition_trainable(model, make_model(model, rngs=nnx.Rngs(0)), only)[1:]
+    )
+    held = sum(a.size * a.dtype.itemsize for a in jax.tree.leaves(parts))
+    assert size.weight_bytes(model, only) == pytest.approx(held, rel=0.01)
