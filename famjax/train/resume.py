@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -73,9 +72,7 @@ def _first_state(session: Session) -> TrainState:
     if session.latest_step is None:
         progress.note_unless_quiet(f"initial weights: from {session.config.init}, step {step:,}")
     shardings = sharding.parameter_shardings(program.mesh, weights)
-    with warnings.catch_warnings(), progress.compiling("the first state", 0):
-        # weights that change their dtype (lora.base) cannot reuse their donated buffers
-        warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+    with progress.compiling("the first state", 0):
         return program.start(jax.device_put(weights, shardings))
 
 

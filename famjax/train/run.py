@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from famjax.models.remap_params import (
 )
 from famjax.models.seq2seq import make_model
 from famjax.parallel import sharding
+from famjax.parallel.sharding import path_name
 from famjax.parallel.traced import target_device
 from famjax.stacks.feedback import Feedback
 from famjax.tokenizers.tokenizer import Tokenizer
@@ -201,7 +202,8 @@ def initial_weights(
 ) -> tuple[Any, str, int]:
     """Return the parameters of the model in `config.init`, in the layout of `config.model`.
 
-    Adapters of the model in `config.init` are merged; the result has no adapters.
+    Adapters of the model in `config.init` are merged; the result has no adapters. Parameters that
+    are frozen have the dtype in which they are kept.
 
     Args:
       folder: folder of the run that starts from these parameters.
@@ -218,9 +220,30 @@ def initial_weights(
             f"{folder / CONFIG} to its new path"
         )
     run = open_run(config.init, report=report, mesh=mesh)
-    base = run.fingerprint()
-    params, model = merge_adapters(nnx.state(run.model, nnx.Param), run.config.model)
-    return remap_params(params, model, config.model), base, run.step
+    base, step, model = run.fingerprint(), run.step, run.config.model
+    params = nnx.state(run.model, nnx.Param)
+    del run  # so that an array is freed when it is converted
+    params, model = merge_adapters(params, model)
+    params = remap_params(params, model, config.model)
+    paths = [path_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+    leaves, tree = jax.tree.flatten(params)
+    del params
+    _cast_frozen(leaves, paths, config)
+    return jax.tree.unflatten(tree, leaves), base, step
+
+
+def _cast_frozen(leaves: list[jax.Array], paths: Sequence[str], config: Config) -> None:
+    """Convert the parameters that are frozen to the dtype `lora.base`, in place.
+
+    One at a time, since a large model may not fit a device in both dtypes.
+    """
+    frozen = abstract_model(config.model, only=config.train.only)[2][:1]
+    dtypes = {
+        path_name(path[1:]): leaf.dtype
+        for path, leaf in jax.tree_util.tree_leaves_with_path(frozen)
+    }
+    for i, path in enumerate(paths):
+        leaves[i] = leaves[i].astype(dtypes.get(path, leaves[i].dtype))
 
 
 def check_initial_model(config: Config) -> None:

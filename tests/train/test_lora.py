@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from famjax.layers import lora
 from famjax.layers.dropout import DropoutKey
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import merge_adapters, remap_params
-from famjax.parallel.sharding import path_name
+from famjax.parallel.sharding import parameter_shardings, path_name
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.loop import train
 from famjax.train.partition import fingerprint, partition_trainable, with_dropout_keys
@@ -234,6 +235,22 @@ def test_the_base_can_be_stored_in_bfloat16(base):
     trained = sum(a.size for a in jax.tree.leaves(state.params))
     moments = sum(a.size for a in jax.tree.leaves(state.opt_state))
     assert moments < 2.1 * trained
+
+
+def test_weights_are_narrow_before_the_first_state_is_made(base, tmp_path):
+    """Else a device would hold them in both dtypes, with no buffer to reuse."""
+    config = config_with_adapters(base, "model.lora.base=bfloat16", "model.dtype=bfloat16")
+    weights, name, _ = initial_weights(config, tmp_path)
+    assert name == open_run(base).fingerprint()
+    program = make_program(resolve(config, None, jax.device_count()), np.ones(258, np.int32))
+    state = jax.eval_shape(program.start)
+    frozen = {path_name(p[1:]) for p, _ in jax.tree_util.tree_leaves_with_path(state.frozen[:1])}
+    dtypes = {path_name(p): a.dtype for p, a in jax.tree_util.tree_leaves_with_path(weights)}
+    assert {str(dtypes[path]) for path in frozen} == {"bfloat16"}
+    assert {str(dtypes[path]) for path in dtypes.keys() - frozen} == {"float32"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # donated buffers that are not usable
+        program.start(jax.device_put(weights, parameter_shardings(program.mesh, weights)))
 
 
 def test_dropout_has_its_rate_and_is_off_in_inference():
