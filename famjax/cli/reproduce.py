@@ -14,6 +14,7 @@ from famjax.cli.main import parse, split_overrides
 from famjax.cli.tables import Output
 from famjax.core.errors import EXIT_USER_ERROR, UserError, did_you_mean
 from famjax.core.paths import expanded
+from famjax.core.units import counted
 from famjax.processes import runtime
 
 if TYPE_CHECKING:
@@ -49,6 +50,9 @@ class Arguments:
     test: str = ""
     """With --size paper, the test files of experiments on text, in the form of data.files, or
     NAME:FILES,NAME:FILES for the sets of a table of TransformerFAM."""
+    stored: bool = False
+    """Take the results that are stored beside the pages, if the models' settings are the same, and
+    train only what they lack."""
     mixed: bool = False
     """Allow results of different versions of the code in one table."""
     folder: str = "runs/reproduce"
@@ -71,8 +75,9 @@ def run(argv: list[str]) -> int:
         if given or arguments != known:
             raise UserError("reproduce list: takes --folder and --pages only; remove the rest")
         return _list(arguments)
-    from famjax.cli.reproduce_output import check_versions
+    from famjax.cli.reproduce_output import check_versions, page_file
     from famjax.reproduce.runner import make_cells, prepare
+    from famjax.reproduce.stored_results import restore_results
 
     progress = Output(stderr=True)
     root, size = expanded(arguments.folder), _size(arguments)
@@ -98,6 +103,11 @@ def run(argv: list[str]) -> int:
                 cell.check(experiment)
 
     ready = _passing(experiments, check_data, progress)
+    if arguments.stored:
+        for experiment in ready:
+            file = page_file(experiment, expanded(arguments.pages), size).with_suffix(".json")
+            count = restore_results(file, experiment, cells[experiment.id])
+            progress.print(f"{file}: {counted(count, 'result')} taken")
     if size == "paper":
         _tell_costs(ready, arguments.seeds, only, given, progress)
     allowed = ready

@@ -18,11 +18,12 @@ from famjax.core.errors import UserError
 from famjax.core.units import inflect
 from famjax.reproduce.cell import Cell
 from famjax.reproduce.cost import CHIP, chip_seconds, paper_flops
-from famjax.reproduce.experiment import Experiment, Ordering, Score, Variant
+from famjax.reproduce.experiment import Experiment, Ordering, Score, Size, Variant
 from famjax.reproduce.experiments import EXPERIMENTS
 from famjax.reproduce.judge import Judgement, judge, mean_and_interval
 from famjax.reproduce.papers import listed
 from famjax.reproduce.runner import expected_seconds, format_time, make_cells, read_result
+from famjax.reproduce.stored_results import store_results
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -161,15 +162,20 @@ def show(
     out.print(score_table(results))
     if experiment.orderings:
         out.print(ordering_table(results))
-    name = f"{experiment.id}{_PAPER if '--size' in results.options else ''}"
-    page = pages / f"{name}.md"
+    page = page_file(experiment, pages, "paper" if "--size" in results.options else "here")
     if reason := _reason_to_keep(page, results):
         page = root / "pages" / page.name
         out.print(f"{pages / page.name} is left as it is: {reason}")
     figure = save_figure(plot(results), page.with_suffix(".png"))
     page.write_text(make_page(results, figure.name))
+    store_results(page.with_suffix(".json"), results.by_variant)
     write_index(page.parent)
     out.print(f"page: {page}   figure: {figure}")
+
+
+def page_file(experiment: Experiment, pages: Path, size: Size) -> Path:
+    """Return the file of an experiment's page."""
+    return pages / f"{experiment.id}{_PAPER if size == 'paper' else ''}.md"
 
 
 def _reason_to_keep(page: Path, results: Results) -> str:

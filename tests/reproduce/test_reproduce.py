@@ -184,6 +184,39 @@ def test_results_are_shown_judged_and_kept(fake, tmp_path, monkeypatch, capsys):
     assert f"{COPY}.md(4of6trainings);again:" in shown
 
 
+def test_stored_results_are_taken_and_what_they_lack_is_trained(fake, tmp_path, capsys):
+    page, runs = tmp_path / "pages" / f"{COPY}.md", tmp_path / "runs"
+    file = page.with_suffix(".json")
+
+    def trained(*arguments):
+        shutil.rmtree(runs, ignore_errors=True)
+        capsys.readouterr()
+        assert reproduce(tmp_path, COPY, *arguments) == 0
+        error = capsys.readouterr().err
+        return error.count("training "), error
+
+    assert trained("--seeds", "1")[0] == 2
+    text, stored = page.read_text(), json.loads(file.read_text())
+    names = {(row["variant"], row["seed"]) for row in stored}
+    assert names == {("Transformer", 0), ("Feedback", 0)}
+    assert not any("training" in row for row in stored)
+    page.unlink()
+    count, error = trained("--seeds", "1", "--stored")
+    assert (count, page.read_text()) == (0, text)
+    assert f"{file}: 2 results taken" in error
+    assert trained("--seeds", "2", "--stored")[0] == 2
+    # of other settings, or damaged
+    file.write_text(json.dumps([{**stored[0], "settings": "other"}, stored[1]]))
+    assert trained("--seeds", "1", "--stored")[0] == 1
+    file.write_text("{}")
+    assert reproduce(tmp_path, COPY, "--seeds", "1", "--stored") == 2
+    assert f"{file}: damaged; restore it" in capsys.readouterr().err
+    file.unlink()
+    count, error = trained("--seeds", "1", "--stored")
+    assert count == 2
+    assert f"{file}: 0 results taken" in error
+
+
 def test_a_page_from_before_a_claim_is_told():
     experiment = replace(EXPERIMENTS[COPY], follow_up="tried", unequal_parameters="unequal")
     claim, (score, other_score) = "Feedback is better than Transformer", experiment.scores
