@@ -164,6 +164,27 @@ def test_an_error_in_the_thread_is_raised_by_every_next(tmp_path):
 
 def test_invalid_configs_are_rejected(tmp_path):
     (tmp_path / "a.txt").write_text("some text to read")
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_a_panic_is_an_exception(interrupt):
+    """Grain's thread would die of any other `BaseException`, and training wait for ever."""
+
+    class PanicException(BaseException):
+        pass
+
+    class Panics(Documents):
+        def open(self, key, piece=0):
+            raise self.error
+
+    source = Panics()
+    rows = iter(Lanes(source, 2, 8, BLOCK))
+    source.error = PanicException("index out of bounds")
+    with pytest.raises(RuntimeError, match="PanicException: index out of bounds"):
+        next(rows)
+    source.error = interrupt()
+    with pytest.raises(interrupt):
+        next(rows)
+
+
     tokenizer = load_tokenizer("bytes")
     source = make_source(config(tmp_path), tokenizer)
     for data, message in [
