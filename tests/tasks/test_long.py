@@ -458,3 +458,5 @@ def test_training_documents_end_with_an_answer(name: str, files: str) -> None:
             np.testing.assert_array_equal(rest, tokens[skipped:])
     assert 700 < min(sizes) < 1200 < 2500 < max(sizes) <= 4000
     assert len(asked) > 30
+    with pytest.raises(UserError, match=r"data\.long\.other_weight=1\.0: must be less than 1"):
+        load_config("text_fam", ["data.task=vt", "data.long.other_weight=1"])

@@ -22,7 +22,7 @@ from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.data.sources import Key, Piece, Source, Split, TextSource
 from famjax.tasks.long.filler import Filler, cycle_sentences, repeat_noise
-from famjax.tasks.task import Task
+from famjax.tasks.task import Task, answer_weight_error
 from famjax.tokenizers.tokenizer import Tokenizer
 
 # last number of the seed of a training and of an evaluated document; to draw a part of the document
@@ -422,6 +422,8 @@ class LongSource(Source):
     def _open(self, key: Key) -> tuple[Document, int]:
         lane, k, length = key
         seed = (self.seed, lane, k, _TRAINING)
+        if long.other_weight >= 1:
+            yield answer_weight_error("data.long.other_weight", long.other_weight)
         document = self.task.document(self.tokenizer, length, seed, self._material)
         asked = int(np.random.default_rng([*seed, 3]).integers(len(document.questions)))
         return document, asked
