@@ -392,12 +392,13 @@ class TextSource(Source):
 
         Args:
           k: number of the document.
-          skip_share: share of the document to leave out at its beginning; the text then starts at
-            a space.
+          skip_share: share of the split's part of the document to leave out at its beginning; the
+            text then starts at a space.
         """
         key = self.key(0, 1, k)
         if skip_share:
-            key[2] = self._find_boundary(key, int(skip_share * self._text_size(key)))
+            first, last = key[2], self._text_size(key) if self._end is None else self._end
+            key[2] = self._find_boundary(key, first + int(skip_share * (last - first)))
         for text, *_ in self._iter_text(key, skip=0):
             yield text
 
