@@ -173,8 +173,8 @@ class TextSource(Source):
       seed: seed of the order.
       holdout: one document in this many is held out; 0 holds out none.
       split: which documents to read.
-      checked: where `save_checked` records the files whose lines need no further check; None
-        keeps no record.
+      checked: where `save_checked` records the files that need no further check; None keeps no
+        record.
 
     Attributes:
       holds_out: whether the split "holdout" has any text.
