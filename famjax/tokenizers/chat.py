@@ -70,7 +70,7 @@ class ChatTemplate:
 
     def render_prompt(self, messages: Messages, add_generation_prompt: bool) -> str:
         """Return a prompt without a leading bos; split it with `split_escaped`."""
-        escaped, text = self._render_whole(messages, add_generation_prompt)
+        _, text = self._render_whole(messages, add_generation_prompt)
         return self._drop_stray_marks(text.removeprefix(self._bos))
 
     def render_unfinished(self, messages: Messages) -> str:
