@@ -427,7 +427,7 @@ class DataConfig:
     # translate: maximum number of words of a source, the first ones, in training, evaluation and
     # generation; words are separated by white space; 0 = all of its words
     source_words: int = 0
-    # feature of the seqio or TFDS examples that holds the text; for seqio's tokens, "targets"
+    # feature of the TFDS examples that holds the text
     feature: str = "text"
     # "bytes"; "task" (the words of a toy task); the path of a SentencePiece model, of a
     # tokenizer.json or of a list of words (.txt); or a folder with one of these files. With init

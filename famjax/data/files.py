@@ -36,7 +36,7 @@ else:
 
 PIECE_BYTES = 64 << 10
 _PROBE_BYTES = 8 << 10
-# bytes decompressed between checks of the clock
+# bytes decompressed or checked between checks of the clock
 _SEEK_BYTES = 1 << 20
 # seconds before the first report of progress
 _SILENT_SECONDS = 5.0
@@ -281,14 +281,57 @@ def probe_text(path: str, explicit: bool) -> str | None:
         return "not regular"
     if not (head := read_head(path)):
         return "empty"
-    if (at := head.find(0)) >= 0:
-        if explicit:
-            raise UserError(_binary_error_message(path, at))
-        return "binary"
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)
-    except UnicodeDecodeError as error:
-        if explicit:
-            raise UserError(utf8_error_message(path, error.start)) from None
-        return "not UTF-8"
-    return None
+    return _TextCheck(path, explicit).add(head, is_end=is_probed_whole(path))
+
+
+def is_probed_whole(path: str) -> bool:
+    """Return whether `probe_text` reads all of a file."""
+    with wrap_read_errors(path):
+        return not is_compressed(path) and os.path.getsize(path) < _PROBE_BYTES
+
+
+def check_text(path: str, explicit: bool, progress: ReadProgress) -> str | None:
+    """Return why a file is not text, after reading all of it; None if it is text.
+
+    Raises:
+      UserError: the file is damaged, or the user has named it (`explicit`), and it is binary or not
+        UTF-8.
+    """
+    check = _TextCheck(path, explicit)
+    with open_text(path) as stream, wrap_read_errors(path):
+        while data := stream.read(_SEEK_BYTES):
+            if reason := check.add(data):
+                return reason
+            progress.add(path, len(data))
+    return check.add(b"", is_end=True)
+
+
+class _TextCheck:
+    """Checks the consecutive bytes of a file.
+
+    Args:
+      path: path of the file.
+      explicit: whether bytes that are not text are an error.
+    """
+
+    def __init__(self, path: str, explicit: bool):
+        self._path, self._explicit = path, explicit
+        self._decoder, self._read = codecs.getincrementaldecoder("utf-8")(), 0
+
+    def add(self, data: bytes, is_end: bool = False) -> str | None:
+        """Return why the next bytes are not text, or None; at the end no character is open."""
+        if (at := data.find(0)) >= 0:
+            if self._explicit:
+                raise UserError(_binary_error_message(self._path, self._read + at))
+            return "binary"
+        # bytes of a character that the next bytes may complete
+        waiting = len(self._decoder.getstate()[0])
+        try:
+            self._decoder.decode(data, is_end)
+        except UnicodeDecodeError as error:
+            if self._explicit:
+                at = self._read - waiting + error.start
+                raise UserError(utf8_error_message(self._path, at)) from None
+            return "not UTF-8"
+        self._read += len(data)
+        return None

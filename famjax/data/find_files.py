@@ -31,17 +31,17 @@ def find_files(
 ) -> tuple[list[TextFile], Counter[str]]:
     """Return the text files that `data.files` names, and the number of files skipped, by reason.
 
-    Files of JSON lines are read completely, so that a line which `read_json_line` would reject is
-    an error now. Other files are only probed: whether all of a file is UTF-8 is known when it is
-    read.
+    Files are read completely, so that what cannot be read later, such as a line which
+    `read_json_line` would reject, is an error or skipped now.
 
     Args:
       template: chat template that renders conversations.
-      checked: record of files whose lines are not checked again; files checked now are added to it.
+      checked: record of files that are not checked again; files checked now are added to it.
       max_files: maximum number of files in a folder or matching a glob.
     """
     skipped: Counter[str] = Counter()
     by_path: dict[str, TextFile] = {}
+    named: set[str] = set()
     parts = [part.strip() for part in files.split(",")]
     entries = [files] if os.path.exists(files) else [part for part in parts if part]
     if not entries and not files.strip():
@@ -56,6 +56,7 @@ def find_files(
                 if explicit:
                     check_not_json(path)
                     check_not_table(path)
+                    named.add(os.path.realpath(path))
                 by_path.setdefault(os.path.realpath(path), TextFile(path, name))
     if not by_path:
         raise UserError(f"data.files={files}: no text found{describe_skipped(skipped)}")
@@ -63,7 +64,14 @@ def find_files(
     check_not_all_json(files, paths)
     check_not_all_tables(files, paths)
     scan = Scanner(template, checked or CheckedFiles(None, template))
-    indexed = [scan.index_documents(file) for file in by_path.values()]
+    indexed = []
+    for real, file in by_path.items():
+        if reason := scan.check_text(file.path, explicit=real in named):
+            skipped[reason] += 1
+        else:
+            indexed.append(scan.index_documents(file))
+    if not indexed:
+        raise UserError(f"data.files={files}: no text found{describe_skipped(skipped)}")
     if any(map(len, indexed)) and not scan.found_text:
         raise UserError(f"data.files={files}: all documents are empty; give one with text in it")
     return indexed, skipped
@@ -246,23 +254,37 @@ def _limit_count(paths: Iterable[str], entry: str, max_files: int) -> Iterator[s
 
 
 def _walk(folder: str, skipped: Counter[str]) -> Iterator[str]:
-    """Yield the files below `folder`, sorted, except hidden ones, installed packages and runs."""
+    """Yield the files below `folder`, sorted, except hidden ones, installed packages and runs.
+
+    Links to folders come last, so that files are found by their own paths first. A folder is listed
+    once, so that links to a parent folder do not loop forever.
+    """
 
     def skip(error: OSError) -> None:
         _skip_unreadable(error, folder, skipped)
 
-    for root, folders, names in os.walk(folder, onerror=skip):
-        if _is_run(folders, names):
-            # with data.files=. the runs in runs/ would be documents; as they change, a run could
-            # not be resumed
-            skipped[_RUN] += 1
-            folders.clear()
-            continue
-        hidden = [name for name in folders + names if name.startswith(".")]
-        skipped["hidden"] += len(hidden)
-        folders[:] = sorted(set(folders) - set(hidden) - {"site-packages", "dist-packages"})
-        for name in sorted(set(names) - set(hidden)):
-            yield os.path.join(root, name)
+    todo, seen = deque([folder]), set[tuple[int, int]]()
+    while todo:
+        for root, folders, names in os.walk(todo.popleft(), onerror=skip):
+            status = os.stat(root)
+            if (key := (status.st_dev, status.st_ino)) in seen:
+                folders.clear()
+                continue
+            seen.add(key)
+            if _is_run(folders, names):
+                # with data.files=. the runs in runs/ would be documents; as they change, a run
+                # could not be resumed
+                skipped[_RUN] += 1
+                folders.clear()
+                continue
+            hidden = [name for name in folders + names if name.startswith(".")]
+            skipped["hidden"] += len(hidden)
+            kept = sorted(set(folders) - set(hidden) - {"site-packages", "dist-packages"})
+            links = [name for name in kept if os.path.islink(os.path.join(root, name))]
+            todo.extend(p for p in (os.path.join(root, n) for n in links) if not is_system_path(p))
+            folders[:] = [name for name in kept if name not in links]
+            for name in sorted(set(names) - set(hidden)):
+                yield os.path.join(root, name)
 
 
 def _is_run(folders: list[str], names: list[str]) -> bool:

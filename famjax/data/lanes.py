@@ -216,7 +216,14 @@ class RowsIterator(grain.DatasetIterator[Batch[np.ndarray]]):
         self._rows = {i: row(i) for i in (range(count) if local_rows is None else local_rows)}
 
     def __next__(self) -> Batch[np.ndarray]:
-        rows = [row.next_row() for row in self._rows.values()]
+        try:
+            rows = [row.next_row() for row in self._rows.values()]
+        except (Exception, KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:
+            # a panic in Rust, for example of a tokenizer; grain's thread catches only `Exception`,
+            # and training would wait for ever
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
         return stack_rows(rows)
 
     def get_state(self) -> dict[str, Any]:

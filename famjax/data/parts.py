@@ -60,9 +60,9 @@ class TextParts(TextSource):
         # equal for all parts of a document, so that each begins where the previous one ends
         shift = np.random.default_rng([self._seed, epoch, group, document]).uniform(0, 0.5)
 
-        def cut(i: int) -> int:
+        def cut(i: int) -> int | None:
             if i in (0, count):
-                return last if i else first
+                return self._end if i else first
             return self._find_boundary(key, first + int((last - first) * (i - shift) / count))
 
         return [*key[:2], cut(part), cut(part + 1)]

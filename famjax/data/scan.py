@@ -1,4 +1,4 @@
-"""The opening scan of .jsonl files, which finds their documents and checks every line.
+"""The opening scan of files: checks every byte of a text, and finds and checks lines of .jsonl.
 
 Files that passed the checks of an earlier scan are not checked again.
 """
@@ -22,8 +22,10 @@ from famjax.core.json_files import read_json
 from famjax.data.files import (
     ReadProgress,
     TextFile,
+    check_text,
     is_compressed,
     is_jsonl,
+    is_probed_whole,
     open_text,
     wrap_read_errors,
 )
@@ -40,7 +42,7 @@ _CHECKS_VERSION = 3
 
 
 class CheckedFiles:
-    """A record of the JSON-lines files that passed the checks of an earlier opening scan.
+    """A record of the files that passed the checks of an earlier opening scan.
 
     A file is identified by its path, size and modification time.
 
@@ -79,6 +81,10 @@ class CheckedFiles:
         self._current[path] = known
         return self._saved.get(path) == known
 
+    def remove(self, path: str) -> None:
+        """Remove a file that did not pass."""
+        del self._current[os.path.abspath(path)]
+
     def save(self) -> None:
         """Write the record atomically, if it has changed."""
         if self._path is None or self._current == self._saved:
@@ -90,13 +96,13 @@ class CheckedFiles:
 
 
 class Scanner:
-    """Finds the documents in JSON-lines files, and checks the lines.
+    """Checks files, and finds the documents in JSON-lines files.
 
     It reports its progress if it takes more than 5 seconds.
 
     Args:
       template: chat template, tried on the first conversation with each sequence of roles.
-      checked: record of files whose lines need no check.
+      checked: record of files that need no check.
 
     Attributes:
       found_text: whether a document has any text. Files that were not read now count as text.
@@ -107,6 +113,19 @@ class Scanner:
         self.found_text = False
         self._tried: set[Any] = set()
         self._progress = ReadProgress()
+
+    def check_text(self, path: str, explicit: bool) -> str | None:
+        """Return why a file of text cannot be read to its end; None if it can, or has JSON lines.
+
+        Raises:
+          UserError: the file is damaged, or the user has named it (`explicit`), and it is binary or
+            not UTF-8.
+        """
+        if is_jsonl(path) or is_probed_whole(path) or self._checked.record(path):
+            return None
+        if reason := check_text(path, explicit, self._progress):
+            self._checked.remove(path)
+        return reason
 
     def index_documents(self, file: TextFile) -> TextFile:
         """Return the file; if of JSON lines, with the offsets of its documents: non-blank lines."""

@@ -2,7 +2,7 @@
 
 A document is [bos] tokens [eos]. It is read in pieces of about 64 KiB of text, and each piece is
 tokenized on its own. So memory is constant, and the tokens do not depend on where reading was
-resumed.
+resumed. eos has weight 1 at the end of a text, and 0 where the text is cut and continues.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class TextPiece(NamedTuple):
 
 
 def _tokenize_document(
-    texts: Iterator[TextPiece], tokenizer: Tokenizer, piece: int
+    texts: Iterator[TextPiece], tokenizer: Tokenizer, piece: int, eos_weight: float
 ) -> Iterator[Piece]:
     """Yield bos (piece 0), the tokens of each text, and eos; `texts` starts at number `piece`."""
     if piece == 0:
@@ -147,7 +147,7 @@ def _tokenize_document(
     for text, weight, rendered in texts:
         tokens = tokenizer.encode_rendered(text) if rendered else tokenizer.encode(text)
         yield Piece(tokens, np.full(len(tokens), weight, np.float32))
-    yield Piece(np.array([tokenizer.eos_id], np.int32), np.ones(1, np.float32))
+    yield Piece(np.array([tokenizer.eos_id], np.int32), np.full(1, eos_weight, np.float32))
 
 
 class TextSource(Source):
@@ -173,8 +173,8 @@ class TextSource(Source):
       seed: seed of the order.
       holdout: one document in this many is held out; 0 holds out none.
       split: which documents to read.
-      checked: where `save_checked` records the files whose lines need no further check; None
-        keeps no record.
+      checked: where `save_checked` records the files that need no further check; None keeps no
+        record.
 
     Attributes:
       holds_out: whether the split "holdout" has any text.
@@ -233,7 +233,7 @@ class TextSource(Source):
         size = self._text_size(key)
         cut = self._find_boundary(key, size - size // holdout)
         if split == "train":
-            self._end = cut
+            self._end = cut if cut < size else None
         elif cut == size:
             raise UserError(f"{key[0]}: too short to hold out a part of it; give more text")
         else:
@@ -355,13 +355,18 @@ class TextSource(Source):
         return self._make_key(int(self._documents[index]))
 
     def _make_key(self, document: int) -> Key:
-        """Return a document's key: path, row in the file, first byte; for a part also its end."""
+        """Return a document's key: path, row in the file, first byte; for a part also its end.
+
+        The end of the last part is None if it is that of the document.
+        """
         file = bisect.bisect_right(self._starts, document) - 1
         return [self.paths[file], document - int(self._starts[file]), self._begin]
 
     def open(self, key: Key, piece: int = 0) -> Iterator[Piece]:
         texts = self._iter_text(key, skip=max(piece - 1, 0))
-        return _tokenize_document(texts, self._tokenizer, piece)
+        # where a text is cut, eos as a target would teach the model to end anywhere
+        is_cut = (key[3:] or [self._end]) != [None]
+        return _tokenize_document(texts, self._tokenizer, piece, 0.0 if is_cut else 1.0)
 
     def texts(self) -> Iterator[str]:
         """Yield the text of all documents once, in the order of the first epoch."""
@@ -387,12 +392,13 @@ class TextSource(Source):
 
         Args:
           k: number of the document.
-          skip_share: share of the document to leave out at its beginning; the text then starts at
-            a space.
+          skip_share: share of the split's part of the document to leave out at its beginning; the
+            text then starts at a space.
         """
         key = self.key(0, 1, k)
         if skip_share:
-            key[2] = self._find_boundary(key, int(skip_share * self._text_size(key)))
+            first, last = key[2], self._text_size(key) if self._end is None else self._end
+            key[2] = self._find_boundary(key, first + int(skip_share * (last - first)))
         for text, *_ in self._iter_text(key, skip=0):
             yield text
 

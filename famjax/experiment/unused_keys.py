@@ -11,7 +11,12 @@ from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
-from famjax.config.derived import has_linear_cross, is_segmented, mixer_pattern
+from famjax.config.derived import (
+    has_linear_cross,
+    holds_out_text,
+    is_segmented,
+    mixer_pattern,
+)
 from famjax.config.keys import key_values
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
@@ -268,6 +273,22 @@ def _has_write_gates(config: Config) -> bool:
     return any(spec.has_write_gates(config.model) for spec in mixer_specs(config.model))
 
 
+def _nothing_held_out(config: Config) -> str:
+    """Return the settings because of which no text is held out; "" if there is some."""
+    if holds_out_text(config):
+        return ""
+    data = config.data
+    if data.task != "text" and not data.text_rows:
+        return f"data.task={data.task}"
+    sets = (f"data.{name}={value}" for name in ("seqio", "tfds") if (value := getattr(data, name)))
+    return next(sets, "data.holdout=0")
+
+
+def _requires_training(task: str) -> Callable[[Config], str]:
+    """Return a rule's `unused` for keys of a task's training documents."""
+    return _unused_unless(lambda c: c.data.task == task, "data.task")
+
+
 _REQUIRES_ATTENTION = _unused_unless(lambda c: c.model.stack != "lstm", "model.stack")
 
 _RULES = (
@@ -447,12 +468,11 @@ _RULES = (
     Rule(
         ("data.feature",),
         _unused_unless(
-            lambda c: c.data.task == "text" and bool(c.data.seqio or c.data.tfds),
+            lambda c: (c.data.task == "text" or c.data.text_rows > 0) and bool(c.data.tfds),
             "data.task",
-            "data.seqio",
             "data.tfds",
         ),
-        "data.seqio or data.tfds",
+        "data.tfds",
     ),
     Rule(
         ("data.holdout", "data.part_bytes"),
@@ -478,6 +498,21 @@ _RULES = (
         _unused_unless(lambda c: c.data.text_rows > 0, "data.text_rows"),
         "data.text_rows=1",
     ),
+    # evaluated documents depend on the other keys of `data.passkey`
+    Rule(
+        (
+            "data.passkey.min_length",
+            "data.passkey.lengths",
+            "data.passkey.start_length",
+            "data.passkey.max_length",
+            "data.passkey.threshold",
+            "data.passkey.ask_every",
+            "data.passkey.hard_keys",
+            "data.passkey.other_weight",
+        ),
+        _requires_training("passkey"),
+        "data.task=passkey",
+    ),
     Rule(
         ("data.toy.threshold",),
         _unused_unless(lambda c: c.data.toy.start_steps > 0, "data.toy.start_steps"),
@@ -488,6 +523,7 @@ _RULES = (
         _unused_unless(lambda c: c.eval.every > 0, "eval.every"),
         "eval.every=100",
     ),
+    Rule(("eval.batches",), _nothing_held_out, "data.task=text with data.holdout=20"),
     Rule(
         ("eval.lengths", "eval.examples"),
         _unused_unless(lambda c: bool(c.eval.tasks), "eval.tasks"),

@@ -19,7 +19,7 @@ from famjax.config.schema import Config, PasskeyConfig
 from famjax.core.errors import UserError, format_multiples
 from famjax.data.sources import Key, Piece, Source, Split
 from famjax.mixers import mixer_specs
-from famjax.tasks.task import Task
+from famjax.tasks.task import Task, answer_weight_error
 from famjax.tokenizers.tokenizer import Tokenizer
 
 NEEDLE = (
@@ -370,6 +370,8 @@ class PasskeyTask(Task):
         if sizes != sorted(sizes):
             settings = ", ".join(f"{n}={s}" for n, s in zip(lengths, sizes, strict=True))
             yield f"data.passkey: {settings} must be in ascending order"
+        if p.other_weight >= 1:
+            yield answer_weight_error("data.passkey.other_weight", p.other_weight)
         if p.ask_every:
             yield from _check_ask_every(config)
 

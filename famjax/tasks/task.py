@@ -78,6 +78,14 @@ def _find(name: str) -> Callable[..., Any]:
     return function
 
 
+def answer_weight_error(key: str, weight: float) -> str:
+    """Return the error for a weight of tokens that are no answers, if it is 1 or more."""
+    return (
+        f"{key}={weight}: must be less than 1, since tokens of weight 1 count as answers of the "
+        "task in its accuracy; take 0.02"
+    )
+
+
 class Task(abc.ABC):
     """A task, as selected by `data.task` or `famjax eval --tasks`.
 

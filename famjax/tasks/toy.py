@@ -269,6 +269,12 @@ class ToyTaskSpec(Task):
             yield f"data.toy.size={d.toy.size}: every cell is a word; take at most 64"
         if d.toy.variables > 5:
             yield f"data.toy.variables={d.toy.variables}: there are 5 names; take at most 5"
+        steps = resolve_toy(d.task, d.toy).steps
+        if d.toy.start_steps > steps:
+            yield (
+                f"data.toy.start_steps={d.toy.start_steps} is more than data.toy.steps={steps}, to "
+                f"which episodes grow; take less, or data.toy.steps={d.toy.start_steps}"
+            )
         if d.toy.start_steps and d.toy.concatenate:
             yield (
                 f"data.toy.start_steps={d.toy.start_steps}: concatenated episodes cannot grow; set "

@@ -152,14 +152,37 @@ def test_prefetching_does_not_change_the_state(tmp_path, layout, stop):
 
 
 def test_an_error_in_the_thread_is_raised_by_every_next(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"word " * 20_000 + b"\xff")
+    (tmp_path / "a.txt").write_bytes(b"word " * 20_001)
     settings = config(tmp_path, holdout=0)
     tokenizer = load_tokenizer("bytes")
-    batches = make_batches(settings, make_source(settings, tokenizer), tokenizer, 8)
+    source = make_source(settings, tokenizer)
+    (tmp_path / "a.txt").write_bytes(b"word " * 20_000 + b"\xffword")
+    batches = make_batches(settings, source, tokenizer, 8)
     for _ in range(2):
         with pytest.raises(UserError, match="not UTF-8 at byte 100000"):
             deque(islice(batches, 10_000), maxlen=0)
     batches.close()
+
+
+@pytest.mark.parametrize("interrupt", [KeyboardInterrupt, SystemExit])
+def test_a_panic_is_an_exception(interrupt):
+    """Grain's thread would die of any other `BaseException`, and training wait for ever."""
+
+    class PanicException(BaseException):
+        pass
+
+    class Panics(Documents):
+        def open(self, key, piece=0):
+            raise self.error
+
+    source = Panics()
+    rows = iter(Lanes(source, 2, 8, BLOCK))
+    source.error = PanicException("index out of bounds")
+    with pytest.raises(RuntimeError, match="PanicException: index out of bounds"):
+        next(rows)
+    source.error = interrupt()
+    with pytest.raises(interrupt):
+        next(rows)
 
 
 def test_invalid_configs_are_rejected(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 
 from famjax.core.errors import UserError
 from famjax.data.parts import TextParts
+from famjax.data.sources import TextSource
 from famjax.experiment.load import load_config
 from famjax.pipeline import make_source
 from famjax.tokenizers.load import load_tokenizer
@@ -86,6 +87,38 @@ def test_an_epoch_reads_every_document_once(tmp_path: Path, texts: dict[str, str
     # at other places in each epoch
     first, second = ({begin for path, begin, _ in e if path.endswith("long.txt")} for e in epochs)
     assert first & second == {0}
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_eos_is_a_target_only_at_the_end_of_a_document(
+    tmp_path: Path, texts: dict[str, str], suffix: str
+) -> None:
+    if suffix:
+        (tmp_path / "long.txt.gz").write_bytes(gzip.compress(texts["long.txt"].encode()))
+        (tmp_path / "long.txt").unlink()
+    source = make_parts(tmp_path)
+    weights, ends = [], 0
+    for k in range(source.epoch_size(0, 1)):
+        pieces = list(source.open(source.key(0, 1, k)))
+        assert pieces[-1].tokens.tolist() == [TOKENIZER.eos_id]
+        text = TOKENIZER.decode(np.concatenate([piece.tokens for piece in pieces]))
+        ends += (is_end := text.endswith(("word399", "word9", "line179", "line159")))
+        weights.append((is_end, *pieces[-1].weights))
+    assert ends == 4
+    assert len(weights) > 6
+    assert set(weights) == {(False, 0), (True, 1)}
+
+
+def test_eos_is_no_target_where_the_rest_is_held_out(tmp_path: Path, texts: dict[str, str]) -> None:
+    for parts in ({}, {"part_bytes": 300}):
+        of = TextParts if parts else TextSource
+        for holdout, weight in ((0, 1), (10, 0)):
+            source = of(str(tmp_path / "long.txt"), TOKENIZER, 0, holdout, **parts)
+            keys = [source.key(0, 1, k) for k in range(source.epoch_size(0, 1))]
+            weights = [list(source.open(key))[-1].weights.item() for key in keys]
+            assert sum(weights) == weight
+    held_out = TextSource(str(tmp_path / "long.txt"), TOKENIZER, 0, 10, "holdout")
+    assert list(held_out.open(held_out.key(0, 1, 0)))[-1].weights == 1
 
 
 def test_lines_have_parts_by_their_own_length(tmp_path: Path):

@@ -12,6 +12,7 @@ import re
 import resource
 import shutil
 import subprocess
+import sys
 import tracemalloc
 
 import numpy as np
@@ -20,10 +21,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from famjax.core.errors import UserError
-from famjax.data.files import read_text_pieces, zstd
+from famjax.data.files import check_text, read_text_pieces, zstd
+from famjax.data.find_files import find_files
 from famjax.data.hashes import fingerprint_contents
 from famjax.data.json_lines import parse_record
 from famjax.data.parts import TextParts
+from famjax.data.plain_text import PlainTextWriter
 from famjax.data.sources import TextSource
 from famjax.tokenizers.load import load_tokenizer
 
@@ -355,9 +358,10 @@ def test_the_reader_accepts_scanned_lines_and_names_a_changed_one(tmp_path):
         epoch(source)
 
 
-def test_a_long_scan_reports_its_progress(tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt"])
+def test_a_long_scan_reports_its_progress(tmp_path, monkeypatch, capsys, name):
     # progress is reported by MiB
-    (tmp_path / "a.jsonl").write_text(('{"text": "' + "fine" * 2**18 + '"}\n') * 30)
+    (tmp_path / name).write_text(('{"text": "' + "fine" * 2**18 + '"}\n') * 30)
     make(tmp_path)
     assert capsys.readouterr().err == ""
     seconds = itertools.count()
@@ -366,7 +370,7 @@ def test_a_long_scan_reports_its_progress(tmp_path, monkeypatch, capsys):
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 3  # at 6, 13 and 27 seconds
     assert said[0].startswith("famjax: reading data.files: 6 MB so far, 1 MB/s, now in ")
-    assert said[0].endswith("a.jsonl")
+    assert said[0].endswith(name)
 
 
 @pytest.mark.parametrize(
@@ -377,13 +381,19 @@ def test_a_long_seek_in_a_compressed_text_is_reported(tmp_path, monkeypatch, cap
         file.write(b"word " * 1_500_000)
     plain, seconds = tmp_path / "a.txt", itertools.count()
     plain.write_bytes(b"word " * 1_500_000)
+
+    def open_source(name):
+        return TextSource(str(tmp_path / name), TOKENIZER, 0, 10, checked=tmp_path / f"{name}.json")
+
+    for name in (f"a.txt{suffix}", "a.txt"):
+        open_source(name).save_checked()
     monkeypatch.setattr("famjax.data.files.time.monotonic", lambda: float(next(seconds)))
-    source = make(tmp_path / f"a.txt{suffix}", holdout=10)
+    source = open_source(f"a.txt{suffix}")
     said = capsys.readouterr().err.splitlines()
     assert said[0] == (
         f"famjax: reading data.files: 6 MB so far, 1 MB/s, now in {tmp_path / 'a.txt'}{suffix}"
     )
-    other = make(plain, holdout=10)
+    other = open_source("a.txt")
     assert capsys.readouterr().err == ""
     assert epoch(source) == epoch(other)
 
@@ -423,10 +433,43 @@ def test_decompressed_files_are_closed_and_deleted_with_the_source(tmp_path, mon
         assert sorted(epoch(source)[0], key=int) == [str(number) for number in range(40)]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert len(list((tmp_path / "spool").iterdir())) == 40
+    assert len(list((tmp_path / "spool").glob("*/*"))) == 40
     del source
     gc.collect()
-    assert list((tmp_path / "spool").iterdir()) == []
+    assert list((tmp_path / "spool").glob("*/*")) == []
+
+
+def test_decompressed_files_of_killed_processes_are_removed(tmp_path, monkeypatch):
+    """Those of a process that runs are kept until it ends, and other folders for ever."""
+    copy = (
+        "from famjax.data.plain_text import PlainTextWriter\n"
+        "writer = PlainTextWriter('a.gz')\n"
+        "writer.close()\n"
+        "print(writer.plain.path, flush=True)\n"
+        "input()\n"
+    )
+
+    def start():
+        command, pipe = [sys.executable, "-c", copy], subprocess.PIPE
+        environment = {**os.environ, "TMPDIR": str(tmp_path)}
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True, env=environment)
+
+    (tmp_path / "famjax-copies-of_mine_").mkdir()
+    (tmp_path / "famjax-copies-of_mine_" / "a.txt").write_text("word")
+    with start() as killed, start() as running:
+        paths = [process.stdout.readline().strip() for process in (killed, running)]
+        assert all(os.path.exists(path) for path in paths)
+        killed.kill()
+        killed.wait()
+        assert os.path.exists(paths[0])
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        writer = PlainTextWriter("b.gz")
+        assert [os.path.exists(path) for path in paths] == [False, True]
+        running.communicate("\n")
+    writer.close()
+    folders = {os.path.dirname(writer.plain.path), str(tmp_path / "famjax-copies-of_mine_")}
+    assert {str(path) for path in tmp_path.iterdir()} == folders
+    assert (tmp_path / "famjax-copies-of_mine_" / "a.txt").exists()
 
 
 def test_files_are_found_by_folder_glob_and_list(tmp_path):
@@ -448,6 +491,24 @@ def test_files_are_found_by_folder_glob_and_list(tmp_path):
         "a.txt",
         "b.md",
     ]
+
+
+def test_folders_follow_links_like_globs(tmp_path):
+    for name in ("folder/b", "folder/b/inner", "elsewhere/deep"):
+        (tmp_path / name).mkdir(parents=True, exist_ok=True)
+    for name in ("folder/z.txt", "folder/b/b.txt", "elsewhere/e.txt", "elsewhere/deep/d.txt"):
+        (tmp_path / name).write_text(name)
+    (tmp_path / "folder" / "a").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "folder" / "again").symlink_to(tmp_path / "elsewhere" / "deep")
+    (tmp_path / "folder" / "own").symlink_to(tmp_path / "folder" / "b")
+    (tmp_path / "folder" / "b" / "inner" / "up").symlink_to(tmp_path / "folder")
+    (tmp_path / "folder" / "system").symlink_to("/proc")
+    (tmp_path / "folder" / "broken").symlink_to(tmp_path / "none")
+    folder = str(tmp_path / "folder")
+    found = find_files(folder)[0]
+    # by their own paths first
+    assert [file.name for file in found] == ["z.txt", "b/b.txt", "a/e.txt", "a/deep/d.txt"]
+    assert {file.path for file in find_files(f"{folder}/**/*.txt")[0]} == {f.path for f in found}
 
 
 def test_an_empty_name_does_not_read_pythons_library():
@@ -686,19 +747,65 @@ def test_checked_lines_are_not_checked_again(tmp_path, monkeypatch):
     assert checks() == 2 * len(OPENERS)  # when the result cannot be saved either
 
 
-def test_error_names_undecodable_bytes_far_into_a_file(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"word " * 40_000 + b"\xe4" + b" word" * 9)
+@pytest.mark.parametrize("count", [1, 40_000, 300_000])
+@pytest.mark.parametrize("rest", [b"", b" word" * 9])
+def test_error_names_undecodable_bytes_far_into_a_file(tmp_path, count, rest):
+    """Before anything is read; in a folder, the file is skipped."""
+    (tmp_path / "a.txt").write_bytes(b"word " * count + b"\xe4" + rest)
+    with pytest.raises(UserError, match=rf"a\.txt: not UTF-8 at byte {5 * count};"):
+        make(tmp_path / "a.txt")
+    with pytest.raises(UserError, match=r"no text found; skipped 1 not UTF-8"):
+        make(tmp_path)
+    (tmp_path / "b.txt").write_text("word")
+    assert make(tmp_path).report() == "1 document, 4 bytes, none held out; skipped 1 not UTF-8"
+    assert len(make(tmp_path)) == 1
+
+
+def test_a_character_may_be_anywhere_in_a_large_file(tmp_path):
+    content = "x" * ((1 << 20) - 1) + "äöü" * 400_000
+    (tmp_path / "a.txt").write_text(content)
+    assert "".join(make(tmp_path).texts()) == content
+
+
+def test_a_file_that_changes_is_an_error_when_it_is_read(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"word " * 40_000)
     source = make(tmp_path)
-    with pytest.raises(UserError, match=r"a\.txt: not UTF-8 at byte 200000"):
+    (tmp_path / "a.txt").write_bytes(b"word " * 39_999 + b"wor\xe4 ")
+    with pytest.raises(UserError, match=r"a\.txt: not UTF-8 at byte 199998"):
         tokens(source, source.key(0, 1, 0))
+
+
+def test_checked_texts_are_not_checked_again(tmp_path, monkeypatch):
+    record = tmp_path / "record.json"
+    (tmp_path / "texts").mkdir()
+    for name, end in (("a.txt", b""), ("bad.txt", b"\xe4")):
+        (tmp_path / "texts" / name).write_bytes(b"word " * 40_000 + end)
+    (tmp_path / "texts" / "short.txt").write_bytes(b"word")
+    checked = []
+
+    def check(path, explicit, progress):
+        checked.append(os.path.basename(path))
+        return check_text(path, explicit, progress)
+
+    monkeypatch.setattr("famjax.data.scan.check_text", check)
+    for known in ((), ("a.txt",)):
+        source = TextSource(str(tmp_path / "texts"), TOKENIZER, 0, 0, checked=record)
+        assert source.report().endswith("; skipped 1 not UTF-8")
+        assert sorted(checked) == sorted({"a.txt", "bad.txt"} - {*known})
+        source.save_checked()
+        checked.clear()
+    (tmp_path / "texts" / "a.txt").write_bytes(b"word " * 40_001)
+    TextSource(str(tmp_path / "texts"), TOKENIZER, 0, 0, checked=record)
+    assert sorted(checked) == ["a.txt", "bad.txt"]
 
 
 def test_error_names_zeros_far_into_a_file(tmp_path):
     """As a crash may leave them at the end of a file."""
     (tmp_path / "a.txt").write_bytes(b"word " * 40_000 + bytes(9))
-    source = make(tmp_path)
     with pytest.raises(UserError, match=r"a\.txt: binary, byte 200000 is zero"):
-        tokens(source, source.key(0, 1, 0))
+        make(tmp_path / "a.txt")
+    with pytest.raises(UserError, match=r"no text found; skipped 1 binary"):
+        make(tmp_path)
     with pytest.raises(UserError, match=r"a\.txt: binary, byte 200000 is zero"):
         list(read_text_pieces(str(tmp_path / "a.txt")))
     # in JSON, NUL is a character like any other
@@ -717,9 +824,8 @@ def test_error_names_truncated_archives(tmp_path, suffix):
         (f"b.txt{suffix}", compress(b"word " * 40_000 + b"\xe4"), "not UTF-8 at byte 200000"),
     ]:
         (tmp_path / name).write_bytes(content)
-        source = make(tmp_path / name)  # does not read the file to its end
         with pytest.raises(UserError, match=f"{name}: {message}"):
-            tokens(source, source.key(0, 1, 0))
+            make(tmp_path / name)
     lines = compress(b'{"text": "fine"}\n' * 100_000)
     (tmp_path / f"c.jsonl{suffix}").write_bytes(lines[:-20])
     with pytest.raises(UserError, match=f"c.jsonl{suffix}: truncated or damaged"):

@@ -85,7 +85,19 @@ def test_every_pattern_matches_a_key() -> None:
         ("model.adaptive.factor=2", "has no effect with model.adaptive.cutoffs=''"),
         ("data.passkey.digits=9", "data.passkey.digits: has no effect with data.task=text"),
         ("data.toy.episodes=9", "data.toy.episodes: has no effect with data.task=text"),
-        ("data.feature=body", "data.feature: has no effect with data.task=text and data.seqio=''"),
+        ("data.feature=body", "data.feature: has no effect with data.task=text and data.tfds=''"),
+        (
+            "data.seqio=famjax_x data.feature=body",
+            "data.feature: has no effect with data.task=text",
+        ),
+        (
+            "eval.every=100 eval.tasks=passkey data.tfds=lm1b eval.batches=2",
+            "eval.batches: has no effect with",
+        ),
+        (
+            "eval.every=100 eval.tasks=passkey data.passkey.max_length=512",
+            "data.passkey.max_length: has no effect with data.task=text; remove it, or set",
+        ),
         ("data.tfds=lm1b data.holdout=9", "data.holdout: has no effect with data.tfds=lm1b"),
         ("data.layout=packed data.keep_whole=true", "data.keep_whole: has no effect with"),
         ("data.layout=packed data.repeat_weight=1", "has no effect with data.repeat_len=0"),
@@ -108,6 +120,11 @@ def test_an_unused_key_is_rejected(given: str, said: str) -> None:
     [
         ("passkey", "data.files=x.txt", "data.files: has no effect with data.task=passkey"),
         ("passkey", "data.holdout=9", "data.holdout: has no effect with data.task=passkey"),
+        (
+            "passkey",
+            "eval.every=100 eval.tasks=passkey eval.batches=2",
+            "eval.batches: has no effect with data.task=passkey; remove it, or set",
+        ),
         ("passkey", "data.toy.steps=9", "data.toy.steps: has no effect with data.task=passkey"),
         ("copy_feedback", "data.passkey.digits=9", "has no effect with data.task=copy"),
         ("copy_feedback", "data.toy.size=9", "data.toy.size: has no effect with data.task=copy"),
@@ -144,6 +161,11 @@ def test_keys_of_another_task_are_rejected(name: str, given: str, said: str) -> 
         "model.lora.rank=4 model.lora.alpha=9",
         "data.layout=packed data.repeat_len=9 data.repeat_weight=1",
         "optimizer.schedule=wsd optimizer.decay_fraction=0.5",
+        "data.tfds=lm1b data.feature=body",
+        "data.task=passkey data.text_rows=1 data.tfds=lm1b data.feature=body",
+        "data.task=passkey data.text_rows=1 eval.every=100 eval.batches=2",
+        "eval.every=100 eval.tasks=passkey data.passkey.digits=3 data.passkey.multiple=64",
+        "data.task=niah_single_2 data.files=x.txt data.holdout=9",
         # disables what a config file may have enabled
         "model.stack=lstm model.block_len=1 model.dropout.attention=0 model.arch.parallel=false",
         "train.rsp=0 train.rpo=false data.keep_whole=false model.lora.dropout=0 data.files=",

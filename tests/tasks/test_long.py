@@ -16,10 +16,11 @@ import pytest
 from long_texts import facts, load
 
 from famjax.core.errors import UserError
+from famjax.data.sources import TextSource
 from famjax.experiment.load import load_config
 from famjax.pipeline import make_source
 from famjax.tasks import TASKS
-from famjax.tasks.long.document import Content, LongTask, Material, hash_contents
+from famjax.tasks.long.document import Content, LongSource, LongTask, Material, hash_contents
 from famjax.tasks.long.filler import NOISE, split_sentences
 from famjax.tasks.long.frequencies import _PAIRS, _index, _pair
 from famjax.tokenizers.load import load_tokenizer
@@ -378,8 +379,77 @@ def test_a_run_is_not_continued_with_other_texts(files: str) -> None:
     state = json.loads(json.dumps(source.get_state()))
     source.set_state(state)
     Path(files).write_text("Another book. " * 100)
-    with pytest.raises(UserError, match=r"niah_single_2: data\.files .* changed since the run"):
+    with pytest.raises(UserError, match=r"niah_single_2: data\.files, .* changed since the run"):
         make_source(config, TOKENIZER).set_state(state)
+
+
+def test_no_held_out_text_is_in_the_filler(tmp_path: Path) -> None:
+    """The end of a single file, or some of several, as in `data.task=text` with the same seed."""
+    for i in range(12):
+        (tmp_path / f"{i}.txt").write_text(f"Sentence of file {i}.\n" * 20)
+    (tmp_path / "one").mkdir()
+    one = "".join(f"Sentence {i} of one file.\n" for i in range(200))
+    (tmp_path / "one" / "text.txt").write_text(one)
+    for files in (f"{tmp_path}/*.txt", str(tmp_path / "one")):
+        given = [f"data.files={files}", "data.holdout=3", "seed=5"]
+        held_out = make_source(load_config("text_fam", given), TOKENIZER, "holdout")
+        assert isinstance(held_out, TextSource)
+        unseen = {each for text in held_out.texts() for each in split_sentences(text)} - {""}
+        source = make_source(
+            load_config("text_fam", [*given, "data.task=niah_single_2", *lengths(900, 4000)]),
+            TOKENIZER,
+        )
+        read = set()
+        for k in range(60):
+            for piece in source.open(source.key(0, 1, k)):
+                read.add(TOKENIZER.decode(piece.tokens).strip())
+        kept = [f"Sentence of file {i}." for i in range(12)] if "*" in files else one.splitlines()
+        # the sentence at the cut may be in both halves, in part
+        missing = {*kept} - read
+        assert len(missing - unseen) <= 1
+        assert len(unseen - missing) <= 1
+        assert len(unseen) > 1
+
+
+def test_a_run_is_not_continued_with_other_held_out_text(files: str) -> None:
+    given = ["data.task=niah_single_2", f"data.files={files}"]
+    state = make_source(load_config("text_fam", given), TOKENIZER).get_state()
+    other = make_source(load_config("text_fam", [*given, "data.holdout=7"]), TOKENIZER)
+    with pytest.raises(UserError, match=r"data\.holdout .*changed since the run"):
+        other.set_state(state)
+
+
+@pytest.mark.parametrize("name", ["niah_multikey_1", "vt", "cwe", "fwe"])
+def test_a_document_that_does_not_fit_is_longer(name: str, files: str) -> None:
+    """Of a minimum length that the first document needs, others may need a bit more."""
+    given = [f"data.files={files}"] if LONG[name].has_files else []
+
+    def source_of(length: int) -> LongSource:
+        config = load_config("text_fam", [f"data.task={name}", *lengths(length, length), *given])
+        source = make_source(config, TOKENIZER)
+        assert isinstance(source, LongSource)
+        return source
+
+    low, high = 100, 10_000
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            source_of(middle)
+        except UserError:
+            low = middle + 1
+        else:
+            high = middle
+    source = source_of(low)
+    needed = []
+    for lane in range(30):
+        key = source.key(lane, 30, 0)
+        pieces = list(source.open(key))
+        assert pieces[-1].tokens[-1] == TOKENIZER.eos_id
+        needed.append(source._open(key)[0].length)
+        assert sum(len(piece.tokens) for piece in pieces) <= needed[-1]
+    assert max(needed) < 1.1 * low
+    if name == "niah_multikey_1":
+        assert max(needed) > low
 
 
 def test_a_filler_begins_anywhere_in_a_text(files: str) -> None:
@@ -424,6 +494,8 @@ def test_mistakes_are_told(tmp_path: Path) -> None:
         read(LONG["cwe"], 1000, 0, "")
     with pytest.raises(UserError, match=r"min_length=900 is more than data\.long\.max_length=800"):
         load_config("text_fam", ["data.task=vt", *lengths(900, 800)])
+    with pytest.raises(UserError, match=r"data\.long\.other_weight=1\.0: must be less than 1"):
+        load_config("text_fam", ["data.task=vt", "data.long.other_weight=1"])
     with pytest.raises(UserError, match=r"data\.files: has no effect with data\.task=niah"):
         load_config("text_fam", ["data.task=niah_single_1", f"data.files={tmp_path}"])
 

@@ -9,6 +9,7 @@ import pytest
 from famjax.config.schema import PasskeyConfig
 from famjax.core.errors import UserError
 from famjax.data.train_tokenizer import train_sentencepiece
+from famjax.experiment.load import load_config
 from famjax.tasks.passkey import (
     FILLER,
     NAMES,
@@ -289,6 +290,11 @@ def test_documents_begin_with_one_key_and_get_more():
             text = tokenizer.decode(np.concatenate([p.tokens for p in source.open(key)]))
             assert len(re.findall("Remember it", text)) == key[5]
             assert key[2] <= longest
+
+
+def test_other_tokens_weigh_less_than_answers():
+    with pytest.raises(UserError, match=r"data\.passkey\.other_weight=1\.0: must be less than 1"):
+        load_config("passkey", ["data.passkey.other_weight=1"])
 
 
 def test_names_that_a_tokenizer_does_not_distinguish_are_rejected(tmp_path):

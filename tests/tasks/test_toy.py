@@ -13,6 +13,7 @@ from famjax.config.schema import Config, DataConfig, ToyConfig
 from famjax.core.errors import UserError
 from famjax.data.lanes import Lanes
 from famjax.data.packing import PackedRows
+from famjax.experiment.load import load_config
 from famjax.pipeline import make_source, make_tokenizer
 from famjax.tasks.toy import (
     TOYS,
@@ -302,6 +303,13 @@ def test_episodes_are_not_split():
         # the last episode has ended: its "." is a target
         last = batch["targets"][lane][begins[-1] :][batch["weights"][lane][begins[-1] :] > 0]
         assert last[-1] == task_tokenizer("counting", FEW).words.index(".")
+
+
+def test_episodes_cannot_begin_longer_than_they_get():
+    given = ["data.toy.concatenate=false", "data.toy.start_steps=41"]
+    with pytest.raises(UserError, match=r"start_steps=41 is more than data\.toy\.steps=40, to"):
+        load_config("copy_feedback", [*given, "data.toy.steps=0"])
+    load_config("copy_feedback", [*given, "data.toy.steps=41"])
 
 
 def test_the_pipeline_makes_toy_sources():

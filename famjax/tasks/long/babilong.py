@@ -26,7 +26,7 @@ class BabiLong(LongTask):
     name = "babilong"
     source = "BABILong, arXiv 2406.10149"
     answer_tokens = 20
-    switches = ("data.files", "data.long.facts")
+    switches = ("data.files", "data.holdout", "data.long.facts")
     options = ("lengths", "examples", "questions", "facts", "ablate")
     facts_hint = "--facts FILE or data.long.facts=FILE: a task of bAbI, such as qa1_..._test.txt"
 

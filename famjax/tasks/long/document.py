@@ -11,7 +11,7 @@ import abc
 import functools
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.data.sources import Key, Piece, Source, Split, TextSource
 from famjax.tasks.long.filler import Filler, cycle_sentences, repeat_noise
-from famjax.tasks.task import Task
+from famjax.tasks.task import Task, answer_weight_error
 from famjax.tokenizers.tokenizer import Tokenizer
 
 # last number of the seed of a training and of an evaluated document; to draw a part of the document
@@ -128,9 +128,6 @@ class Document:
       depths: position of each fact in the context, from 0 to 1.
       length: maximum number of tokens, including bos, the longest question, and `max_written`.
       answer_tokens: minimum number of tokens that are reserved for the answer.
-
-    Raises:
-      UserError: facts, question and answer do not fit in `length`.
     """
 
     content: Content
@@ -139,13 +136,6 @@ class Document:
     depths: tuple[float, ...]
     length: int
     answer_tokens: int
-
-    def __post_init__(self) -> None:
-        if self.room < 0:
-            raise UserError(
-                f"{self.length:,} tokens do not hold facts, question and answer, which take "
-                f"{self.length - self.room:,} with tokenizer {self.tokenizer.name}; ask for more"
-            )
 
     @functools.cached_property
     def _facts(self) -> list[np.ndarray]:
@@ -179,7 +169,7 @@ class Document:
 
     @functools.cached_property
     def room(self) -> int:
-        """Number of tokens of filler that fit."""
+        """Number of tokens of filler that fit; negative if not even facts and question do."""
         labels = len(self._facts) * len(self._label(_LARGEST_NUMBER))
         fixed = len(self._head) + sum(map(len, self._facts)) + max(map(len, self.questions))
         fixed += labels
@@ -281,6 +271,18 @@ class LongTask(Task):
         """
         return material.texts(rng) if material.texts else repeat_noise()
 
+    def min_filler(
+        self, rng: np.random.Generator, content: Content, size: Callable[[str], int]
+    ) -> int:
+        """Return a number of tokens with which `make_filler` never has too little room.
+
+        Args:
+          rng: equal to that of `make_filler`.
+          content: content of the document.
+          size: `Room.size`.
+        """
+        return 0
+
     def document(
         self,
         tokenizer: Tokenizer,
@@ -288,6 +290,7 @@ class LongTask(Task):
         seed: tuple[int, ...],
         material: Material = NO_MATERIAL,
         depth: float | None = None,
+        grows: bool = False,
     ) -> Document:
         """Return a document, equal for equal seeds; its content does not depend on its length.
 
@@ -297,6 +300,7 @@ class LongTask(Task):
           seed: numbers that identify the document.
           material: what `load` returned.
           depth: depth of the first fact of the first question; None draws it like the other depths.
+          grows: whether a document that does not fit in `length` is longer, instead of an error.
 
         Raises:
           UserError: the document does not fit in `length`, or the tokenizer cannot express an
@@ -318,7 +322,10 @@ class LongTask(Task):
             rng = np.random.default_rng([*seed, _FILLER])
             return self.make_filler(rng, content, material, Room(room, size))
 
-        return self.place(content, tokenizer, length, filler, tuple(depths.tolist()))
+        min_room = None
+        if grows:
+            min_room = self.min_filler(np.random.default_rng([*seed, _FILLER]), content, size)
+        return self.place(content, tokenizer, length, filler, tuple(depths.tolist()), min_room)
 
     def place(
         self,
@@ -327,8 +334,13 @@ class LongTask(Task):
         length: int,
         filler: Callable[[int], Iterator[str]] = lambda _: repeat_noise(),
         depths: tuple[float, ...] = (),
+        min_room: int | None = None,
     ) -> Document:
-        """Return a document with a given content. The arguments are those of `Document`.
+        """Return a document with a given content. Most arguments are those of `Document`.
+
+        Args:
+          min_room: minimum number of tokens of filler, for which the document becomes longer than
+            `length` if need be; None raises an error if it does not fit.
 
         Raises:
           UserError: the document does not fit in `length`, or the tokenizer cannot express an
@@ -341,7 +353,15 @@ class LongTask(Task):
                         f"{self.name}: tokenizer {tokenizer.name} cannot express {reference!r}; "
                         "take a run with one that knows all letters and digits"
                     )
-        return Document(content, tokenizer, filler, depths, length, self.answer_tokens)
+        document = Document(content, tokenizer, filler, depths, length, self.answer_tokens)
+        if min_room is not None:
+            return replace(document, length=length + max(min_room - document.room, 0))
+        if document.room < 0:
+            raise UserError(
+                f"{length:,} tokens do not hold facts, question and answer, which take "
+                f"{length - document.room:,} with tokenizer {tokenizer.name}; ask for more"
+            )
+        return document
 
     def evaluated_document(
         self,
@@ -360,13 +380,22 @@ class LongTask(Task):
         depth = (number % of + np.random.default_rng(seed).random()) / of
         return self.document(tokenizer, length, seed, material, depth)
 
-    def load(self, files: str, facts: str, tokenizer: Tokenizer) -> Material:
+    def load(
+        self,
+        files: str,
+        facts: str,
+        tokenizer: Tokenizer,
+        seed: int = 0,
+        holdout: int = 0,
+        checked: Path | None = None,
+    ) -> Material:
         """Read the files of the task.
 
         Args:
           files: files of the filler, in the form of `data.files`; "" is Python's standard library.
           facts: file of the facts; "" is none.
           tokenizer: the run's tokenizer.
+          seed, holdout, checked: of the `TextSource` of the filler; evaluation holds out nothing.
 
         Raises:
           UserError: `facts` is missing, or given to a task with its own facts.
@@ -375,7 +404,9 @@ class LongTask(Task):
             raise UserError(f"data.long.facts={facts}: {self.name} has its own facts; remove it")
         if self.has_facts and not facts:
             raise UserError(f"{self.name}: give the file with its facts, {self.facts_hint}")
-        source = TextSource(files, tokenizer, 0, 0) if self.has_files else None
+        source = None
+        if self.has_files:
+            source = TextSource(files, tokenizer, seed, holdout, "train", checked)
         contents = self.read_facts(facts) if facts else ()
         version = [source and source.get_state(), hash_contents(contents)]
         return Material(cycle_sentences(source) if source else None, contents, version, source)
@@ -387,10 +418,12 @@ class LongTask(Task):
     def make_source(
         self, config: Config, tokenizer: Tokenizer, split: Split, checked: Path | None
     ) -> Source:
-        return LongSource(self, config, tokenizer)
+        return LongSource(self, config, tokenizer, checked)
 
     def check(self, config: Config) -> Iterator[str]:
         long = config.data.long
+        if long.other_weight >= 1:
+            yield answer_weight_error("data.long.other_weight", long.other_weight)
         if long.min_length > long.max_length:
             yield (
                 f"data.long.min_length={long.min_length} is more than "
@@ -401,17 +434,26 @@ class LongTask(Task):
 class LongSource(Source):
     """Endless training documents, each with one question and its answer.
 
-    Lengths are drawn so that each octave of lengths has the same number of tokens.
+    Lengths are drawn so that each octave of lengths has the same number of tokens. A document that
+    does not fit in its length is as long as it needs to be. Filler from files leaves out the text
+    that is held out.
     """
 
-    def __init__(self, task: LongTask, config: Config, tokenizer: Tokenizer):
+    def __init__(
+        self, task: LongTask, config: Config, tokenizer: Tokenizer, checked: Path | None = None
+    ):
         self.task, self.tokenizer = task, tokenizer
         self.config, self.seed = config.data.long, config.seed
-        self._material = task.load(config.data.files, self.config.facts, tokenizer)
-        # raise errors now if a content does not fit, and not during training
+        self._holdout = config.data.holdout
+        self._material = task.load(
+            config.data.files, self.config.facts, tokenizer, config.seed, self._holdout, checked
+        )
+        # raise an error now if the minimum length is too small
+        length = self.config.min_length
         for content in self._material.contents:
-            task.place(content, tokenizer, self.config.min_length)
-        list(islice(self._open([0, 0, self.config.min_length])[0].tokens(), 2))
+            task.place(content, tokenizer, length)
+        document = task.document(tokenizer, length, self._document_seed(0, 0), self._material)
+        list(islice(document.tokens(), 2))
 
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
         """Return [lane, number of the document, maximum number of tokens]."""
@@ -419,10 +461,13 @@ class LongSource(Source):
         rng = np.random.default_rng([self.seed, lane, k, _TRAINING])
         return [lane, k, round(1 / rng.uniform(1 / c.max_length, 1 / c.min_length))]
 
+    def _document_seed(self, lane: int, k: int) -> tuple[int, ...]:
+        return (self.seed, lane, k, _TRAINING)
+
     def _open(self, key: Key) -> tuple[Document, int]:
         lane, k, length = key
-        seed = (self.seed, lane, k, _TRAINING)
-        document = self.task.document(self.tokenizer, length, seed, self._material)
+        seed = self._document_seed(lane, k)
+        document = self.task.document(self.tokenizer, length, seed, self._material, grows=True)
         asked = int(np.random.default_rng([*seed, 3]).integers(len(document.questions)))
         return document, asked
 
@@ -441,14 +486,21 @@ class LongSource(Source):
 
     def get_state(self) -> dict[str, Any]:
         """Return a fingerprint of the files; keys and cursors are valid only for the same files."""
-        return {"material": self._material.version}
+        state = {"material": self._material.version}
+        if self._material.source:
+            state["holdout"] = self._holdout
+        return state
 
     def set_state(self, state: dict[str, Any]) -> None:
         if state != self.get_state():
             raise UserError(
-                f"{self.task.name}: data.files or data.long.facts changed since the run was saved; "
-                "restore them, or start another run"
+                f"{self.task.name}: data.files, data.holdout or data.long.facts changed since the "
+                "run was saved; restore them, or start another run"
             )
+
+    def save_checked(self) -> None:
+        if self._material.source:
+            self._material.source.save_checked()
 
     def report(self) -> str:
         c = self.config

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 import string
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -49,15 +49,7 @@ class CommonWords(LongTask):
         material: Material,
         room: Room,
     ) -> Iterator[str]:
-        words = content.questions[0].references
-        first, shift = _index(words[0]), int(rng.integers(_PAIRS))
-
-        def other(number: int) -> str:
-            """Return the rare word of a number; they all differ, also from the common words."""
-            around, place = divmod(number, _PAIRS - self.common)
-            place = (place + shift) % (_PAIRS - self.common)
-            return _pair((first + self.common + place) % _PAIRS + around * _PAIRS)
-
+        words, other = content.questions[0].references, self._rare_words(rng, content)
         # numbers get longer along the list, so a second estimate takes words from the middle of
         # the list of the first estimate
         middle = room.count([f"{i}. {other(i)}" for i in range(1, 201)]) // 2
@@ -77,6 +69,25 @@ class CommonWords(LongTask):
             rare, is_common = index - self.common * often, index < self.common * often
             word = words[index // often] if is_common else other(rare // self.seldom)
             yield f"{position + 1}. {word}"
+
+    def min_filler(
+        self, rng: np.random.Generator, content: Content, size: Callable[[str], int]
+    ) -> int:
+        other = self._rare_words(rng, content)
+        # numbers that are longer than those of the estimate in `make_filler`
+        mean = np.mean([size(f"{1000 + i}. {other(i)}") for i in range(200)])
+        return int(self.min_words * mean) + 1
+
+    def _rare_words(self, rng: np.random.Generator, content: Content) -> Callable[[int], str]:
+        """Return a function from a number to a rare word; all differ from the common words, too."""
+        first, shift = _index(content.questions[0].references[0]), int(rng.integers(_PAIRS))
+
+        def other(number: int) -> str:
+            around, place = divmod(number, _PAIRS - self.common)
+            place = (place + shift) % (_PAIRS - self.common)
+            return _pair((first + self.common + place) % _PAIRS + around * _PAIRS)
+
+        return other
 
 
 class FrequentWords(LongTask):
@@ -114,7 +125,7 @@ class FrequentWords(LongTask):
         room: Room,
     ) -> Iterator[str]:
         words = ["....", *content.questions[0].references]
-        total = room.count(["...."] * 61 + [_coded(rng) for _ in range(39)])
+        total = room.count(_sample_coded(rng))
         if total < self.min_words:
             raise UserError(
                 f"{self.name}: only {total} words fit, of which the most frequent ones would be "
@@ -133,6 +144,11 @@ class FrequentWords(LongTask):
         for position in range(ends[-1]):
             yield words[bisect.bisect_right(ends, permuted_index(position, ends[-1], seed))]
 
+    def min_filler(
+        self, rng: np.random.Generator, content: Content, size: Callable[[str], int]
+    ) -> int:
+        return int(self.min_words * np.mean([size(word) for word in _sample_coded(rng)])) + 1
+
 
 def _pair(index: int) -> str:
     """Return the word of an index. All words differ, and consecutive ones have no common part."""
@@ -150,6 +166,11 @@ def _index(word: str) -> int:
     adjective, noun = word.split("-")
     row = ADJECTIVES.index(adjective)
     return (NOUNS.index(noun) - row) % len(NOUNS) * len(ADJECTIVES) + row
+
+
+def _sample_coded(rng: np.random.Generator) -> list[str]:
+    """Return 100 words with the share of dots that a document has."""
+    return ["...."] * 61 + [_coded(rng) for _ in range(39)]
 
 
 def _coded(rng: np.random.Generator) -> str:

@@ -79,7 +79,7 @@ class Needles(LongTask):
 
     @property
     def switches(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ("data.files",) if self.has_files else ()
+        return ("data.files", "data.holdout") if self.has_files else ()
 
     def make_content(self, rng: np.random.Generator, material: Material) -> Content:
         pairs: dict[str, list[str]] = {}

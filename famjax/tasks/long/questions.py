@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -60,8 +61,16 @@ class DocumentQuestions(LongTask):
         order = rng.permutation(len(content.questions))
         return content._replace(questions=tuple(content.questions[i] for i in order))
 
-    def load(self, files: str, facts: str, tokenizer: Tokenizer) -> Material:
-        material = super().load(files, facts, tokenizer)
+    def load(
+        self,
+        files: str,
+        facts: str,
+        tokenizer: Tokenizer,
+        seed: int = 0,
+        holdout: int = 0,
+        checked: Path | None = None,
+    ) -> Material:
+        material = super().load(files, facts, tokenizer, seed, holdout, checked)
         every = dict.fromkeys(
             text for content in material.contents for text in (*content.facts, *content.near)
         )
