@@ -115,7 +115,14 @@ def test_the_list_has_the_papers_size_and_fits_80_columns(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize(
-    ("x", "scale"), [((8, 16, 32, 64), "log"), ((1, 2, 4), "linear"), ((0, 1, 2, 4), "linear")]
+    ("x", "scale"),
+    [
+        ((8, 16, 32, 64), "log"),
+        ((4, 16, 64), "log"),
+        ((1, 2, 4), "linear"),
+        ((0, 1, 2, 4), "linear"),
+        ((4, 16), "linear"),
+    ],
 )
 def test_powers_are_evenly_spaced_on_the_axis(x, scale):
     variants = [Variant(f"{i}", x=i) for i in x]
