@@ -600,10 +600,10 @@ def _has_table(experiment: Experiment, page: str) -> bool:
         for line in f"| model {table}".partition("\n\n")[0].splitlines()
     ]
     has_paper = _is_of_a_paper(experiment)
-    scores = [score.name for score in experiment.scores]
     columns = [name for name in heading if name not in (*_COSTS, _VERSION)]
+    scores = [score.name for score in experiment.scores]
     # a rule is below the heading, and baselines have no seeds
     models = [(row[0], row[-1] if has_paper else "") for row in rows[1:] if row[1]]
-    return columns == ["model", "seeds", *scores, *([_NUMBERS] if has_paper else [])] and models == [
-        (variant.name, _paper(experiment, variant)) for variant in experiment.variants
-    ]
+    expected = [(variant.name, _paper(experiment, variant)) for variant in experiment.variants]
+    numbers = [_NUMBERS] if has_paper else []
+    return columns == ["model", "seeds", *scores, *numbers] and models == expected
