@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -270,24 +271,30 @@ def _known(names: Sequence[str], known: Sequence[str]) -> list[str]:
 
 
 def _about(name: str, known: Sequence[str]) -> str:
-    """Return "; did you mean X, Y or Z?" for the experiments that contain the name.
+    """Return "; did you mean X, Y or Z?" for the experiments that contain the name; "" if none do.
 
-    It may be part of the id, title, source or the name of a model. "" if there are none, or too
-    many to be of use.
+    It may be part of the id, or its words be parts of the id, title, source or names of models.
     """
     from famjax.reproduce.experiments import EXPERIMENTS
 
-    def text(identity: str) -> str:
+    words = re.findall("[a-z0-9]+", name.lower())
+
+    def has_words(identity: str) -> bool:
         experiment = EXPERIMENTS[identity]
         models = [variant.name for variant in experiment.variants]
-        return " ".join([identity, experiment.title, experiment.source, *models]).lower()
+        text = " ".join([identity, experiment.title, experiment.source, *models]).lower()
+        return bool(words) and all(word in text for word in words)
 
-    found = [identity for identity in known if name.lower() in text(identity)]
-    if not 0 < len(found) <= _NAMED:
+    found = [identity for identity in known if name.lower() in identity]
+    found = found or list(filter(has_words, known))
+    if not found:
         return ""
-    *others, last = map(repr, found)
-    named = f"{', '.join(others)} or {last}" if others else last
-    return f"; did you mean {named}?"
+    named = list(map(repr, found[:_NAMED]))
+    if len(found) > _NAMED:
+        named.append(f"another of {len(found)}")
+    *others, last = named
+    either = f"{', '.join(others)} or {last}" if others else last
+    return f"; did you mean {either}?"
 
 
 def _check(arguments: Arguments) -> None:
@@ -298,7 +305,7 @@ def _check(arguments: Arguments) -> None:
         raise UserError(f"--seeds {arguments.seeds}: must be at least 1")
     if arguments.jobs is not None and arguments.jobs < 1:
         raise UserError(f"--jobs {arguments.jobs}: must be at least 1")
-    if arguments.hours is not None and arguments.hours <= 0:
+    if arguments.hours is not None and not arguments.hours > 0:
         raise UserError(f"--hours {arguments.hours}: must be more than 0")
     if arguments.hours is not None and arguments.size == "paper":
         raise UserError(

@@ -38,11 +38,16 @@ _PAPER = "-paper"
 _TRAININGS = re.compile(r"^(\d+) of \d+ trainings, ", re.MULTILINE)
 # columns that only the table of a page has
 _COSTS = ("parameters", "tokens", "TFLOP")
+# headings of the columns with versions of the code, and with the paper's numbers
+_VERSION, _NUMBERS = "commit", "the paper"
+# maximum number of scores that a figure has side by side
+_PANELS = 3
 # characters of a line of a figure's title
 _TITLE_WIDTH = 70
-# an axis is logarithmic if the ratio of the largest x to the smallest is at least the first number,
-# or if at least the second number of x have equal ratios
-_FAR_APART, _FEW_POINTS = 100, 4
+# an axis is logarithmic if the largest x is at least this many times the smallest
+_FAR_APART = 100
+# it is also logarithmic if at least so many x have equal ratios of at least so much
+_EQUAL_RATIOS = ((4, 0.0), (3, 4.0))
 # maximum number of whole x that are all written on a linear axis
 _MAX_TICKS = 10
 
@@ -232,12 +237,12 @@ def _rows(results: Results, scores: Sequence[Score], with_costs: bool = False) -
 
 def _paper_column(results: Results) -> list[str]:
     """Return the heading of the column with the paper's numbers, if the experiment has a paper."""
-    return ["the paper"] if _is_of_a_paper(results.experiment) else []
+    return [_NUMBERS] if _is_of_a_paper(results.experiment) else []
 
 
 def _version_column(results: Results) -> list[str]:
     """Return the heading of the column with versions of the code, if there are several."""
-    return ["commit"] if len(_versions(results.each())) > 1 else []
+    return [_VERSION] if len(_versions(results.each())) > 1 else []
 
 
 def _is_of_a_paper(experiment: Experiment) -> bool:
@@ -289,18 +294,19 @@ def score_table(results: Results) -> Table:
 
 
 def _claim_columns(experiment: Experiment) -> list[str]:
-    claim = "the paper claims" if _is_of_a_paper(experiment) else "claim"
+    has_own = any(ordering.ours for ordering in experiment.orderings)
+    claim = "the paper claims" if _is_of_a_paper(experiment) and not has_own else "claim"
     return [claim, "metric", "result here", "better by (95% interval)"]
 
 
 def _claim(ordering: Ordering) -> str:
+    how = "better than"
     if ordering.margin:
         how = "not worse than" if ordering.may_be_better else "as good as"
-        return f"{ordering.better} is {how} {ordering.worse}"
-    claim = f"{ordering.better} is better than {ordering.worse}"
+    claim = f"{ordering.better} is {how} {ordering.worse}"
     if ordering.wider_than:
         claim += f", by more than {' than '.join(ordering.wider_than)}"
-    return claim
+    return f"{claim} (ours)" if ordering.ours else claim
 
 
 def _verdict(results: Results, ordering: Ordering) -> list[str]:
@@ -324,7 +330,7 @@ def _difference(score: Score, value: float) -> str:
 
 
 def ordering_table(results: Results) -> Table:
-    """Return the table of the paper's claims, and whether each holds here."""
+    """Return the table of claims, and whether each holds here."""
     columns = _claim_columns(results.experiment)
     table = Table("", columns, words=(0, 1, 2, 3))
     for ordering in results.experiment.orderings:
@@ -336,16 +342,21 @@ def plot(results: Results) -> Figure:
     """Plot what the paper plots, with intervals over seeds.
 
     With an axis, this is a line for each variant over the points of the measure, if it has points,
-    or else the drawn scores over the variants' x, side by side. Without an axis, it is a row for
-    each variant.
+    or else the drawn scores over the variants' x, side by side in rows of three. Without an axis,
+    it is a row for each variant.
     """
     experiment = results.experiment
     scores = [experiment.score(name) for name in experiment.drawn] or [experiment.scores[0]]
     height = 4 if experiment.axis else 1.2 + 0.35 * len(experiment.variants)
-    figure, axes = new_figure(columns=len(scores), size=(7 if len(scores) == 1 else 10, height))
+    columns, rows = min(len(scores), _PANELS), -(-len(scores) // _PANELS)
+    size = (7 if len(scores) == 1 else 10, height * rows)
+    figure, axes = new_figure(rows, columns, size)
     title = f"{experiment.source}, here: {experiment.title}"
     figure.suptitle(textwrap.fill(title, _TITLE_WIDTH), fontsize="medium")
-    panels = np.atleast_1d(axes)
+    panels = np.ravel(axes)
+    for panel in panels[len(scores) :]:
+        panel.remove()
+    panels = panels[: len(scores)]
     for panel in panels:
         panel.grid(alpha=0.3, axis="y" if experiment.axis else "both")
     if experiment.axis and experiment.measure.points:
@@ -447,10 +458,12 @@ def _draw_lines(
 
 
 def _is_geometric(x: Sequence[float]) -> bool:
-    """Return whether sorted x such as 8, 16, 32, 64 have equal ratios."""
-    if len(x) < _FEW_POINTS or x[0] <= 0:
+    """Return whether sorted x such as 8, 16, 32, 64 or 4, 16, 64 have equal ratios."""
+    if len(x) < 2 or x[0] <= 0:
         return False
-    return bool(np.allclose(np.divide(x[1:], x[:-1]), x[1] / x[0]))
+    ratio = x[1] / x[0]
+    is_enough = any(len(x) >= count and ratio >= least for count, least in _EQUAL_RATIOS)
+    return is_enough and bool(np.allclose(np.divide(x[1:], x[:-1]), ratio))
 
 
 def make_page(results: Results, figure: str) -> str:
@@ -571,6 +584,8 @@ def _missing(experiment: Experiment, page: str, trainings: int) -> list[str]:
         lacks.append(f"{found[1]} of {trainings} trainings")
     rows = [f"| {_claim(o)} | {experiment.score(o.score).name} |" for o in experiment.orderings]
     claims = sum(row not in page for row in rows)
+    if not _has_table(experiment, page):
+        lacks.append("with another table")
     if claims:
         lacks.append(f"without {claims} new {inflect(claims, 'claim', 'claims')}")
     _, _, follow_up = page.partition("\n## Follow-up\n\n")
@@ -578,3 +593,23 @@ def _missing(experiment: Experiment, page: str, trainings: int) -> list[str]:
     if not has_notes or follow_up.partition("\n")[0] != experiment.follow_up:
         lacks.append("with other notes")
     return lacks
+
+
+def _has_table(experiment: Experiment, page: str) -> bool:
+    """Return whether a page's table has the experiment's models, scores and numbers of the paper.
+
+    Trivial baselines are not compared, since only results tell which there are.
+    """
+    _, _, table = page.partition("\n| model ")
+    heading, *rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in f"| model {table}".partition("\n\n")[0].splitlines()
+    ]
+    has_paper = _is_of_a_paper(experiment)
+    columns = [name for name in heading if name not in (*_COSTS, _VERSION)]
+    scores = [score.name for score in experiment.scores]
+    # a rule is below the heading, and baselines have no seeds
+    models = [(row[0], row[-1] if has_paper else "") for row in rows[1:] if row[1]]
+    expected = [(variant.name, _paper(experiment, variant)) for variant in experiment.variants]
+    numbers = [_NUMBERS] if has_paper else []
+    return columns == ["model", "seeds", *scores, *numbers] and models == expected

@@ -132,7 +132,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Ordering:
-    """A claim of the paper: that one model is better than another, or as good.
+    """A claim: that one model is better than another, or as good.
 
     Attributes:
       better, worse: names of the two variants.
@@ -143,6 +143,7 @@ class Ordering:
       wider_than: names of two other variants; the claim is then that `better` is better than
         `worse` by more than the first of these is better than the second. () compares with no
         others.
+      ours: whether the comparison is famjax's, not the paper's.
     """
 
     better: str
@@ -151,6 +152,7 @@ class Ordering:
     margin: float = 0.0
     may_be_better: bool = False
     wider_than: tuple[str, ...] = ()
+    ours: bool = False
 
 
 @dataclass(frozen=True)
@@ -166,6 +168,7 @@ class PaperSize:
         variants that are not in the paper.
       base_config: name of the base's config; "" trains all variants from scratch.
       base: overrides for the base.
+      drawn: names of the scores in the figure; () is the same ones as here.
       note: differences from the paper, apart from those of the config.
     """
 
@@ -175,6 +178,7 @@ class PaperSize:
     orderings: tuple[Ordering, ...] | None = None
     base_config: str = ""
     base: tuple[str, ...] = ()
+    drawn: tuple[str, ...] = ()
     note: str = ""
 
 
@@ -189,7 +193,7 @@ class Experiment:
       config: name of the config, in `configs/`.
       variants: the models that are compared.
       measure: data and scores.
-      orderings: the paper's claims.
+      orderings: the paper's claims, and comparisons of ours.
       overrides: overrides of the config, for all variants.
       base: overrides for a training that all variants of a seed continue, used in place of the
         variants' own; None trains variants from scratch.
@@ -253,14 +257,17 @@ class Experiment:
         names = {variant.name for variant in variants}
         claims = self.orderings if there.orderings is None else there.orderings
         measure = there.measure.on(test)
+        drawn = there.drawn or self.drawn
         if test:  # with files for some of its sets, a measure has no other scores
             scores = {"", *(score.name for score in (*measure.scores, *SECONDS))}
             claims = tuple(claim for claim in claims if claim.score in scores)
+            drawn = tuple(name for name in drawn if name in scores)
         return replace(
             self,
             variants=variants,
             measure=measure,
             orderings=tuple(o for o in claims if {o.better, o.worse, *o.wider_than} <= names),
+            drawn=drawn,
             # both are about the size here
             note=f"At the paper's size: config `{there.config}`. {there.note}".strip(),
             unequal_parameters="",

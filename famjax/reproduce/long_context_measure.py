@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from famjax.config.schema import Config
-from famjax.core.errors import UserError
+from famjax.core.errors import UserError, did_you_mean
 from famjax.data.find_files import list_files
 from famjax.eval.answer_scores import check_metrics, first_sentence, score_answer
 from famjax.eval.text import evaluate_text
@@ -16,6 +17,7 @@ from famjax.reproduce.experiment import Measure, Measured, Score
 from famjax.reproduce.paper_measures import check_given, check_training_texts
 from famjax.tasks import TASKS
 from famjax.tasks.questions.question_set import QuestionSet
+from famjax.tasks.questions.records import TFDS
 from famjax.tasks.questions.summaries import XLSUM
 from famjax.tasks.task import Request
 from famjax.train.run import Run
@@ -83,6 +85,10 @@ class LongContextMeasure(Measure):
         name = self.sets[0]
         for part in filter(None, files.split(",")):
             prefix, colon, rest = part.partition(":")
+            is_name = re.fullmatch(r"\w+", prefix) and f"{prefix}:" != TFDS
+            if colon and is_name and prefix not in SETS and not Path(part).exists():
+                near = did_you_mean(prefix, self.sets) or ";"
+                raise UserError(f"--test {prefix}: no such set{near} {self.test_files}")
             if colon and prefix in SETS:
                 if prefix not in self.sets:
                     raise UserError(f"--test {prefix}: is not in this table; {self.test_files}")
@@ -95,11 +101,11 @@ class LongContextMeasure(Measure):
         check_given(self.files, self.test_files)
         for name, files in self.files:
             task = TASKS[SETS[name].task]
+            if not (isinstance(task, QuestionSet) and files.startswith(TFDS)):
+                list_files(files, "--test")
             if isinstance(task, QuestionSet):
                 task.load(files, skip_broken=False)
                 check_metrics(task.metrics)
-            else:
-                list_files(files, "--test")
         check_training_texts(config)
 
     def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:

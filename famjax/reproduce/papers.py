@@ -33,7 +33,12 @@ def _missing(name: str, shows: str, why: str) -> Entry:
     return Entry(name, shows, state=f"not there yet: {why}")
 
 
-_LONG_TASKS = "famjax eval RUN --tasks text:FILES,narrativeqa:FILES,qasper:FILES,..."
+def _drawing(name: str, shows: str) -> Entry:
+    return Entry(name, shows, state="a drawing")
+
+
+_SETS = ("text", "narrativeqa", "qasper", "quality", "xlsum")
+_LONG_TASKS = "famjax eval RUN --tasks " + ",".join(f"{name}:FILES" for name in _SETS)
 _GAMES = "reinforcement learning"
 _FEEDBACK_TABLE_1 = (
     Entry("Table 1: copy", "copy digits", "ft-table-1-copy"),
@@ -47,12 +52,17 @@ _FEEDBACK_TABLE_1 = (
 
 PAPERS: dict[str, tuple[Entry, ...]] = {
     "TransformerFAM (arXiv 2404.09173)": (
+        _drawing("Figures 1, 2, 5", "attention of windows and FAM"),
         Entry("Figure 3", "passkey to 260k tokens: FAM, M0 to M12", "fam-figure-3"),
         Entry("Figure 3: M1_SG", "passkey without a gradient", "fam-figure-3-gradient"),
         Entry("Figure 4", "text by memory segments", "fam-figure-4"),
         Entry("Table 11", "long-context tasks by memory segments", "fam-figure-4"),
         Entry("Table 1", "the same, 8B and 24B", command=_LONG_TASKS),
-        Entry("Tables 2, 12", "GPT-3 tasks", command="famjax eval RUN --tasks lm_eval:NAMES"),
+        Entry(
+            "Tables 2, 12",
+            "GPT-3 tasks, whose NAMES are in docs/papers.md",
+            command="famjax eval RUN --tasks lm_eval:NAMES",
+        ),
         Entry("3.1", "the recipe's parts, against lanes", "fam-recipe"),
         Entry("Table 3", "length of the memory", "fam-table-3"),
         Entry("Table 4", "previous memories", "fam-table-4"),
@@ -77,6 +87,7 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
     ),
     "Feedback Transformer (arXiv 2002.09402, v3)": (
         *_FEEDBACK_TABLE_1,
+        _drawing("Figures 1, 2", "the memory"),
         Entry("Table 2", "WMT14 En-De, test", "ft-figure-4-translation"),
         Entry("Table 3", "WikiText-103", "ft-table-3"),
         Entry("Table 4", "enwik8", "ft-table-4"),
@@ -106,6 +117,7 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         _missing("Figure 10", "images of mazes", _GAMES),
     ),
     "Feedback Transformer (arXiv 2002.09402, v1)": (
+        _drawing("Figures 1, 2", "the memory"),
         Entry("Table 1: blocked walk", "10,000 and a million episodes", "ft-table-1-blocked-walk"),
         Entry("Table 1: others", "as in v3", "ft-table-1-copy"),
         Entry("Table 2", "char-PTB", "ft-v1-table-2"),
@@ -148,6 +160,7 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
             "settings of translation",
             command=f"famjax plan t2r_mt_paper model.vocab_size=32000{_ON}",
         ),
+        _drawing("Figure 1", "steps of attention"),
         Entry("Figures 2, 3", "speed and memory by length", command="famjax bench linear"),
         Entry("Figure 4", "number of features", "t2r-figure-4"),
         Entry("Figure 5", "distance of attention", "t2r-figure-5"),

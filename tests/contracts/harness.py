@@ -105,6 +105,7 @@ CASES: dict[str, ModelConfig] = {
     ),
     "fm-1": replace(BASE, mixer="fm", memory_segments=1, kv_heads=4, norm="layernorm"),
     "fm-2": replace(BASE, mixer="fm", memory_segments=2, kv_heads=1, mlp="gelu", tied=False),
+    "fm-4": replace(BASE, mixer="fm", memory_segments=4, mlp="geglu", norm="layernorm"),
     "fam-between": replace(BASE, mixer="fam", memory_segments=0, fam_position="between"),
     "fam-zero": replace(
         BASE,

@@ -149,15 +149,27 @@ def test_a_stopped_gradient_is_cut_at_carried_keys_and_values_too(mixer):
 
 # contract 12
 
+# one case of each mixer and stack that remat or a scan changes: gradients, or values alone
+GRADIENTS = ("fam-1-3", "delta-smeared", "fm-2", "block_recurrent", "linear", "bswa_sg-2")
+GRADIENTS += ("feedback-all", "rmt", "autocompressor")
+VALUES = {
+    "swa-2": {"scan_layers": False, "remat": "layer"},
+    "transformer-shared": {"remat": "layer"},
+    "bswa-1": {"remat": "block"},
+    "full": {"scan_layers": False},
+    "bswa,fam": {"scan_layers": False, "remat": "block"},
+}
+
 
 @pytest.mark.parametrize(
     ("case", "changes"),
     [
         ("fam-1-3", {"remat": "attention"}),
         pytest.param("fam-1-3", {"scan_layers": False}, marks=pytest.mark.long),
+        *(pytest.param(case, {"remat": "layer"}, marks=pytest.mark.long) for case in GRADIENTS[1:]),
         *(
-            pytest.param(case, {"remat": "layer"}, marks=pytest.mark.long)
-            for case in ("delta-smeared", "fm-2")
+            pytest.param(case, {"scan_layers": False}, marks=pytest.mark.long)
+            for case in ("block_recurrent", "rmt", "autocompressor")
         ),
         *(
             pytest.param(case, {"remat": "layer"}, marks=pytest.mark.slow)
@@ -201,16 +213,8 @@ def test_sequential_blocks_have_the_same_gradients(case):
 @pytest.mark.parametrize(
     ("case", "changes"),
     [
-        ("swa-2", {"scan_layers": False, "remat": "layer"}),
-        ("transformer-shared", {"remat": "layer"}),
-        *(
-            pytest.param(case, changes, marks=pytest.mark.long)
-            for case, changes in (
-                ("bswa-1", {"remat": "block"}),
-                ("full", {"scan_layers": False}),
-                ("bswa,fam", {"scan_layers": False, "remat": "block"}),
-            )
-        ),
+        pytest.param(case, changes, marks=() if number < 2 else pytest.mark.long)
+        for number, (case, changes) in enumerate(VALUES.items())
     ],
     ids=str,
 )

@@ -42,9 +42,15 @@ from .harness import (
 
 # contract 8
 
+WINDOWS = ("swa-2", "bswa-0", "bswa-1", "bswa-3", "transformer-own", "transformer-shared")
+UNBOUNDED = ("feedback-all", "lstm", "rmt", "feedback-layer")
+UNBOUNDED += ("block_recurrent", "fm-2", "delta-smeared")
+ROTATED = ("linear", "fam,linear")
+FAR = (*WINDOWS, *UNBOUNDED, *ROTATED)
+
 
 @marked(
-    ["swa-2", "bswa-0", "bswa-1", "bswa-3", "transformer-own", "transformer-shared"],
+    WINDOWS,
     slow=(),
     long=("swa-2", "bswa-0", "bswa-3", "transformer-own"),
 )
@@ -79,7 +85,7 @@ def test_the_window_of_fam_is_independent_of_the_position():
     assert np.abs(near.fam - far.fam).max() > 0
 
 
-@marked(["feedback-all", "lstm", "rmt", "feedback-layer"], slow=("feedback-layer",), long=("rmt",))
+@marked(UNBOUNDED, slow=("feedback-layer",), long=UNBOUNDED[2:])
 def test_unbounded_mixers_are_as_precise_far_from_the_start(case):
     """After 300 blocks, the float32 error relative to float64 is as small as at the start."""
     r, exact = runner(case, x64=False), runner(case)
@@ -117,7 +123,7 @@ def test_long_range_angles_keep_their_precision():
         assert worst[10**7][1] > 0.1, worst
 
 
-@pytest.mark.parametrize("case", ["linear", pytest.param("fam,linear", marks=pytest.mark.slow)])
+@marked(ROTATED, slow=("fam,linear",), long=())
 def test_linear_layers_rotate_precisely_far_from_the_start(case):
     """A document continues at token 10^7 in float32 as in float64."""
     narrow, exact = runner(case, x64=False), runner(case)
@@ -298,34 +304,24 @@ def error(a: Any, b: Any) -> float:
     return float(np.sqrt(np.square(a - b).mean() / np.square(b).mean()))
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        *("fam-1-3", "delta-smeared", "linear", "lstm"),
-        *(
-            pytest.param(case, marks=pytest.mark.long)
-            for case in (
-                *("bswa-1", "fm-2", "linear-performer"),
-                *("feedback-all", "transformer-own", "rmt"),
-            )
-        ),
-        # layers that are among those above, and another composition
-        *(
-            pytest.param(case, marks=pytest.mark.slow)
-            for case in (
-                *("swa-2", "fam-static", "bswa,fam", "delta"),
-                *("feedback-average", "transformer-shared"),
-            )
-        ),
-    ],
-)
+BFLOAT16 = ("fam-1-3", "delta-smeared", "linear", "lstm")
+BFLOAT16_LONG = ("bswa-1", "fm-2", "block_recurrent", "linear-performer")
+BFLOAT16_LONG += ("feedback-all", "transformer-own", "rmt", "autocompressor")
+# layers that are among those above, and another composition
+BFLOAT16_SLOW = ("swa-2", "fam-static", "bswa,fam", "delta")
+BFLOAT16_SLOW += ("feedback-average", "transformer-shared")
+
+
+@marked((*BFLOAT16, *BFLOAT16_LONG, *BFLOAT16_SLOW), slow=BFLOAT16_SLOW, long=BFLOAT16_LONG)
 def test_bfloat16_stays_finite_and_close(case):
     """Over 200 blocks of 4, with initial parameters, whose attention is not sharp."""
-    wide = Runner(CASES[case], x64=False, params=init_params(CASES[case]))
-    narrow = Runner(replace(CASES[case], dtype="bfloat16"), x64=False, params=wide.params)
+    # all of them, of which an AutoCompressor keeps the summaries
+    config = replace(CASES[case], capacity=200 * W + LENGTH)
+    wide = Runner(config, x64=False, params=init_params(config))
+    narrow = Runner(replace(config, dtype="bfloat16"), x64=False, params=wide.params)
     # float32 with weights that are rounded to bfloat16
     narrow_weights = jax.tree.map(lambda a: a.astype(jnp.bfloat16).astype(a.dtype), wide.params)
-    rounded = Runner(CASES[case], x64=False, params=narrow_weights)
+    rounded = Runner(config, x64=False, params=narrow_weights)
 
     a, b, c = narrow.fresh, wide.fresh, rounded.fresh
     for x in blocks_200():
@@ -351,6 +347,9 @@ def test_bfloat16_stays_finite_and_close(case):
             assert error(narrow_layer.s, wide_layer.s) < limit
         if hasattr(narrow_layer, "z"):
             assert narrow_layer.z.dtype == np.float32
+        if hasattr(narrow_layer, "states"):
+            assert narrow_layer.states.dtype == np.float32
+            assert error(narrow_layer.states, wide_layer.states) < 0.03
         if hasattr(narrow_layer, "fam"):
             assert narrow_layer.fam.dtype == np.float32
             assert narrow_layer.k.dtype == jnp.bfloat16

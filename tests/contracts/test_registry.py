@@ -21,6 +21,8 @@ from famjax.stacks import STACKS
 
 from . import transcription
 from .harness import CASES, KINDS
+from .test_gradients import GRADIENTS, VALUES
+from .test_numerics import BFLOAT16, BFLOAT16_LONG, FAR
 from .test_sharded import LONG, QUICK, SHARDED, SLOW
 
 
@@ -47,6 +49,26 @@ def test_every_mixer_and_kind_of_memory_runs_on_a_mesh(cases: tuple[str, ...]) -
     for name in ("fam_update", "fam_init"):
         assert {getattr(config, name) for config in configs} == allowed(ModelConfig, name)
     assert {config.smeared_keys for config in configs} == {True, False}
+
+
+@pytest.mark.parametrize(
+    ("cases", "without"),
+    [
+        # full attention and AutoCompressors have a capacity; bswa_sg has the values of bswa
+        pytest.param(FAR, {"full", "bswa_sg", "autocompressor"}, id="far from the start"),
+        pytest.param(BFLOAT16 + BFLOAT16_LONG, {"full", "bswa_sg", "swa"}, id="bfloat16"),
+        # an LSTM has neither remat nor a scan over layers
+        pytest.param((*GRADIENTS, *VALUES), {"lstm"}, id="remat"),
+    ],
+)
+def test_every_mixer_and_stack_is_in_the_lists_of_a_contract(
+    cases: tuple[str, ...], without: set[str]
+) -> None:
+    configs = [CASES[case] for case in cases]
+    residual = [config for config in configs if config.stack == "residual"]
+    found = {mixer for config in residual for mixer in mixer_pattern(config)}
+    found |= {config.stack for config in configs}
+    assert found == {*MIXERS, *STACKS} - without
 
 
 def test_every_stack_and_composition_has_a_case_an_oracle_and_a_schema_entry():

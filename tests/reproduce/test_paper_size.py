@@ -87,6 +87,9 @@ def test_test_files_are_asked_for_before_anything_trains(tmp_path, texts, capsys
     given = "give the files to test on with --test FILES; the paper's are pg19:pg19/test/*.txt"
     assert given in error()
     assert "--test: no such file or folder: /absent.txt" in error("--test", "/absent.txt")
+    unknown = "--test foo: no such set; the paper's are pg19:pg19/test/*.txt"
+    assert unknown in error("--test", "foo:bar")
+    assert "no such set; did you mean 'isabelle'?" in error("--test", "isabele:bar")
     arguments[-2] = "data.files=/flan.jsonl"
     assert "data.files" in error("--test", str(tmp_path / "train.txt"))
     assert not list(tmp_path.rglob("log.txt"))
@@ -106,6 +109,8 @@ def test_unreadable_articles_are_told_before_anything_trains(tmp_path, texts, ca
     arguments = ["fam-table-4", "--size", "paper", *texts]
     assert reproduce(tmp_path, *arguments, "--test", str(tmp_path / "xlsum.jsonl")) == 2
     assert "summary" in capsys.readouterr().err
+    assert reproduce(tmp_path, *arguments, "--test", "xlsum:absent.jsonl") == 2
+    assert "--test: no such file or folder: absent.jsonl" in capsys.readouterr().err
     assert not list(tmp_path.rglob("log.txt"))
 
 
@@ -407,6 +412,8 @@ def test_a_table_is_scored_on_the_sets_that_are_given(monkeypatch, tmp_path):
     )
     assert [score.name for score in some.scores] == ["PG-19 accuracy", "QuALITY"]
     assert [claim.score for claim in some.orderings] == ["PG-19 accuracy", "QuALITY"]
+    unnamed = table.at("paper", "tfds:pg19:test,/a/b:c.txt")
+    assert unnamed.measure.files == (("pg19", "tfds:pg19:test,/a/b:c.txt"),)
     with pytest.raises(UserError, match=r"--test pg19: is not in this table; .*xlsum:xlsum/"):
         EXPERIMENTS["fam-table-4"].at("paper", "pg19:a.txt")
     accuracy = {"accuracy": 0.4}

@@ -16,12 +16,25 @@ import pytest
 
 import famjax
 from famjax.cli.main import VERBS, main
-from famjax.cli.reproduce_output import Results, _missing, collect, make_page, plot
+from famjax.cli.reproduce_output import (
+    Results,
+    _missing,
+    collect,
+    make_page,
+    ordering_table,
+    plot,
+)
 from famjax.core.errors import UserError
 from famjax.experiment.load import load_config
 from famjax.plan.chips import parse_topology
 from famjax.reproduce.cell import RESULT, TRAININGS, Cell, code_version, run_cell
-from famjax.reproduce.experiment import ALL_SECONDS, OWN_SECONDS, Experiment, Variant
+from famjax.reproduce.experiment import (
+    ALL_SECONDS,
+    OWN_SECONDS,
+    Experiment,
+    Ordering,
+    Variant,
+)
 from famjax.reproduce.experiments import EXPERIMENTS
 from famjax.reproduce.measures import ToyMeasure
 from famjax.reproduce.papers import Entry, listed
@@ -77,7 +90,8 @@ def test_every_experiment_is_listed_and_every_command_exists():
     entries = [entry for paper in listed(EXPERIMENTS.values()).values() for entry in paper]
     assert {entry.experiment for entry in entries if entry.experiment} == set(EXPERIMENTS)
     for entry in entries:
-        assert entry.experiment or entry.command or "not there yet" in entry.state
+        assert entry.experiment or entry.command or entry.state != Entry("", "").state
+        assert "..." not in entry.command
         if entry.command:
             assert entry.command.split()[1] in VERBS
             verb, name, *overrides = entry.command.split()[1:]
@@ -115,7 +129,14 @@ def test_the_list_has_the_papers_size_and_fits_80_columns(tmp_path, monkeypatch,
 
 
 @pytest.mark.parametrize(
-    ("x", "scale"), [((8, 16, 32, 64), "log"), ((1, 2, 4), "linear"), ((0, 1, 2, 4), "linear")]
+    ("x", "scale"),
+    [
+        ((8, 16, 32, 64), "log"),
+        ((4, 16, 64), "log"),
+        ((1, 2, 4), "linear"),
+        ((0, 1, 2, 4), "linear"),
+        ((4, 16), "linear"),
+    ],
 )
 def test_powers_are_evenly_spaced_on_the_axis(x, scale):
     variants = [Variant(f"{i}", x=i) for i in x]
@@ -220,8 +241,15 @@ def test_stored_results_are_taken_and_what_they_lack_is_trained(fake, tmp_path, 
 def test_a_page_from_before_a_claim_is_told():
     experiment = replace(EXPERIMENTS[COPY], follow_up="tried", unequal_parameters="unequal")
     claim, (score, other_score) = "Feedback is better than Transformer", experiment.scores
+    table = (
+        f"| model | seeds | parameters | {score.name} | {other_score.name} | the paper |\n"
+        "|---|---|---|---|---|---|\n"
+        "| Transformer | 3 | 10 | 1% | 2% | answers 59.1%, episodes 6.2% |\n"
+        "| Feedback | 3 | 10 | 1% | 2% | answers 76.2%, episodes 23.6% |\n"
+        "| guessing |  |  | 1% | 2% |  |\n"
+    )
     page = (
-        f"\n{experiment.note} unequal\n6 of 6 trainings, 1 minute\n"
+        f"\n{experiment.note} unequal\n6 of 6 trainings, 1 minute\n\n{table}\n"
         f"| {claim} | {other_score.name} | holds |\n| {claim} | {score.name} | holds |\n"
         "\n## Follow-up\n\ntried\n"
     )
@@ -234,9 +262,37 @@ def test_a_page_from_before_a_claim_is_told():
         assert _missing(experiment, page.replace(row, other), 6) == ["without 1 new claim"]
     for text in (experiment.note, "unequal", "tried"):
         assert _missing(experiment, page.replace(text, "other"), 6) == ["with other notes"]
+    # a model, a score or a number of the paper that is another one, missing or new
+    rows = table.splitlines(keepends=True)
+    others = (
+        table.replace("| Transformer |", "| Other |"),
+        "".join(rows[:-2]),
+        f"{table}| New | 3 | 10 | 1% | 2% |  |\n",
+        table.replace("76.2%", "76.3%"),
+        table.replace(f"| {other_score.name} ", "| other "),
+        table.replace(" | the paper |", " |"),
+    )
+    for other in others:
+        assert _missing(experiment, page.replace(table, other), 6) == ["with another table"]
+    # costs may be missing in older pages
+    cheap = table.replace("| parameters |", "|").replace("| 10 |", "|")
+    assert _missing(experiment, page.replace(table, cheap), 6) == []
     # also of a page that says more
     for less in ({"unequal_parameters": ""}, {"follow_up": ""}):
         assert _missing(replace(experiment, **less), page, 6) == ["with other notes"]
+
+
+def test_a_claim_of_ours_is_told_from_the_papers():
+    experiment = EXPERIMENTS["ft-table-4"]
+    scores = {score.name: 0.5 for score in experiment.scores}
+    found = {v.name: {0: {"scores": scores}} for v in experiment.variants}
+    shown = "\n".join(ordering_table(Results(experiment, found, len(found))).lines(None))
+    assert "Feedback is better than Transformer (ours)" in shown
+    assert "the paper claims" not in shown
+    theirs = replace(experiment, orderings=(Ordering("Feedback", "Transformer"),))
+    shown = "\n".join(ordering_table(Results(theirs, found, len(found))).lines(None))
+    assert "the paper claims" in shown
+    assert "ours" not in shown
 
 
 def age(folder, name, code="older"):
@@ -691,6 +747,10 @@ def test_cores_are_split():
             ["ft-table-1-alg"],
             "mean 'ft-table-1-algorithmic-3' or 'ft-table-1-algorithmic-5'? famjax",
         ),
+        (["T2R"], "mean 't2r-activations', 't2r-"),
+        (["transformerfam"], "or another of "),
+        (["table-1"], "mean 'ft-table-1-copy', "),
+        (["blocked walk"], "did you mean 'ft-table-1-blocked-walk'"),
         (["list", COPY], f"list: must be the only name; leave out list, or {COPY}"),
         ([COPY, "all"], f"all: must be the only name; leave out all, or {COPY}"),
         ([], "name experiments, list or all"),
@@ -699,6 +759,7 @@ def test_cores_are_split():
         ([COPY, "ft-table-1-reverse", "--only", "LSTM"], "ft-table-1-reverse has Transformer"),
         (["fam-figure-3", "--size", "paper", "--only", "gated FAM"], "fam-figure-3 has FAM, M0"),
         ([COPY, "--hours", "0"], "must be more than 0"),
+        ([COPY, "--hours", "nan"], "--hours nan: must be more than 0"),
         ([COPY, "--seeds", "0"], "must be at least 1"),
     ],
 )
@@ -734,6 +795,17 @@ def test_a_figure_may_have_several_scores():
     panels = plot(Results(experiment, found, len(found))).axes
     assert [panel.get_ylabel() for panel in panels] == ["tokenized BLEU", "greedy tokens/s"]
     assert len({variant.line for variant in experiment.variants}) == len(panels[1].containers)
+
+
+def test_the_papers_figure_may_have_other_scores_of_which_those_of_given_files_are_drawn():
+    every = EXPERIMENTS["fam-figure-4"].at("paper")
+    some = EXPERIMENTS["fam-figure-4"].at("paper", "a.txt,xlsum:b.jsonl,isabelle:c.thy,qasper:d")
+    for experiment, count in ((every, 6), (some, 4)):
+        scores = {score.name: 0.5 for score in experiment.scores}
+        found = {v.name: {0: {"scores": scores}} for v in experiment.variants}
+        panels = plot(Results(experiment, found, len(found))).axes
+        assert len(panels) == len(experiment.drawn) == count
+        assert {panel.get_ylabel() for panel in panels} == {f"{name}, %" for name in scores}
 
 
 def test_a_command_that_trains_in_the_same_folder_is_named_with_the_option_of_reproduce(tmp_path):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 from famjax.reproduce.experiment import Experiment, Ordering, PaperSize, Variant
 from famjax.reproduce.experiments import _bytes, _wikitext
@@ -48,9 +49,12 @@ def _words(layers: int) -> tuple[str, ...]:
     return (*_wikitext.OWN_KEYS, *_wikitext.FIXED_SPAN, *_at_depth(8, 128, 4096, layers))
 
 
-def _claims(deepest: int) -> tuple[Ordering, ...]:
+def _claims(depths: tuple[int, ...]) -> tuple[Ordering, ...]:
+    deepest = depths[-1]
+    # "improves as the depth increase"
+    deeper = dict.fromkeys([(1, deepest), *pairwise(depths)])
     return (
-        Ordering(f"Transformer {deepest}", "Transformer 1"),
+        *(Ordering(f"Transformer {more}", f"Transformer {fewer}") for fewer, more in deeper),
         Ordering("Feedback 1", "Transformer 1"),
         Ordering("Feedback 2", "Transformer 2"),
         # "much more robust to reduced depth"
@@ -62,9 +66,9 @@ def _claims(deepest: int) -> tuple[Ordering, ...]:
     )
 
 
-def _best_at_two(deepest: int) -> Ordering:
+def _best_at_two(depths: tuple[int, ...]) -> tuple[Ordering, ...]:
     """Return "even achieving the best performance on char-PTB with only two layers"."""
-    return Ordering("Feedback 2", f"Feedback {deepest}")
+    return tuple(Ordering("Feedback 2", f"Feedback {n}") for n in depths if n != 2)
 
 
 FT_FIGURE_9 = Experiment(
@@ -74,13 +78,13 @@ FT_FIGURE_9 = Experiment(
     config="char_ptb_feedback",
     variants=_variants(_DEPTHS, _bytes.at_depth),
     measure=_bytes.BYTES,
-    orderings=(*_claims(4), _best_at_two(4)),
+    orderings=(*_claims(_DEPTHS), *_best_at_two(_DEPTHS)),
     overrides=_bytes.SHAPE,
     at_paper=PaperSize(
         config="char_ptb_paper",
         measure=PENN_TREEBANK,
         variants=_variants(_CHARACTER_DEPTHS, _characters),
-        orderings=(*_claims(6), _best_at_two(6)),
+        orderings=(*_claims(_CHARACTER_DEPTHS), *_best_at_two(_CHARACTER_DEPTHS)),
     ),
     axis="layers",
     note=_bytes.DEPTHS_NOTE + " Fewer layers have wider heads and feed-forwards.",
@@ -93,12 +97,12 @@ FT_FIGURE_9_WORDS = replace(
     title="Depth at equal parameters, of models of words",
     source="Feedback Transformer v3, Figure 9 right",
     measure=CodeMeasure(whole=False, has_perplexity=True),
-    orderings=_claims(4),
+    orderings=_claims(_DEPTHS),
     at_paper=PaperSize(
         config=_wikitext.CONFIG,
         measure=WIKITEXT_DEV,
         variants=_variants(_WORD_DEPTHS, _words),
-        orderings=_claims(8),
+        orderings=_claims(_WORD_DEPTHS),
     ),
     note="Perplexity of 1,024 SentencePiece tokens of Python's standard library, where the paper "
     "has the words of WikiText-103; a width of 128 and a span of 64, 1,400 steps of 1,024 tokens. "

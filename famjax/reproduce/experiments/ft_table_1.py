@@ -147,7 +147,7 @@ def _programs(
         ),
         orderings=(
             *experiment.orderings,
-            Ordering(_FEEDBACK, _GROWING),
+            Ordering(_FEEDBACK, _GROWING, ours=True),
             Ordering(_FEEDBACK, _DEEPER),
             Ordering(_FEEDBACK, _LSTM),
             Ordering(*order),

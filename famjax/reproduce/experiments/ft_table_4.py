@@ -26,7 +26,7 @@ FT_TABLE_4 = Experiment(
     config="char_ptb_feedback",
     variants=_VARIANTS,
     measure=_bytes.BYTES,
-    orderings=(Ordering(_FEEDBACK, _TRANSFORMER),),
+    orderings=(Ordering(_FEEDBACK, _TRANSFORMER, ours=True),),
     overrides=(*_bytes.SHAPE, *_ADAPTIVE),
     at_paper=PaperSize(
         config="enwik8_paper",
