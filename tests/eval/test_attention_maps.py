@@ -192,7 +192,9 @@ def test_a_command_shows_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture
     layers = json.loads(capsys.readouterr().out)["layers"]
     assert [(layer["layer"], "map" in layer) for layer in layers] == [(0, False), (1, True)]
     assert np.shape(layers[1]["map"])[:2] == (2, W)
-    assert main([*line, "--layers", "x"]) == 2
+    assert main([*line, "--layers", "1"]) == 2
+    assert "--layers 1: chooses maps; give --plot FILE or --json" in capsys.readouterr().err
+    assert main([*line, "--layers", "x", "--json"]) == 2
     assert "--layers x: write the numbers of layers" in capsys.readouterr().err
     assert main([*line[:2], "--layers", "1"]) == 2
     assert "--layers 1: is for --attention" in capsys.readouterr().err

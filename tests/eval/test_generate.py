@@ -206,7 +206,7 @@ def test_full_attention_generates_until_its_cache_is_full(monkeypatch: pytest.Mo
     how = Sampling(jax.random.key(0), 1.0, 0, 1.0, 258)
     monkeypatch.setattr(tiny.run().tokenizer, "stop_ids", frozenset([-1]))
     # the last token is generated but not processed
-    assert len(list(generator._sample_tokens(stream, 12, how))) == 12
+    assert len(list(generator._sample_tokens(stream, 12, how, ()))) == 12
     assert stream.tokens == 16
     with pytest.raises(UserError, match="do not fit its cache of 16"):
         stream.write(0, 1, how, np.array([-1], np.int32), final_len=16)

@@ -430,12 +430,12 @@ def test_linear_cross_attention_keeps_one_matrix_a_head():
     m = model("linear")
     longer = np.tile(SOURCES[0], 20)[None]
     shapes = [
-        jax.tree.map(jnp.shape, jax.eval_shape(m.read_source, s, np.ones_like(s)).keys)
+        jax.tree.map(jnp.shape, jax.eval_shape(m.read_source, s, np.ones_like(s)).kv)
         for s in (SOURCES[0][None], longer)
     ]
     assert shapes[0] == shapes[1]
-    (keys,) = shapes[0]
-    assert keys.s == (2, 1, 2, 6, 4)  # layers b g k e
+    (kv,) = shapes[0]
+    assert kv.s == (2, 1, 2, 6, 4)  # layers b g k e
 
 
 @pytest.mark.parametrize("name", ["full", "full-linear"])
@@ -635,7 +635,7 @@ def test_bfloat16_stays_close(name):
         if MODELS[name].encoder.cross == "linear":
             # the sums of one source, for decoding, have the precision of float32
             sums = jax.eval_shape(nnx.merge(*narrow).read_source, row["source"], row["source"])
-            assert {a.dtype for a in jax.tree.leaves(sums.keys)} == {jnp.dtype(jnp.float32)}
+            assert {a.dtype for a in jax.tree.leaves(sums.kv)} == {jnp.dtype(jnp.float32)}
     seen = row["valid"][0]
     apart = np.abs(logits - wide)[seen]
     assert 0 < apart.mean() < 0.02 * wide[seen].std()
