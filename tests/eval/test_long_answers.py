@@ -255,7 +255,7 @@ def test_gains_are_paired_and_have_intervals(run: Run) -> None:
 
     examples = [example(0, 1, 0), example(0, 1, 1), example(1, 1, 0), example(2, 0, 0)]
     times = [{"read": 2.0, "answer": 0.5, "tokens": 240, "peak": 1}]
-    row = long._row(run, 64, examples, times, 10)
+    row = long._row(run, 64, examples, times)
     assert row["score"] == 0.75
     assert row["ablations"]["reset"]["score"] == 0.25
     assert row["tokens_per_second"] == 120
@@ -264,7 +264,7 @@ def test_gains_are_paired_and_have_intervals(run: Run) -> None:
     assert 0 <= low < gain < high <= 1
     assert row["interval"][0] < 0.75 < row["interval"][1]
     without = [replace(e, ablated={}) for e in examples]
-    assert not long._row(run, 64, without, times, 10)["ablations"]
+    assert not long._row(run, 64, without, times)["ablations"]
 
 
 @pytest.mark.long
@@ -358,7 +358,6 @@ def test_a_story_is_evaluated(run: Run) -> None:
         64,
         [Example(64, n, 0, 60, 0.5, "", [], "", 1, False) for n in range(20)],
         [{"read": 1, "answer": 1, "tokens": 1, "peak": 1}],
-        1,
     )
     # shares, also where all are right
     assert row["interval"] == pytest.approx([0.8316, 1], abs=1e-4)
