@@ -40,7 +40,7 @@ def test_weighted_losses_are_added_to_that_of_tokens() -> None:
         config = replace(run.config, train=replace(run.config.train, **weights))
         memory = run.model.init_state(2)
         share = jnp.asarray(batch["weights"].sum(), jnp.float32)
-        return NextToken(config, bytes_of).read(run.model, memory, batch, Context(), share)[1]
+        return NextToken(config, bytes_of).forward(run.model, memory, batch, Context(), share)[1]
 
     embedded = run.model.embed(jnp.asarray(tokens))
     _, _, losses = run.model.stack.call_with_losses(embedded, run.model.init_state(2), Context())
