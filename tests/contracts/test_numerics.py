@@ -334,7 +334,8 @@ def test_bfloat16_stays_finite_and_close(case):
     # like linear attention's, an LSTM's state is a sum over all tokens
     kept = jnp.dtype(np.float32 if narrow.config.stack == "lstm" else jnp.bfloat16)
     if is_segmented(narrow.config):
-        assert a.memory.dtype == np.float32
+        # an AutoCompressor keeps keys and values
+        assert narrow.config.stack != "rmt" or a.memory.dtype == np.float32
         a, b = a._replace(memory=None), b._replace(memory=None)
     for narrow_layer, wide_layer, rounded_layer in zip(a, b, c, strict=True):
         if narrow.config.stack != "residual":
