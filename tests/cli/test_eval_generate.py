@@ -358,7 +358,10 @@ def test_prompt_from_standard_input_and_stop(
             "--temperature 0 takes the likeliest token;",
         ),
         (["--prompt", "x", "--top-p", "0.5"], "give --temperature 1"),
-        (["--prompt", "x", "--length-penalty", "2"], "greedy decoding has none; give --beam N"),
+        (
+            ["--prompt", "x", "--length-penalty", "2"],
+            "greedy decoding has none; give --beam 2 or more",
+        ),
         (["--prompt", "x", "--no-repeat-ngram", "3", "--temperature", "1"], "sampling has no such"),
         (["--prompts", "x"], "x: No such file"),
         (["--prompts", __file__, "--prompt", "x"], "give one of them"),

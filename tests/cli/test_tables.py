@@ -171,6 +171,7 @@ def a_plan() -> Plan:
         "mesh": {"data": 4, "fsdp": 8},
         "arrays": dict.fromkeys(plan_output.ARRAYS, array),
         "memory": dict.fromkeys(parts, 1_234_567_890),
+        "widened": 1_234_567_890,
         "activations": {"none": 9_876_543_210, "block": 123_456_789},
         "flops": 1.2345e15,
         "devices": 32,

@@ -455,7 +455,7 @@ def test_a_model_must_fit_one_device(llama, tmp_path, monkeypatch):
     used = []
     for module in ("convert.load", "train.run"):
         monkeypatch.setattr(
-            f"famjax.{module}.check_model_fits", lambda model, devices: used.append(devices)
+            f"famjax.{module}.check_model_fits", lambda model, devices, *only: used.append(devices)
         )
     assert main(["convert", str(llama), str(tmp_path / "out")]) == 0
     open_run(tmp_path / "out")
