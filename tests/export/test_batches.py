@@ -1,5 +1,6 @@
 """The exported PyTorch code in use: padded batches, generate, resizing, training."""
 
+import copy
 from functools import cache
 
 import pytest
@@ -228,7 +229,8 @@ def test_loss_of_padded_rows(name):
 def test_gradients_of_padded_rows_and_checkpointed_layers(name):
     rows = texts()
     ids, mask = pad_rows(rows)
-    own = model(name)
+    # in float32 the order of sums matters more than 1e-5, depending on the CPU
+    own = copy.deepcopy(model(name)).double()
 
     def gradients(*losses):
         own.zero_grad()
