@@ -409,7 +409,12 @@ class LongTask(Task):
             source = TextSource(files, tokenizer, seed, holdout, "train", checked)
         contents = self.read_facts(facts) if facts else ()
         version = [source and source.get_state(), hash_contents(contents)]
-        return Material(cycle_sentences(source) if source else None, contents, version, source)
+        texts = cycle_sentences(source) if source else None
+        return self.arrange_facts(Material(texts, contents, version, source), facts)
+
+    def arrange_facts(self, material: Material, facts: str) -> Material:
+        """Return what `load` returns, for a task whose filler is made of the facts of others."""
+        return material
 
     def read_facts(self, facts: str) -> tuple[Content, ...]:
         """Return the contents of a file of facts, for a task that `has_facts`."""
@@ -458,7 +463,7 @@ class LongSource(Source):
     def key(self, lane: int, lanes: int, k: int, before: Key | None = None) -> Key:
         """Return [lane, number of the document, maximum number of tokens]."""
         c = self.config
-        rng = np.random.default_rng([self.seed, lane, k, _TRAINING])
+        rng = np.random.default_rng(self._document_seed(lane, k))
         return [lane, k, round(1 / rng.uniform(1 / c.max_length, 1 / c.min_length))]
 
     def _document_seed(self, lane: int, k: int) -> tuple[int, ...]:

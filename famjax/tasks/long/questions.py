@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,6 @@ from famjax.core.json_files import parse_json
 from famjax.data.files import read_text_pieces
 from famjax.tasks.long.document import Content, LongTask, Material, Question, Room
 from famjax.tasks.long.filler import shuffle_forever
-from famjax.tokenizers.tokenizer import Tokenizer
 
 _TASK = (
     "Answer the question based on the given documents. Only give me the answer and do not output "
@@ -61,16 +59,7 @@ class DocumentQuestions(LongTask):
         order = rng.permutation(len(content.questions))
         return content._replace(questions=tuple(content.questions[i] for i in order))
 
-    def load(
-        self,
-        files: str,
-        facts: str,
-        tokenizer: Tokenizer,
-        seed: int = 0,
-        holdout: int = 0,
-        checked: Path | None = None,
-    ) -> Material:
-        material = super().load(files, facts, tokenizer, seed, holdout, checked)
+    def arrange_facts(self, material: Material, facts: str) -> Material:
         every = dict.fromkeys(
             text for content in material.contents for text in (*content.facts, *content.near)
         )
