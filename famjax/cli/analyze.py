@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from famjax.cli.plot import plot_file
 from famjax.cli.plot_memory import plot_memory
 from famjax.cli.tables import Output, Table
 from famjax.core.errors import UserError
+from famjax.core.json_files import dump_strictly
 from famjax.processes import runtime
 
 _EXAMPLES = 16
@@ -82,7 +82,7 @@ def run(argv: list[str]) -> int:
     else:
         report, show, draw = measure(arguments, _parse_files(arguments.tasks)), _show, plot
     if arguments.json:
-        print(json.dumps(report, default=np.ndarray.tolist))
+        print(dump_strictly(report))
     else:
         show(report)
     if drawn:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from famjax.eval.passkey import PasskeyRow
     from famjax.eval.questions import QuestionsResult
     from famjax.eval.subsets import SubsetRow
-    from famjax.eval.text import PositionRow, TextResult, TextScores
+    from famjax.eval.text_results import PositionRow, TextResult, TextScores
     from famjax.eval.translate import TranslationResult
 
 # a bootstrap over fewer documents gives intervals that are far too narrow

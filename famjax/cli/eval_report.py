@@ -57,8 +57,9 @@ def save_result(
     """Add a result to the report.json of a run, which `famjax report` reads.
 
     The file has the newest result for each combination of task, files and settings, all for the
-    same weights; a result of fewer examples, such as a trial, does not replace one of more. A
-    report for other weights is kept beside it, with the step in its name.
+    same weights. Of lm_eval, questions and pairs, a result of fewer examples, such as a trial, does
+    not replace one of more. A report for other weights is kept beside it, with the step in its
+    name.
 
     Args:
       folder: folder of the results.
@@ -127,7 +128,7 @@ def _reason_to_keep(group: str, result: Any, before: Any) -> str:
     if earlier > examples:
         return (
             f"keeps the earlier evaluation of {earlier:,} examples, which these {examples:,} do "
-            "not replace; to replace it, move the file away"
+            "not replace; to replace it, remove its entry from the file"
         )
     return ""
 

@@ -46,6 +46,8 @@ def run(argv: list[str]) -> int:
         print(_help())
         return 0
     a = parse_arguments(argv)
+    if a.shardings and a.search:
+        raise UserError("--shardings is of one mesh, and --search tries many; give one of them")
     topology = parse_topology(a.topology)
     config = load_config(a.config, a.overrides)
     runtime.setup()
@@ -62,8 +64,6 @@ def run(argv: list[str]) -> int:
             topology.is_gpu,
         ),
     )
-    if a.shardings and a.search:
-        raise UserError("--shardings is of one mesh, and --search tries many; give one of them")
     if a.shardings:
         return _print_shardings(plans.run_worker(config, topology, compile=False), topology, a.json)
     if a.search:

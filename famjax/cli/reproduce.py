@@ -6,7 +6,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import tyro
@@ -53,7 +53,7 @@ class Arguments:
     NAME:FILES,NAME:FILES for the sets of a table of TransformerFAM."""
     stored: bool = False
     """Take the results that are stored beside the pages, if the models' settings are the same, and
-    train only what they lack."""
+    train only what they lack; with --mixed if the code has changed since."""
     mixed: bool = False
     """Allow results of different versions of the code in one table."""
     folder: str = "runs/reproduce"
@@ -72,7 +72,7 @@ def run(argv: list[str]) -> int:
     arguments = parse(Arguments, rest, "famjax reproduce")
     _check(arguments)
     if arguments.experiments == ("list",):
-        known = replace(Arguments(("list",)), folder=arguments.folder, pages=arguments.pages)
+        known = Arguments(("list",), folder=arguments.folder, pages=arguments.pages)
         if given or arguments != known:
             raise UserError("reproduce list: takes --folder and --pages only; remove the rest")
         return _list(arguments)

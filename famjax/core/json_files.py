@@ -79,11 +79,17 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def dump_strictly(value: Any) -> str:
-    """Return JSON text; numbers that JSON lacks, such as infinity, become null."""
+    """Return JSON text; numbers that JSON lacks, such as infinity, become null.
+
+    Args:
+      value: JSON types, and NumPy arrays.
+    """
     return json.dumps(_without_non_finite(value), allow_nan=False)
 
 
 def _without_non_finite(value: Any) -> Any:
+    if hasattr(value, "tolist"):  # NumPy, which is not imported here, for a fast start
+        value = value.tolist()
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):

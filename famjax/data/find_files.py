@@ -28,6 +28,7 @@ def find_files(
     template: ChatTemplate | None = None,
     checked: CheckedFiles | None = None,
     max_files: int = MAX_FILES,
+    probe_only: bool = False,
 ) -> tuple[list[TextFile], Counter[str]]:
     """Return the text files that `data.files` names, and the number of files skipped, by reason.
 
@@ -38,6 +39,7 @@ def find_files(
       template: chat template that renders conversations.
       checked: record of files that are not checked again; files checked now are added to it.
       max_files: maximum number of files in a folder or matching a glob.
+      probe_only: whether texts are only probed, since an error when they are read loses little.
     """
     skipped: Counter[str] = Counter()
     by_path: dict[str, TextFile] = {}
@@ -66,7 +68,8 @@ def find_files(
     scan = Scanner(template, checked or CheckedFiles(None, template))
     indexed = []
     for real, file in by_path.items():
-        if reason := scan.check_text(file.path, explicit=real in named):
+        reason = None if probe_only else scan.check_text(file.path, explicit=real in named)
+        if reason:
             skipped[reason] += 1
         else:
             indexed.append(scan.index_documents(file))

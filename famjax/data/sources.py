@@ -175,6 +175,7 @@ class TextSource(Source):
       split: which documents to read.
       checked: where `save_checked` records the files that need no further check; None keeps no
         record.
+      probe_only: whether texts are only probed, and not read to their end, before they are used.
 
     Attributes:
       holds_out: whether the split "holdout" has any text.
@@ -192,13 +193,16 @@ class TextSource(Source):
         holdout: int,
         split: Split = "train",
         checked: Path | None = None,
+        probe_only: bool = False,
     ):
         if holdout < 0 or holdout == 1:
             raise UserError(f"data.holdout={holdout}: must be 0 (none) or 2 and more")
         self._tokenizer = tokenizer
         self._seed = seed
         self._checked = CheckedFiles(checked, tokenizer.chat_template)
-        text_files, self._skipped = find_files(files, tokenizer.chat_template, self._checked)
+        text_files, self._skipped = find_files(
+            files, tokenizer.chat_template, self._checked, probe_only=probe_only
+        )
         self._files = {file.path: file for file in text_files}
         sizes = [os.path.getsize(file.path) for file in text_files]
         self._spec, self._sizes, self._bytes = files, sizes, sum(sizes)

@@ -40,7 +40,7 @@ def train_sentencepiece(files: str, vocab_size: int, out: str | Path) -> Tokeniz
     """
     if vocab_size <= 0:
         raise UserError(f"vocab size {vocab_size}: must be positive")
-    source = TextSource(files, ByteTokenizer(), seed=0, holdout=0)
+    source = TextSource(files, ByteTokenizer(), seed=0, holdout=0, probe_only=True)
     _check_output_path(source, out)
     read: Counter[str] = Counter()
     texts = share_texts(source.texts_by_file(), source.file_count, _TRAINING_BYTES, read)
@@ -133,7 +133,7 @@ def build_word_list(
     """
     if Path(out).suffix != ".txt":
         raise UserError(f"{out}: a word list is a .txt file; give --out words.txt")
-    source = TextSource(files, ByteTokenizer(), seed=0, holdout=0)
+    source = TextSource(files, ByteTokenizer(), seed=0, holdout=0, probe_only=True)
     _check_output_path(source, out)
     max_words = None if max_size is None else max(max_size - len(SPECIALS), 0)
     if max_words == 0:

@@ -20,7 +20,6 @@ import re
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -287,7 +286,7 @@ def _evaluate_task(run: Run, request: Request, name: str, task: str) -> dict[str
     return found
 
 
-@contextmanager
+@contextlib.contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
     """Set a variable of the environment inside, unless it is set."""
     if name in os.environ:
@@ -328,7 +327,7 @@ def _task_manager(name: str) -> _TaskManager:
     return _own_tasks()
 
 
-@contextmanager
+@contextlib.contextmanager
 def _loading(tasks: Any) -> Iterator[None]:
     """Turn an error while the data of tasks is loaded into a `UserError` of one line."""
     try:

@@ -205,7 +205,17 @@ def evaluate_long(
     _check(run, name, document, lengths, examples, questions)
     batch = min(batch, examples)
     reading = AblatedReading(run, batch, batch, ablations=ablate)
-    settings = _settings(run, name, material, files, facts, examples, questions, ablate, folder)
+    settings = _settings(
+        run,
+        name,
+        material,
+        files=files,
+        facts=facts,
+        examples=examples,
+        questions=questions,
+        ablate=ablate,
+        folder=folder,
+    )
     file_name = examples_name(settings)
     store = Examples(None if folder is None else folder / file_name, settings)
     missing = [
@@ -231,6 +241,7 @@ def _settings(
     run: Run,
     name: str,
     material: Material,
+    *,
     files: str,
     facts: str,
     examples: int,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, NamedTuple, NotRequired, TypedDict
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,150 +20,26 @@ from famjax.data.one_pass import (
     one_pass,
     reset_blocks,
 )
-from famjax.data.sources import Key, Source, TextSource
-from famjax.eval.document_sums import DocumentSums
+from famjax.data.sources import Source, TextSource
 from famjax.eval.fetch_late import fetch_late
-from famjax.eval.guessing import TokenCounts
-from famjax.eval.intervals import paired_interval
 from famjax.eval.lane_stream import LaneStream
 from famjax.eval.memory_usage import update_tokens
 from famjax.eval.progress import TokenProgress
 from famjax.eval.streaming import CHUNK, Streamer, check_capacity
+from famjax.eval.text_results import TextResult
+from famjax.eval.text_sums import (
+    TextSums,
+    document_rows,
+    memory_scores,
+    text_ablation_scores,
+    word_scores,
+)
 from famjax.tasks import TASKS
 from famjax.tasks.task import Request
-from famjax.tokenizers.tokenizer import Tokenizer
 from famjax.train.run import Run
-
-# the first bucket of positions holds 2 ** 8 tokens
-_FIRST_BUCKET = 8
-_BUCKETS = 64 - _FIRST_BUCKET
-
 
 # with more documents than this, a report does not list them: there may be millions
 _MANY_DOCUMENTS = 1000
-
-
-class TextScores(TypedDict):
-    """Scores of predictions of text.
-
-    Attributes:
-      loss: nats per token.
-      accuracy: share of the tokens that are predicted correctly.
-      perplexity: e to the loss.
-      bits_per_byte: bits per byte of the text.
-    """
-
-    loss: float
-    accuracy: float
-    perplexity: float
-    bits_per_byte: float
-
-
-class AblatedTextScores(TextScores):
-    """Scores with an ablation.
-
-    Attributes:
-      gain: by how many bits per byte the run is better, and the ends of the 95% interval over
-        documents, which are None if there is only one document.
-    """
-
-    gain: tuple[float, float | None, float | None]
-
-
-# "from" is no name of an attribute
-_Positions = TypedDict("_Positions", {"from": int, "to": int})
-
-
-class PositionRow(_Positions):
-    """Scores of predictions at a range of positions.
-
-    Attributes:
-      from, to: first and last position of the predicted token in its document or window.
-      tokens: number of predicted tokens.
-      loss: nats per token.
-      accuracy: share of the tokens that are predicted correctly.
-      loss_without_memory: the loss with a reset at each block.
-    """
-
-    tokens: int
-    loss: float
-    accuracy: float
-    loss_without_memory: float
-
-
-class DocumentRow(TypedDict):
-    """The loss of a document.
-
-    Attributes:
-      file: path of its file.
-      line: number of its line in the file, from 0.
-      tokens: number of predicted tokens.
-      bytes: size of the predicted tokens.
-      nats: loss, summed over the tokens.
-      nats_without_memory: the same with a reset at each block.
-      ablated: the same with each ablation, if there are any.
-    """
-
-    file: str
-    line: int
-    tokens: int
-    bytes: int
-    nats: float
-    nats_without_memory: float
-    ablated: NotRequired[dict[str, float]]
-
-
-class _MemoryScores(TextScores):
-    without_memory: TextScores
-    memory_gain: TextScores
-    by_position: list[PositionRow]
-
-
-class _WordScores(TypedDict):
-    words: int
-    word_perplexity: float
-
-
-class TextResult(_MemoryScores, _WordScores):
-    """The results of `evaluate_text`; the loss and the other three `TextScores` are with memory.
-
-    Attributes:
-      files: the request's files, or "holdout"; only in the results of `evaluate`.
-      window: tokens per window; None for whole documents.
-      score: number of predictions that are scored per window; None for whole documents.
-      documents: number of documents read.
-      documents_left: number of documents not read.
-      tokens: number of predicted tokens.
-      bytes: size of the predicted tokens.
-      seconds: time that all readings took.
-      tokens_per_second: tokens read in a second; every reading counts: with memory, without, and
-        with each ablation.
-      state_bytes: size of the state of one document.
-      words: number of words.
-      word_perplexity: e to the nats per word.
-      without_memory: the scores with a reset at each block.
-      memory_gain: how much memory improves each score.
-      by_position: scores by position.
-      ablations: scores with each ablation but `reset`, by name.
-      by_document: losses by document, ordered by file and line; `evaluate` leaves them out if they
-        are many.
-      unigram, uniform: scores of context-free baselines (`famjax.eval.guessing`).
-    """
-
-    files: NotRequired[str]
-    window: int | None
-    score: int | None
-    documents: int
-    documents_left: int
-    tokens: int
-    bytes: int
-    seconds: float
-    tokens_per_second: float
-    state_bytes: int
-    ablations: dict[str, AblatedTextScores]
-    by_document: NotRequired[list[DocumentRow]]
-    unigram: TextScores
-    uniform: TextScores
 
 
 def check_files(request: Request) -> None:
@@ -240,7 +115,7 @@ def evaluate_text(
     source = text_source(run, files)
     names = [name for name in ablate if name != "reset"]
     reading = _start_reading(run, source, max_bytes, batch, window, score, names)
-    sums = _TextSums(run.tokenizer, reading.lanes, names)
+    sums = TextSums(run.tokenizer, reading.lanes, names)
     with TokenProgress("text", source.text_bytes, quiet) as progress:
         with progress.compiling():  # now, so that timings exclude compilation
             _compile(reading.streams)
@@ -308,7 +183,7 @@ def _compile(streams: Sequence[Streamer]) -> None:
         stream.new_stream().batch_losses(empty)
 
 
-def _accumulate(run: Run, reading: _Reading, sums: _TextSums, progress: TokenProgress) -> None:
+def _accumulate(run: Run, reading: _Reading, sums: TextSums, progress: TokenProgress) -> None:
     """Read all batches, and add them to the sums."""
     block = update_tokens(run.config)
     predictions = _predictions(run, reading.rows, reading.streams, block)
@@ -326,7 +201,7 @@ def _report(
     run: Run,
     source: TextSource,
     reading: _Reading,
-    sums: _TextSums,
+    sums: TextSums,
     seconds: float,
     window: int | None,
     score: int | None,
@@ -349,10 +224,10 @@ def _report(
         "seconds": seconds,
         "tokens_per_second": sums.read * len(reading.streams) / seconds,
         "state_bytes": run.model.state_bytes(),
-        **_scores(with_memory, sums.reset),
-        **_word_scores(source, keys, words, float(with_memory.nll.sum())),
-        "ablations": _ablation_scores(names, sums.ablated, sums.by_document),
-        "by_document": _document_rows(sums.by_document, keys, names),
+        **memory_scores(with_memory, sums.reset),
+        **word_scores(source, keys, words, float(with_memory.nll.sum())),
+        "ablations": text_ablation_scores(names, sums.ablated, sums.by_document),
+        "by_document": document_rows(sums.by_document, keys, names),
         "unigram": with_memory.compute_scores(*sums.counts.unigram()),
         "uniform": with_memory.compute_scores(*sums.counts.uniform()),
     }
@@ -415,7 +290,7 @@ def text_source(run: Run, files: str | None) -> TextSource:
       UserError: there are no such files, or nothing was held out.
     """
     if files is not None:
-        return TextSource(files, run.tokenizer, seed=0, holdout=0)
+        return TextSource(files, run.tokenizer, seed=0, holdout=0, probe_only=True)
     if run.config.data.task != "text" and not run.config.data.text_rows:
         raise UserError(
             f"text:holdout: the run was trained on {run.config.data.task}, which holds out no "
@@ -503,166 +378,3 @@ def token_positions(batch: Batch[np.ndarray], read: np.ndarray) -> tuple[np.ndar
     start = np.maximum.accumulate(np.where(batch["reset"], index, -1), axis=1)
     positions = np.where(start < 0, index + read[:, None], index - start)
     return positions, positions[:, -1] + 1
-
-
-class _MetricSums:
-    """Sums of metrics over tokens, by buckets of positions: 0 to 255, 256 to 511, 512 to 1023, ...
-
-    Attributes:
-      bytes: total size of the predicted tokens.
-      tokens, nll, correct: [buckets], number of tokens, and sums over them.
-    """
-
-    def __init__(self) -> None:
-        self.bytes = 0
-        self.tokens, self.nll, self.correct = (np.zeros(_BUCKETS) for _ in range(3))
-
-    def add(
-        self,
-        counted: np.ndarray,
-        positions: np.ndarray,
-        nll: np.ndarray,
-        correct: np.ndarray,
-        size: np.ndarray,
-    ) -> None:
-        """Add one batch, [b t] each; `size` is in bytes."""
-        # frexp rather than log2: exact at powers of two
-        bucket = np.maximum(np.frexp(positions[counted])[1] - _FIRST_BUCKET, 0)
-        self.tokens += np.bincount(bucket, minlength=_BUCKETS)
-        self.nll += np.bincount(bucket, nll[counted], minlength=_BUCKETS)
-        self.correct += np.bincount(bucket, correct[counted], minlength=_BUCKETS)
-        self.bytes += int(size.sum())
-
-    def scores(self) -> TextScores:
-        return self.compute_scores(float(self.nll.sum()), float(self.correct.sum()))
-
-    def compute_scores(self, nll: float, correct: float) -> TextScores:
-        """Return the scores of the added tokens for a sum of nll and of correct predictions."""
-        tokens = float(self.tokens.sum())
-        loss = nll / tokens
-        return {
-            "loss": loss,
-            "accuracy": correct / tokens,
-            "perplexity": math.exp(loss) if loss < 700 else math.inf,
-            "bits_per_byte": nll / self.bytes / math.log(2),
-        }
-
-
-class _TextSums:
-    """Sums over all that was read, with memory, without, and with each ablation.
-
-    Attributes:
-      names: names of the ablations.
-      with_memory, reset, ablated: metrics of each stream; `ablated` has one for each name.
-      by_document: tokens, bytes and nats of each document; the nats are those of each stream.
-      counts: how often each token occurs as a target.
-      read: number of tokens that a stream has read, with the overlap of windows.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, lanes: int, names: Sequence[str]):
-        self.names = names
-        self.with_memory, self.reset = _MetricSums(), _MetricSums()
-        self.ablated = [_MetricSums() for _ in names]
-        self.by_document = DocumentSums(lanes)
-        self.counts = TokenCounts(tokenizer.vocab_size)
-        self.read = 0
-        self._token_bytes = tokenizer.token_bytes
-
-    def add(
-        self,
-        batch: Batch[np.ndarray],
-        positions: np.ndarray,
-        results: Sequence[tuple[np.ndarray, np.ndarray]],
-    ) -> None:
-        """Add one batch of `_predictions`."""
-        counted = batch["weights"] > 0
-        size = self._token_bytes[batch["targets"]] * counted
-        totals = (self.with_memory, self.reset, *self.ablated)
-        for metrics, (nll, correct) in zip(totals, results, strict=True):
-            metrics.add(counted, positions, nll, correct, size)
-        values = np.stack([counted, size, *(nll * counted for nll, _ in results)])
-        if "starts" in batch:  # the windows of a document follow each other, as if in one lane
-            starts = batch["starts"].reshape(1, -1)
-            self.by_document.add(starts, values.reshape(len(values), 1, -1))
-        else:
-            self.by_document.add(batch["reset"], values)
-        self.counts.add(batch["targets"][counted])
-        self.read += int(batch["valid"].sum())
-
-
-def _word_scores(
-    source: TextSource, keys: Sequence[Key], words: int | None, nats: float
-) -> _WordScores:
-    """Return the number of words of the documents that were read, and the perplexity per word."""
-    if words is None:
-        pieces = (text for key in keys for text in source.scored_texts(key))
-        words = sum(len(text.split()) for text in pieces)
-    each = nats / words if words else math.inf
-    return {"words": words, "word_perplexity": math.exp(each) if each < 700 else math.inf}
-
-
-def _document_rows(
-    sums: DocumentSums, keys: Sequence[Key], names: Sequence[str]
-) -> list[DocumentRow]:
-    """Return a row for each document, ordered by file and line.
-
-    Args:
-      sums: sums of the values of each document.
-      keys: keys of the documents, in the order in which they were started.
-      names: names of the ablations.
-    """
-    rows = []
-    for (file, line, _), (tokens, size, nll, reset_nll, *ablated) in zip(
-        keys, sums.sums, strict=True
-    ):
-        row: DocumentRow = {
-            "file": file,
-            "line": line,
-            "tokens": int(tokens),
-            "bytes": int(size),
-            "nats": float(nll),
-            "nats_without_memory": float(reset_nll),
-        }
-        if names:
-            row["ablated"] = dict(zip(names, map(float, ablated), strict=True))
-        rows.append(row)
-    return sorted(rows, key=lambda row: (row["file"], row["line"]))
-
-
-def _ablation_scores(
-    names: Sequence[str], sums: Sequence[_MetricSums], documents: DocumentSums
-) -> dict[str, AblatedTextScores]:
-    """Return the scores with each ablation, and the gain of the run over it."""
-    found: dict[str, AblatedTextScores] = {}
-    for i, (name, totals) in enumerate(zip(names, sums, strict=True)):
-        size, nats, ablated = (np.array([row[n] for row in documents.sums]) for n in (1, 2, 4 + i))
-        found[name] = {**totals.scores(), "gain": paired_interval(ablated, nats, size)}
-    return found
-
-
-def _scores(with_memory_sums: _MetricSums, reset_sums: _MetricSums) -> _MemoryScores:
-    with_memory, without = with_memory_sums.scores(), reset_sums.scores()
-    rows: list[PositionRow] = []
-    for i in np.flatnonzero(with_memory_sums.tokens):
-        tokens = with_memory_sums.tokens[i]
-        rows.append(
-            {
-                "from": 0 if i == 0 else 2 ** (_FIRST_BUCKET - 1 + int(i)),
-                "to": 2 ** (_FIRST_BUCKET + int(i)) - 1,
-                "tokens": int(tokens),
-                "loss": float(with_memory_sums.nll[i] / tokens),
-                "accuracy": float(with_memory_sums.correct[i] / tokens),
-                "loss_without_memory": float(reset_sums.nll[i] / tokens),
-            }
-        )
-    return {
-        **with_memory,
-        "without_memory": without,
-        "memory_gain": {
-            "loss": without["loss"] - with_memory["loss"],
-            "accuracy": with_memory["accuracy"] - without["accuracy"],
-            "perplexity": without["perplexity"] - with_memory["perplexity"],
-            "bits_per_byte": without["bits_per_byte"] - with_memory["bits_per_byte"],
-        },
-        "by_position": rows,
-    }

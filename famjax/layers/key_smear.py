@@ -18,7 +18,7 @@ register_parameter_axes((r"key_smear/weight$", ()))
 
 
 class KeySmear(nnx.Module):
-    """Smears each key with the one before it, by one weight for each key head.
+    """Smears keys: adds to each a share of the one before it, with one weight for each key head.
 
         k_j -> (1 - s) k_j + s k_{j-1},   s = sigmoid(a)
 

@@ -259,7 +259,7 @@ class MixerSpec(abc.ABC):
 
     @property
     def smears_keys(self) -> bool:
-        """Return whether `model.smeared_keys` smears its keys."""
+        """Return whether `model.smeared_keys` applies to it."""
         return "model.smeared_keys" in (*self.keys, *self.switches)
 
     def unexportable_setting(self, model: ModelConfig) -> str:

@@ -27,7 +27,8 @@ _MAX_CHIPS = 4096
 GPU_SHARE, MAX_GPU_SHARE = 0.75, 0.95
 # bytes/s in one direction of PCIe 4.0 with 16 lanes
 _PCIE = 32e9
-# GPUs of a machine, and the bytes/s of each to the others if there are several machines
+# GPUs of a machine, such as a DGX H100, and the bytes/s of each to the others if there are several
+# machines; older ones have slower networks
 _GPUS_PER_HOST, _BETWEEN_HOSTS = 8, 50e9
 
 
@@ -101,7 +102,9 @@ class Topology:
     @property
     def network(self) -> float:
         """Bytes/s that a chip sends to the others; that of the slowest network among them."""
-        return _BETWEEN_HOSTS if self.is_gpu and self.count > _GPUS_PER_HOST else self.chip.network
+        if self.is_gpu and self.count > _GPUS_PER_HOST:
+            return min(_BETWEEN_HOSTS, self.chip.network)
+        return self.chip.network
 
     @property
     def compiles_for_itself(self) -> bool:

@@ -39,6 +39,10 @@ class HloArray(tuple):
     """An array shape: (dtype, dimensions, whether it is in the device's main memory)."""
 
     @property
+    def dtype(self) -> str:
+        return str(self[0])
+
+    @property
     def dims(self) -> tuple[int, ...]:
         return self[1]
 
@@ -638,12 +642,12 @@ def widened_bytes(module: HloModule) -> float:
     loops that read their layers. Accelerators multiply bfloat16 as it is.
     """
     entry = module.computations[module.entry]
-    narrow = {i.name: i.arrays[0].dims for i in entry.parameters() if i.arrays[0][0] == "bf16"}
+    narrow = {i.name: i.arrays[0].dims for i in entry.parameters() if i.arrays[0].dtype == "bf16"}
     copies = [
         i.arrays[0]
         for i in entry.instructions.values()
         if i.opcode in ("convert", "fusion") and len(i.operands) == len(i.arrays) == 1
-        if i.arrays[0][0] == "f32" and i.arrays[0].dims == narrow.get(i.operands[0])
+        if i.arrays[0].dtype == "f32" and i.arrays[0].dims == narrow.get(i.operands[0])
     ]
     return sum(copy.bytes for copy in copies)
 

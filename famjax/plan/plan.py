@@ -142,7 +142,9 @@ def plan(config: Config, topology: Topology) -> Plan:
             None,
             None,
         )
-    needed = (sum(report["memory"].values()) - report["widened"]) * per_chip
+    # not all copies need exist when most memory is used
+    widened = min(report["widened"], report["memory"]["temporaries"])
+    needed = (sum(report["memory"].values()) - widened) * per_chip
     chip = topology.chip
     # a CPU's program has the same products as a GPU's, but not the same traffic
     own = topology.compiles_for_itself

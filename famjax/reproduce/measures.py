@@ -12,7 +12,8 @@ from famjax.core.atomic import fill_folder
 from famjax.data.standard_library import standard_library
 from famjax.data.train_tokenizer import train_sentencepiece
 from famjax.eval.passkey import asks_anywhere, evaluate_passkey
-from famjax.eval.text import TextScores, evaluate_text
+from famjax.eval.text import evaluate_text
+from famjax.eval.text_results import TextScores
 from famjax.eval.toy import evaluate_toy
 from famjax.reproduce.experiment import Measure, Measured, Score
 from famjax.tasks.passkey import sample_text

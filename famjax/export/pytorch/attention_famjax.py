@@ -105,7 +105,7 @@ class MemoryGate(nn.Module):
 
 
 class KeySmear(nn.Module):
-    """Smears each key with the one before it, by one weight for each key head."""
+    """Smears keys: adds to each a share of the one before it, with one weight for each key head."""
 
     def __init__(self, heads):
         super().__init__()

@@ -406,7 +406,9 @@ class LongTask(Task):
             raise UserError(f"{self.name}: give the file with its facts, {self.facts_hint}")
         source = None
         if self.has_files:
-            source = TextSource(files, tokenizer, seed, holdout, "train", checked)
+            # an evaluation, which keeps no record, reads little of the files
+            probe_only = checked is None
+            source = TextSource(files, tokenizer, seed, holdout, "train", checked, probe_only)
         contents = self.read_facts(facts) if facts else ()
         version = [source and source.get_state(), hash_contents(contents)]
         texts = cycle_sentences(source) if source else None
