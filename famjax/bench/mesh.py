@@ -17,7 +17,7 @@ from famjax.bench.timing import PairedTimes, compare_times, time_interleaved
 from famjax.config.schema import AXES, MeshConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.parallel import sharding
-from famjax.plan import hlo
+from famjax.plan import hlo, hlo_cost
 
 
 class MeshTiming(NamedTuple):
@@ -96,14 +96,16 @@ def _step(model: ModelConfig, batch: int, length: int, axis: str, count: int) ->
     program, state, rows = prepare_step(model, batch, length, mesh)
     compiled = program.step.lower(state, rows).compile()  # type: ignore[attr-defined]
     # rates of 1, since they do not affect the bytes that are sent
-    counted = hlo.count_cost(hlo.parse(compiled.as_text()), 1.0, 1.0)
+    counted = hlo_cost.count_cost(hlo.parse(compiled.as_text()), 1.0, 1.0)
 
     def run() -> Any:
         nonlocal state
         state = compiled(state, rows)
         return state
 
-    return _Step(run, hlo.collective_rows(counted), compiled.memory_analysis().temp_size_in_bytes)
+    return _Step(
+        run, hlo_cost.collective_rows(counted), compiled.memory_analysis().temp_size_in_bytes
+    )
 
 
 def _by_kind(

@@ -12,11 +12,12 @@ import numpy as np
 import tyro
 
 from famjax.cli.compare_segments import draw_segments
-from famjax.cli.eval_output import ends_of, search_speed
+from famjax.cli.eval_labels import ends_of
 from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.main import parse
 from famjax.cli.report import check_file, read_examples, read_results
 from famjax.cli.tables import Output, Table
+from famjax.cli.translation_tables import search_speed
 from famjax.core.errors import UserError
 from famjax.core.paths import expanded
 from famjax.eval.intervals import mean_interval, mean_of_ratios, paired_interval

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from famjax.cli.eval_output import depth_labels
+from famjax.cli.eval_labels import depth_labels
 from famjax.cli.figures import new_figure, save_figure
 from famjax.eval.examples import digest
 

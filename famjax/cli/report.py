@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
-from famjax.cli.eval_output import ABLATED, result_tables
+from famjax.cli.eval_labels import ABLATED
+from famjax.cli.eval_output import result_tables
 from famjax.cli.eval_plots import figures
 from famjax.cli.eval_report import REPORT, read_report
 from famjax.cli.main import parse

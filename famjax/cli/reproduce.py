@@ -76,7 +76,8 @@ def run(argv: list[str]) -> int:
         if given or arguments != known:
             raise UserError("reproduce list: takes --folder and --pages only; remove the rest")
         return _list(arguments)
-    from famjax.cli.reproduce_output import check_versions, page_file
+    from famjax.cli.reproduce_pages import page_file
+    from famjax.cli.reproduce_results import check_versions
     from famjax.reproduce.runner import make_cells, prepare
     from famjax.reproduce.stored_results import restore_results
 
@@ -122,7 +123,7 @@ def _train_and_show(
     experiments: Sequence[Experiment], cells: Sequence[Cell], arguments: Arguments, progress: Output
 ) -> None:
     """Train what is missing of the experiments' cells, and show each experiment."""
-    from famjax.cli.reproduce_output import show
+    from famjax.cli.reproduce_pages import show
     from famjax.reproduce.runner import Runner
 
     deadline = None
@@ -172,7 +173,7 @@ def _tell_costs(
 
 
 def _list(arguments: Arguments) -> int:
-    from famjax.cli.reproduce_output import SEEDS, list_tables
+    from famjax.cli.reproduce_pages import SEEDS, list_tables
     from famjax.reproduce.cost import CHIP
 
     out = Output()

@@ -40,6 +40,11 @@ class Table:
         """Add a horizontal rule."""
         self._rows.append(None)
 
+    def markdown(self) -> str:
+        """Return the table in Markdown, without its title and rules."""
+        rows = [f"| {' | '.join(row)} |" for row in (self._columns, *self._cells())]
+        return "\n".join([rows[0], f"|{'---|' * len(self._columns)}", *rows[1:]])
+
     def lines(self, width: int | None) -> list[str]:
         """Return the lines of the table, at most `width` columns wide if given."""
         title = _fill(_phrases(self._title), width)

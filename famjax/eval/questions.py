@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice, zip_longest
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from famjax.eval.ablated_reading import AblatedReading
 from famjax.eval.ablations import UNABLATED
 from famjax.eval.answer_scores import check_metrics, score_answer
 from famjax.eval.examples import (
-    AblationScore,
     Example,
     Examples,
     ablation_scores,
@@ -30,8 +29,9 @@ from famjax.eval.lane_answers import answer_prompts, score_continuations
 from famjax.eval.lane_stream import LanePlan, ReadDocument, plan_lanes
 from famjax.eval.memory_usage import memory_report, update_tokens
 from famjax.eval.progress import TokenProgress
+from famjax.eval.questions_result import OctaveRow, QuestionScores, QuestionsResult
 from famjax.eval.streaming import CHUNK
-from famjax.eval.subsets import SubsetRow, mean_score, subset_rows
+from famjax.eval.subsets import mean_score, subset_rows
 from famjax.tasks import TASKS
 from famjax.tasks.questions.question_set import QuestionSet
 from famjax.tasks.questions.records import Asked, AskedDocument
@@ -42,90 +42,6 @@ from famjax.train.run import Run
 # number of documents per lane whose questions are answered together, so that batches have prompts
 # of similar lengths, and the maximum size of these documents' states, in bytes
 _TOGETHER, _HELD_BYTES = 8, 2**30
-
-
-# "from" is no name of an attribute
-_Lengths = TypedDict("_Lengths", {"from": int, "to": int})
-
-
-class OctaveRow(_Lengths):
-    """The score on documents of an octave of lengths.
-
-    Attributes:
-      from, to: lowest and highest number of tokens that are read of a document.
-      documents: number of documents.
-      questions: number of questions.
-      score: mean score.
-    """
-
-    documents: int
-    questions: int
-    score: float
-
-
-class _QuestionScores(TypedDict):
-    documents: int
-    questions: int
-    metric: str
-    score: float
-    interval: list[float]
-    scores: dict[str, float]
-    subsets: list[SubsetRow]
-    cut: int
-    ablations: dict[str, AblationScore]
-
-
-class QuestionsResult(_QuestionScores):
-    """The results on documents with questions.
-
-    Attributes:
-      task: name of the task.
-      source: origin of the task.
-      files: the files.
-      examples: name of the examples file.
-      settings: a hash that identifies the examples.
-      window: maximum number of tokens of a document, question and answer; None is any.
-      skipped: reasons for lines that were left out.
-      cut_documents: number of documents that were cut to the window.
-      documents: number of documents.
-      questions: number of questions.
-      metric: the first metric.
-      score: its mean; in a collection, the mean over its data sets.
-      interval: ends of its 95% interval, a bootstrap over documents.
-      scores: the mean of each metric.
-      subsets: scores on a collection's data sets, see `famjax.eval.subsets`.
-      cut: number of answers that reached their maximum number of tokens.
-      ablations: for each ablation by name, its score, and the gain over it.
-      rows: scores by octave of document lengths.
-      longest: tokens of the longest document.
-      updates: blocks of the longest document that was read.
-      lanes: number of documents that are read together.
-      chunk: tokens of a document in a call.
-      padding: share of padding in the computed tokens.
-      tokens_per_second: of reading.
-      answer_seconds: time per question.
-      state_bytes: size of the state of one document.
-      peak_bytes: see `memory_report`.
-    """
-
-    task: str
-    source: str
-    files: str
-    examples: str
-    settings: str
-    window: int | None
-    skipped: list[str]
-    cut_documents: int
-    rows: list[OctaveRow]
-    longest: int
-    updates: int
-    lanes: int
-    chunk: int
-    padding: float
-    tokens_per_second: float
-    answer_seconds: float
-    state_bytes: int
-    peak_bytes: int
 
 
 class _Work(NamedTuple):
@@ -533,7 +449,7 @@ def _example(prompt: _Prompt, outputs: dict[str, _Output]) -> Example:
     )
 
 
-def _scores(metrics: Sequence[str], examples: Sequence[Example]) -> _QuestionScores:
+def _scores(metrics: Sequence[str], examples: Sequence[Example]) -> QuestionScores:
     score, *ends = document_interval(examples, [example.score for example in examples])
     return {
         "documents": len({example.document for example in examples}),

@@ -28,7 +28,7 @@ from famjax.data.pair_rows import empty_pair_row
 from famjax.experiment.load import from_json
 from famjax.experiment.mesh_checks import check_rows, duplicated_work
 from famjax.parallel import sharding
-from famjax.plan import hlo
+from famjax.plan import hlo, hlo_cost
 from famjax.plan.chips import Topology, parse_topology
 from famjax.train.program import TrainProgram, make_program
 from famjax.train.resolve import resolve
@@ -177,7 +177,9 @@ def compile_step(
     analysis = done.memory_analysis()
     share = topology.count / devices  # a chip may have several devices
     module = hlo.parse(done.as_text())
-    counted = hlo.count_cost(module, topology.chip.flops * share, topology.chip.bandwidth * share)
+    counted = hlo_cost.count_cost(
+        module, topology.chip.flops * share, topology.chip.bandwidth * share
+    )
     return {
         "memory": {
             "arguments": analysis.argument_size_in_bytes,
@@ -186,12 +188,12 @@ def compile_step(
             "code": analysis.generated_code_size_in_bytes,
         },
         # that the program of a GPU does not make
-        "widened": hlo.widened_bytes(module) if topology.is_gpu else 0.0,
+        "widened": hlo_cost.widened_bytes(module) if topology.is_gpu else 0.0,
         "flops": counted.flops,
         "bytes": counted.bytes,
         "device_seconds": counted.seconds,
         "network_bytes": counted.network_bytes(),
-        "collectives": hlo.collective_rows(counted),
+        "collectives": hlo_cost.collective_rows(counted),
         "kernels": counted.kernels,
         "unknown_loops": counted.unknown_loops,
         "compile_seconds": seconds,

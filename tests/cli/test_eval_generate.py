@@ -15,7 +15,7 @@ import pytest
 import tiny
 from tiny_tokenizers import byte_level
 
-from famjax.cli import eval_output
+from famjax.cli import eval_output, text_tables
 from famjax.cli.main import main
 from famjax.core.errors import UserError
 from famjax.eval.generate import Generator
@@ -160,9 +160,9 @@ def test_a_page_without_results(
 def test_a_negative_gain_is_explained() -> None:
     scores = {"bits_per_byte": 0.0, "loss": 0.0, "accuracy": 0.0}
     rows = [{"loss": 1.2, "loss_without_memory": 1.3}, {"loss": 1.2, "loss_without_memory": 1.1}]
-    assert not eval_output._has_negative_gain({"memory_gain": scores, "by_position": rows[:1]})
-    assert eval_output._has_negative_gain({"memory_gain": scores, "by_position": rows})
-    assert eval_output._has_negative_gain(
+    assert not text_tables._has_negative_gain({"memory_gain": scores, "by_position": rows[:1]})
+    assert text_tables._has_negative_gain({"memory_gain": scores, "by_position": rows})
+    assert text_tables._has_negative_gain(
         {"memory_gain": scores | {"accuracy": -0.01}, "by_position": []}
     )
 

@@ -16,10 +16,11 @@ import small
 
 from famjax import Generator, UserError, open_run
 from famjax.cli.eval import read_report
-from famjax.cli.eval_output import result_tables, translation_notes
+from famjax.cli.eval_output import result_tables
 from famjax.cli.generate import _report_sources
 from famjax.cli.main import main
 from famjax.cli.next_commands import next_commands
+from famjax.cli.translation_tables import translation_notes
 from famjax.config.schema import Config
 from famjax.eval.progress import TokenProgress
 from famjax.experiment.load import override

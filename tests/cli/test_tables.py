@@ -22,8 +22,10 @@ from famjax.cli import (
     doctor,
     eval_output,
     plan_output,
+    text_tables,
 )
 from famjax.cli.bench_output import BenchSizes
+from famjax.cli.eval_labels import few_documents
 from famjax.cli.layout import terminal_width
 from famjax.cli.tables import Output, Table
 from famjax.config.schema import Config, ModelConfig
@@ -90,10 +92,10 @@ def inference_config() -> Iterator[Table]:
             | {"loss": 1.2345, "loss_without_memory": 1.3456}
         ],
     }
-    yield eval_output.text_table(text)
+    yield text_tables.text_table(text)
     gains = {"memory": SCORES | {"gain": [0.0345, 0.0301, 0.0389]}, "segments": SCORES}
-    yield eval_output.text_ablation_table(text | {"ablations": gains})
-    yield eval_output.position_table(text)
+    yield text_tables.text_ablation_table(text | {"ablations": gains})
+    yield text_tables.position_table(text)
 
 
 def analyze_tables() -> Iterator[Table]:
@@ -408,11 +410,11 @@ def test_tables_by_length_fit_a_terminal_as_tables() -> None:
 
 def test_intervals_of_ablations_of_texts_have_a_column_and_a_warning() -> None:
     gain = {"memory": {"gain": [0.0345, 0.0301, 0.0389]}}
-    (_, row) = eval_output.text_ablation_table({"ablations": gain}).lines(None)[-2:]
+    (_, row) = text_tables.text_ablation_table({"ablations": gain}).lines(None)[-2:]
     assert row.split()[-4:] == ["+0.0345", "+0.0301", "to", "+0.0389"]
-    assert eval_output._few_documents(5) == []
-    assert eval_output._few_documents(1) == ["1 document: too few for a reliable interval"]
-    assert eval_output._few_documents(4) == ["4 documents: too few for a reliable interval"]
+    assert few_documents(5) == []
+    assert few_documents(1) == ["1 document: too few for a reliable interval"]
+    assert few_documents(4) == ["4 documents: too few for a reliable interval"]
 
 
 def test_lengths_of_an_earlier_evaluation_may_lack_an_ablation() -> None:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import tiny
 
-from famjax.cli.eval_output import subset_tables
 from famjax.cli.main import main
+from famjax.cli.question_tables import subset_tables
 from famjax.core.errors import UserError
 from famjax.eval import answer_scores
 from famjax.eval.examples import Example

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from famjax.cli.eval_output import ends_of
+from famjax.cli.eval_labels import ends_of
 from famjax.eval.intervals import mean_interval, mean_of_ratios, paired_interval, ratio_interval
 
 

@@ -11,7 +11,7 @@ import pytest
 from famjax.config.schema import Config
 from famjax.experiment.load import override
 from famjax.parallel import sharding
-from famjax.plan import hlo
+from famjax.plan import hlo, hlo_cost
 from famjax.plan.worker import batch_shapes
 from famjax.train.program import make_program
 from famjax.train.resolve import resolve
@@ -34,7 +34,7 @@ SHAPE = [
 
 
 @functools.cache
-def collectives(mixer: str) -> dict[str, hlo.Collective]:
+def collectives(mixer: str) -> dict[str, hlo_cost.Collective]:
     """Return the collectives of a step on eight devices, by kind."""
     config = override(Config(), [*SHAPE, f"model.mixer={mixer}"])
     config = resolve(config, None, jax.device_count())
@@ -42,7 +42,7 @@ def collectives(mixer: str) -> dict[str, hlo.Collective]:
     program = make_program(config, np.ones(64, np.float32), mesh=mesh)
     shapes = jax.eval_shape(program.start)
     lowered = program.step.lower(shapes, batch_shapes(config, program))  # type: ignore[attr-defined]
-    found = hlo.count_cost(hlo.parse(lowered.compile().as_text())).collectives.values()
+    found = hlo_cost.count_cost(hlo.parse(lowered.compile().as_text())).collectives.values()
     assert {c.group for c in found} == {8}
     return {c.kind: c for c in found}
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from famjax.plan import hlo
+from famjax.plan import hlo, hlo_cost
 
 N = 16
 
@@ -21,8 +21,8 @@ def text(f: Callable[..., Any], *args: Any) -> str:
     return jax.jit(f).lower(*args).compile().as_text() or ""
 
 
-def cost(f: Callable[..., Any], *args: Any) -> hlo.HloCost:
-    return hlo.count_cost(hlo.parse(text(f, *args)))
+def cost(f: Callable[..., Any], *args: Any) -> hlo_cost.HloCost:
+    return hlo_cost.count_cost(hlo.parse(text(f, *args)))
 
 
 def shape(*dims: int) -> jax.ShapeDtypeStruct:
@@ -100,7 +100,7 @@ def on_eight(f: Callable[..., Any], axes: tuple[int, ...] = (8,)) -> Callable[..
 @pytest.mark.parametrize("kind", COLLECTIVES)
 def test_collectives_are_counted(kind):
     f, sent = COLLECTIVES[kind]
-    (row,) = hlo.collective_rows(cost(on_eight(lambda x: f(x).reshape(-1)), shape(32)))
+    (row,) = hlo_cost.collective_rows(cost(on_eight(lambda x: f(x).reshape(-1)), shape(32)))
     assert (row["kind"], row["group"], row["count"]) == (kind, 8, 1)
     assert row["bytes"] == row["largest"] == sent
 
@@ -110,14 +110,14 @@ def test_collectives_in_loops_count_once_per_iteration():
         body = lambda y, _: (jax.lax.psum(y, "i") / 8 + 1, None)  # noqa: E731
         return jax.lax.scan(body, x, None, length=5)[0]
 
-    (row,) = hlo.collective_rows(cost(on_eight(f), shape(32)))
+    (row,) = hlo_cost.collective_rows(cost(on_eight(f), shape(32)))
     assert row["count"] == 5
     assert row["bytes"] == 5 * row["largest"] == 5 * 2 * 16 * 7 / 8
 
 
 def test_groups_of_one_axis():
     f = on_eight(functools.partial(jax.lax.psum, axis_name="i"), (2, 4))
-    (row,) = hlo.collective_rows(cost(f, shape(32)))
+    (row,) = hlo_cost.collective_rows(cost(f, shape(32)))
     assert row["group"] == 2
     assert row["bytes"] == 2 * 64 * 1 / 2
 
@@ -134,7 +134,7 @@ def test_groups_of_one_axis():
     ],
 )
 def test_group_sizes(attributes, size):
-    assert hlo.group_size(attributes) == size
+    assert hlo_cost.group_size(attributes) == size
 
 
 def test_memory_traffic_is_inputs_plus_outputs():
@@ -164,9 +164,9 @@ def test_an_iteration_writes_its_slice_of_stacked_outputs():
 
 def test_time_is_the_maximum_of_compute_and_memory():
     program = hlo.parse(text(lambda x: jnp.tanh(x @ x), shape(64, 64)))
-    flops, moved = 2 * 64**3, hlo.count_cost(program).bytes
-    assert hlo.count_cost(program, peak=1.0, bandwidth=1e30).seconds == pytest.approx(flops)
-    assert hlo.count_cost(program, peak=1e30, bandwidth=1.0).seconds == pytest.approx(moved)
+    flops, moved = 2 * 64**3, hlo_cost.count_cost(program).bytes
+    assert hlo_cost.count_cost(program, peak=1.0, bandwidth=1e30).seconds == pytest.approx(flops)
+    assert hlo_cost.count_cost(program, peak=1e30, bandwidth=1.0).seconds == pytest.approx(moved)
 
 
 # In libtpu's format: trip counts are parsed from the condition, products are convolutions, some
@@ -222,10 +222,10 @@ condition=%condition, body=%body
 
 
 def test_costs_of_a_tpu_program():
-    counted = hlo.count_cost(hlo.parse(TPU))
+    counted = hlo_cost.count_cost(hlo.parse(TPU))
     # from 1 by 2 to below 17
     turns = 8
-    (row,) = hlo.collective_rows(counted)
+    (row,) = hlo_cost.collective_rows(counted)
     assert (row["kind"], row["group"], row["count"]) == ("all-gather", 8, turns)
     assert row["largest"] == 7 * 8 * 4 * 2
     # each of the 3 products of the batch [8 16] [8 16] meets once, at o=2k's third of the holes
@@ -261,7 +261,7 @@ def test_an_asynchronous_collective_may_span_a_loop():
         "  %tuple.2 =",
         "  %fusion.0 = (bf16[8,4]{1,0}, bf16[64,4]{1,0}) fusion(%x), calls=%start\n  %tuple.2 =",
     )
-    (row,) = hlo.collective_rows(hlo.count_cost(hlo.parse(begun)))
+    (row,) = hlo_cost.collective_rows(hlo_cost.count_cost(hlo.parse(begun)))
     assert row["count"] == 1
     assert row["bytes"] == row["largest"]
 
@@ -273,7 +273,7 @@ def test_float32_copies_of_bfloat16_arguments() -> None:
 
     x, narrow = (jax.ShapeDtypeStruct(dims, jnp.bfloat16) for dims in ((64, 64), (5, 64, 64)))
     module = hlo.parse(text(f, x, narrow, shape(3, 64, 64)))
-    assert hlo.widened_bytes(module) == 5 * 64 * 64 * 4
+    assert hlo_cost.widened_bytes(module) == 5 * 64 * 64 * 4
 
 
 def test_text_that_is_not_hlo_is_rejected():

@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from famjax.cli.reproduce_output import _error_bars, _paper
+from famjax.cli.reproduce_figures import _error_bars
+from famjax.cli.reproduce_tables import _paper_numbers
 from famjax.reproduce.experiment import Variant
 from famjax.reproduce.experiments import EXPERIMENTS
 from famjax.reproduce.judge import judge, mean_and_interval
@@ -71,7 +72,7 @@ def test_error_bars_of_shares_end_at_0_and_100():
 def test_the_papers_numbers_have_the_units_of_their_scores():
     def shown(name, **paper):
         figures = {key.replace("_", " "): value for key, value in paper.items()}
-        return _paper(EXPERIMENTS[name], Variant("", paper=figures))
+        return _paper_numbers(EXPERIMENTS[name], Variant("", paper=figures))
 
     assert shown("ft-v1-table-2", test=0.96) == "test 0.96"
     assert shown("ft-figure-5", bits_per_byte=0.96) == "bits per byte 0.96"

@@ -16,14 +16,10 @@ import pytest
 
 import famjax
 from famjax.cli.main import VERBS, main
-from famjax.cli.reproduce_output import (
-    Results,
-    _missing,
-    collect,
-    make_page,
-    ordering_table,
-    plot,
-)
+from famjax.cli.reproduce_figures import plot
+from famjax.cli.reproduce_pages import _missing, make_page
+from famjax.cli.reproduce_results import Results, collect
+from famjax.cli.reproduce_tables import ordering_table
 from famjax.core.errors import UserError
 from famjax.experiment.load import load_config
 from famjax.plan.chips import parse_topology

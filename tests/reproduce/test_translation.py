@@ -11,7 +11,8 @@ import pytest
 from small import compiled_once  # noqa: F401
 
 from famjax.cli.main import main
-from famjax.cli.reproduce_output import Results, _claim
+from famjax.cli.reproduce_results import Results
+from famjax.cli.reproduce_tables import claim
 from famjax.config.schema import DataConfig
 from famjax.core.errors import UserError
 from famjax.eval import translate
@@ -357,6 +358,6 @@ def test_a_gap_is_judged_to_be_wider_than_another():
     assert judgement.verdict == "holds"
     lower = Results(experiment, {**results.by_variant, "Feedback 1": {}}, 12)
     assert lower.judge(wider) is None
-    assert _claim(wider) == (
+    assert claim(wider) == (
         "Feedback 1 is better than Transformer 1, by more than Feedback 4 than Transformer 4"
     )
