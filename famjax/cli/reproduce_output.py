@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from famjax.cli.figures import new_figure, save_figure
-from famjax.cli.tables import Output, Table
+from famjax.cli.tables import PAPER_NUMBERS, Output, Table
 from famjax.core.errors import UserError
 from famjax.core.units import inflect
 from famjax.reproduce.cell import Cell
@@ -38,8 +38,8 @@ _PAPER = "-paper"
 _TRAININGS = re.compile(r"^(\d+) of \d+ trainings, ", re.MULTILINE)
 # columns that only the table of a page has
 _COSTS = ("parameters", "tokens", "TFLOP")
-# headings of the columns with versions of the code, and with the paper's numbers
-_VERSION, _NUMBERS = "commit", "the paper"
+# heading of the column with versions of the code
+_VERSION = "commit"
 # maximum number of scores that a figure has side by side
 _PANELS = 3
 # characters of a line of a figure's title
@@ -237,7 +237,7 @@ def _rows(results: Results, scores: Sequence[Score], with_costs: bool = False) -
 
 def _paper_column(results: Results) -> list[str]:
     """Return the heading of the column with the paper's numbers, if the experiment has a paper."""
-    return [_NUMBERS] if _is_of_a_paper(results.experiment) else []
+    return [PAPER_NUMBERS] if _is_of_a_paper(results.experiment) else []
 
 
 def _version_column(results: Results) -> list[str]:
@@ -611,5 +611,5 @@ def _has_table(experiment: Experiment, page: str) -> bool:
     # a rule is below the heading, and baselines have no seeds
     models = [(row[0], row[-1] if has_paper else "") for row in rows[1:] if row[1]]
     expected = [(variant.name, _paper(experiment, variant)) for variant in experiment.variants]
-    numbers = [_NUMBERS] if has_paper else []
+    numbers = [PAPER_NUMBERS] if has_paper else []
     return columns == ["model", "seeds", *scores, *numbers] and models == expected
