@@ -7,7 +7,7 @@ where those of BSWA process w, so Algorithm 2 cannot be cheaper while matrix pro
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from famjax.bench.comparison import Comparison
 from famjax.bench.steps import training_call
 from famjax.bench.timing import PairedTimes, reset_peak_memory, time_pair
 from famjax.config.resolved import resolve_model
@@ -29,8 +30,29 @@ from famjax.train.flops import forward_flops
 SIZES = ((64, 8), (128, 8), (128, 16), (256, 16), (512, 8))
 GENERATED = 256
 CHUNK = 2048
-# the paper's 26k, 34k, 66k, 130k, 258k and a million tokens, as whole chunks plus generated tokens
+# the paper's 26k, 34k, 66k, 130k and 258k tokens, and a million, as whole chunks plus generated
+# tokens
 LENGTHS = tuple(k * CHUNK + GENERATED for k in (12, 16, 32, 63, 126, 488))
+
+
+class PaperDocument(NamedTuple):
+    """A column of Tables 13 and 14 (D.4): GB of memory and seconds for one document, on a TPUv4."""
+
+    tokens: str
+    fam_gb: float
+    bswa_gb: float
+    fam_seconds: float
+    bswa_seconds: float
+
+
+# documents of the first of `LENGTHS`; the paper has none of a million tokens
+PAPER = (
+    PaperDocument("26k", 4.5, 4.4, 16.5, 16.2),
+    PaperDocument("34k", 4.9, 4.8, 21.2, 20.9),
+    PaperDocument("66k", 6.5, 6.4, 40.7, 40.2),
+    PaperDocument("130k", 9.7, 9.6, 77.2, 76.8),
+    PaperDocument("258k", 16.1, 16.0, 154.9, 154.1),
+)
 
 
 class FamCost(NamedTuple):
@@ -138,6 +160,39 @@ def measure_long_documents(
         yield LongDocument(
             tokens, seconds["fam"], seconds["bswa"], memory["fam"], memory["bswa"], size
         )
+
+
+def compare_with_paper(rows: Sequence[LongDocument]) -> Iterator[Comparison]:
+    """Compare documents of `LENGTHS` with Tables 13 and 14: FAM with BSWA, and long with short."""
+    pairs = list(zip(rows, PAPER, strict=False))
+    for row, paper in pairs:
+        yield Comparison(
+            f"peak memory / BSWA's, {row.tokens:,} tokens",
+            row.fam_bytes / row.bswa_bytes,
+            paper.fam_gb / paper.bswa_gb,
+            f"Table 13, {paper.tokens}: {paper.fam_gb} and {paper.bswa_gb} GB",
+        )
+    for row, paper in pairs:
+        yield Comparison(
+            f"seconds / BSWA's, {row.tokens:,} tokens",
+            row.fam_seconds / row.bswa_seconds,
+            paper.fam_seconds / paper.bswa_seconds,
+            f"Table 14, {paper.tokens}: {paper.fam_seconds} and {paper.bswa_seconds} s",
+        )
+    (short, short_paper), (long, long_paper) = pairs[0], pairs[-1]
+    lengths = f"{long.tokens:,} tokens / {short.tokens:,}"
+    yield Comparison(
+        f"FAM's peak memory, {lengths}",
+        long.fam_bytes / short.fam_bytes,
+        long_paper.fam_gb / short_paper.fam_gb,
+        f"Table 13: {long_paper.fam_gb} and {short_paper.fam_gb} GB",
+    )
+    yield Comparison(
+        f"FAM's seconds, {lengths}",
+        long.fam_seconds / short.fam_seconds,
+        long_paper.fam_seconds / short_paper.fam_seconds,
+        f"Table 14: {long_paper.fam_seconds} and {short_paper.fam_seconds} s",
+    )
 
 
 def _read_and_generate(reader: _GreedyReader, tokens: int, vocabulary: int) -> float:

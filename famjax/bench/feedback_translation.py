@@ -7,7 +7,7 @@ interleaved.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from famjax.bench.comparison import Comparison
 from famjax.bench.feedback import make_trainer
 from famjax.bench.timing import PairedTimes, compare_times, time_interleaved
 from famjax.config.schema import ModelConfig
@@ -25,6 +26,8 @@ from famjax.models.seq2seq import Seq2Seq
 # layers of the decoders, as in the paper
 DECODER = 2
 _BASE = "transformer"
+# words/s of the Feedback Transformer and of the Transformer on WMT14 En-De (v3 Table 5)
+PAPER_TRAINING, PAPER_DECODING = (126_000, 280_000), (5410, 3190)
 
 
 class TranslationSpeed(NamedTuple):
@@ -84,6 +87,21 @@ def measure_translation(
         tokens = batch * length
         speeds = tokens / training.second, tokens / decoding.second
         yield TranslationSpeed(name, training, decoding, *speeds)
+
+
+def compare_with_paper(rows: Sequence[TranslationSpeed]) -> Iterator[Comparison]:
+    """Compare the speeds of the Feedback Transformer with those of v3's Table 5."""
+    row = next(row for row in rows if row.name == "feedback")
+    for kind, time, (speed, base_speed) in (
+        ("training", row.training, PAPER_TRAINING),
+        ("decoding", row.decoding, PAPER_DECODING),
+    ):
+        yield Comparison(
+            f"translation, {kind} speed / transformer's",
+            time.ratio,
+            speed / base_speed,
+            f"v3 Table 5, WMT14 En-De: {speed:,} and {base_speed:,} words/s",
+        )
 
 
 def _decoder(config: ModelConfig, batch: int, length: int) -> Callable[[], Array]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from famjax.bench.comparison import Comparison
 from famjax.bench.greedy import make_writer
 from famjax.bench.timing import PairedTimes, compare_times, time_interleaved
 from famjax.config.resolved import resolve_model
@@ -55,6 +56,9 @@ LANES, TOKENS = 16, 16
 # aims: T2R's tokens/s relative to the Transformer's after AIM_CONTEXT tokens, relative to elu's and
 # rfa's, and after the longest context relative to AIM_CONTEXT; bytes of state relative to elu's
 TRANSFORMER_AIM, AIM_CONTEXT, MAPS_AIM, FLAT_AIM, BYTES_AIM = 4.0, 512, 1.15, 0.9, 0.3
+# the numbers that 3.3 states beside Figures 2 and 3, which have none: speed relative to the
+# Transformer's and to the other maps', bytes relative to elu's
+PAPER_TRANSFORMER, PAPER_MAPS, PAPER_BYTES = 4.0, 1.15, 0.3
 
 
 # q and k [b t h k], v and the gradient of the result [b t h e]; softmax's q and k are [b t h e]
@@ -354,6 +358,56 @@ def _decoder(model: ModelConfig, count: int, fold: bool, length: int) -> _Decode
         return token
 
     return _Decoder(run, size)
+
+
+def relative_speed(rows: Sequence[Decoding], other: str, length: int | None = None) -> float:
+    """Return T2R's tokens/s relative to another model's, at one length or at all of them."""
+    best = {
+        name: min(
+            seconds
+            for row in rows
+            if row.name == name and length in (None, row.length)
+            for seconds in row.seconds
+        )
+        for name in (FOLDED, other)
+    }
+    return best[other] / best[FOLDED]
+
+
+def relative_bytes(rows: Sequence[Decoding]) -> float:
+    """Return the bytes of T2R's attention relative to elu's, after `AIM_CONTEXT` tokens."""
+    sizes = {row.name: row.state_bytes for row in rows if row.length == AIM_CONTEXT}
+    return sizes[FOLDED] / sizes["elu"]
+
+
+def is_measured(rows: Sequence[Decoding], name: str, length: int) -> bool:
+    return any(row.seconds for row in rows if (row.name, row.length) == (name, length))
+
+
+def compare_with_paper(
+    decoded: Sequence[Decoding], translated: Sequence[Decoding]
+) -> Iterator[Comparison]:
+    """Compare decoding of a language model, and translation, with what 3.3 states."""
+    if is_measured(decoded, "transformer", AIM_CONTEXT):
+        yield Comparison(
+            f"language model, tokens/s / transformer's at {AIM_CONTEXT:,} tokens",
+            relative_speed(decoded, "transformer", AIM_CONTEXT),
+            PAPER_TRANSFORMER,
+            '3.3: "~4x speedup in generating 512 consecutive words"',
+        )
+    for name in ("elu", "rfa"):
+        yield Comparison(
+            f"translation, tokens/s / {name}'s",
+            relative_speed(translated, name),
+            PAPER_MAPS,
+            '3.3, Figure 2: "15%+ speedup over ELU and RFA"',
+        )
+    yield Comparison(
+        "translation, attention's bytes / elu's",
+        relative_bytes(translated),
+        PAPER_BYTES,
+        '3.3, Figure 3: "70% memory reduction"',
+    )
 
 
 def _make_source(model: Seq2Seq, length: int) -> Any:

@@ -6,10 +6,9 @@ import math
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import tyro
 
 from famjax.cli.analyze_attention import (
     DRAWN,
@@ -18,6 +17,7 @@ from famjax.cli.analyze_attention import (
     show_attention,
 )
 from famjax.cli.analyze_memory import measure_memory, show_memory
+from famjax.cli.arguments import RunArgument
 from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.main import parse
 from famjax.cli.plot import plot_file
@@ -36,7 +36,7 @@ class Arguments:
     with --memory, how a memory changes along a document; or with --attention, where blocks and
     their memory attend to."""
 
-    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
+    run: RunArgument
     """Folder of the run, or of a Hugging Face model."""
     memory: bool = False
     """Measure instead the size, rotation, rank and gates of the memory by block, the attention on

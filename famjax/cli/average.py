@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
 
-import tyro
-
+from famjax.cli.arguments import RunArgument
 from famjax.cli.main import parse
 from famjax.core.errors import UserError
 from famjax.core.paths import expanded
@@ -19,7 +17,7 @@ class Arguments:
     export open like any other. The run needs a train.keep of at least as many checkpoints. For
     adapters, A and B are averaged separately, which is not the mean of their products."""
 
-    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
+    run: RunArgument
     """Folder of the run."""
     last: int = 10
     """Number of last checkpoints to average."""

@@ -15,6 +15,7 @@ from famjax.cli.bench_output import (
     format_aim,
     format_median,
     missing_peers,
+    paper_table,
     to_dict,
 )
 from famjax.cli.main import parse
@@ -267,8 +268,15 @@ def _bench_fam(
 
     costs = _bench_costs(fam, model, sizes, console, note)
     longs = _bench_long_documents(fam, model, console, note)
+    compared = list(fam.compare_with_paper(longs))
+    console.print(paper_table("TransformerFAM", compared))
     if arguments.json:
-        print(json.dumps({"costs": costs, "lengths": longs}))
+        report = {
+            "costs": costs,
+            "lengths": [to_dict(row) for row in longs],
+            "paper": [to_dict(row) for row in compared],
+        }
+        print(json.dumps(report))
 
 
 def _bench_costs(
@@ -308,14 +316,14 @@ def _bench_delta(
         print(json.dumps(rows))
 
 
-def _bench_long_documents(fam, model: ModelConfig, console: Output, note: Output) -> list[dict]:
+def _bench_long_documents(fam, model: ModelConfig, console: Output, note: Output) -> list[Any]:
     table = Table(
         "Reading a document and generating 256 tokens after it (Tables 13, 14)",
         ("tokens", "FAM s", "BSWA s", "ratio", "FAM peak", "BSWA peak", "FAM state"),
     )
     rows = []
     for row in fam.measure_long_documents(model, note.print):
-        rows.append(row._asdict())
+        rows.append(row)
         table.add_row(
             f"{row.tokens:,}",
             f"{row.fam_seconds:.1f}",

@@ -9,7 +9,14 @@ from famjax.bench import feedback as bench
 from famjax.bench import feedback_peers as peers
 from famjax.bench import feedback_translation as translation
 from famjax.bench.timing import PairedTimes
-from famjax.cli.bench_output import BenchSizes, format_aim, format_median, missing_peers, to_dict
+from famjax.cli.bench_output import (
+    BenchSizes,
+    format_aim,
+    format_median,
+    missing_peers,
+    paper_table,
+    to_dict,
+)
 from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.plot import plot_file
 from famjax.cli.tables import Output, Table
@@ -36,6 +43,11 @@ def run(
     note.print("translation")
     translated = list(translation.measure_translation(*setting))
     console.print(_translation_table(translated, model, sizes))
+    compared = [
+        *bench.compare_with_paper(steps, generated),
+        *translation.compare_with_paper(translated),
+    ]
+    console.print(paper_table("the Feedback Transformer's papers", compared))
     peer_rows = []
     if peers.is_installed():
         note.print(peers.NAME)
@@ -50,6 +62,7 @@ def run(
             "max_difference_to_plain_autodiff": max_difference,
             "generation": [to_dict(row) for row in generated],
             "translation": [to_dict(row) for row in translated],
+            "paper": [to_dict(row) for row in compared],
             "peers": [to_dict(row) for row in peer_rows],
         }
         print(json.dumps(report))
@@ -66,8 +79,14 @@ def run_lengths(
     note.print("training steps by length")
     rows = list(bench.measure_lengths(model, sizes.batch, sizes.lengths, sizes.repetitions))
     console.print(_lengths_table(rows, model, sizes))
+    compared = [bench.compare_lengths_with_paper(rows)]
+    console.print(paper_table("the Feedback Transformer's papers", compared))
     if as_json:
-        print(json.dumps([to_dict(row) for row in rows]))
+        report = {
+            "lengths": [to_dict(row) for row in rows],
+            "paper": [to_dict(row) for row in compared],
+        }
+        print(json.dumps(report))
     if plot:
         _draw_lengths(rows, plot)
         note.print(f"wrote {plot}")
@@ -156,10 +175,8 @@ def _training_aims(steps: list[bench.TrainingStep]) -> list[str]:
 
 
 def _generation_aim(rows: list[bench.Generation]) -> str:
-    longest = max(row.span for row in rows)
-    held = [row for row in rows if row.span == longest and row.name == "feedback"]
-    best = max(held, key=lambda row: row.ratio)
-    quantity = f"tokens/s / transformer's after {longest:,}, best (equal {best.equal})"
+    best = bench.best_generation(rows)
+    quantity = f"tokens/s / transformer's after {best.span:,}, best (equal {best.equal})"
     return format_aim(quantity, best.ratio, bench.GENERATION_AIM, is_minimum=True)
 
 

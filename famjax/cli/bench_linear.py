@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,8 +9,14 @@ from pathlib import Path
 from famjax.bench import linear as bench
 from famjax.bench import linear_peers as peers
 from famjax.bench.linear import Attention, Decoding
-from famjax.bench.timing import compare_times
-from famjax.cli.bench_output import BenchSizes, format_aim, format_median, missing_peers, to_dict
+from famjax.cli.bench_output import (
+    BenchSizes,
+    format_aim,
+    format_median,
+    missing_peers,
+    paper_table,
+    to_dict,
+)
 from famjax.cli.figures import new_figure, save_figure
 from famjax.cli.plot import plot_file
 from famjax.cli.tables import Output, Table
@@ -61,12 +66,15 @@ def run(
     translator = replace(model, encoder=replace(model.encoder, layers=model.layers))
     translated = list(bench.measure_decoding(translator, sizes.repetitions, note.print))
     console.print(_decoding_table(translated, translator))
+    compared = list(bench.compare_with_paper(decoded, translated))
+    console.print(paper_table("T2R", compared))
     if as_json:
         report = {
             "attention": [to_dict(row) for row in attended],
             "peers": [to_dict(row) for row in peer_rows],
             "decoding": [to_dict(row) for row in decoded],
             "translation": [to_dict(row) for row in translated],
+            "paper": [to_dict(row) for row in compared],
         }
         print(json.dumps(report))
     if plot:
@@ -152,10 +160,10 @@ def _decoding_aims(rows: list[Decoding]) -> list[str]:
     by_key = {(row.name, row.length): row for row in rows}
     context = bench.AIM_CONTEXT
     longest = by_key["T2R", max(bench.CONTEXTS)]
-    ours, theirs = by_key["T2R", context], by_key["transformer", context]
+    ours = by_key["T2R", context]
     lines = []
-    if theirs.seconds:
-        ratio = compare_times(theirs.seconds, ours.seconds).ratio
+    if bench.is_measured(rows, "transformer", context):
+        ratio = bench.relative_speed(rows, "transformer", context)
         quantity = f"tokens/s / transformer's at {context:,} tokens"
         lines.append(format_aim(quantity, ratio, bench.TRANSFORMER_AIM, is_minimum=True))
     flat = longest.tokens_per_second / ours.tokens_per_second
@@ -163,14 +171,10 @@ def _decoding_aims(rows: list[Decoding]) -> list[str]:
     lines.append(format_aim(quantity, flat, bench.FLAT_AIM, is_minimum=True))
     for name in ("elu", "rfa"):
         # their work does not depend on the length, so all repetitions count
-        ratio = compare_times(_all_seconds(rows, name), _all_seconds(rows, "T2R")).ratio
+        ratio = bench.relative_speed(rows, name)
         lines.append(format_aim(f"tokens/s / {name}'s", ratio, bench.MAPS_AIM, is_minimum=True))
-    share = ours.state_bytes / by_key["elu", context].state_bytes
+    share = bench.relative_bytes(rows)
     return [*lines, format_aim("attention's bytes / elu's", share, bench.BYTES_AIM)]
-
-
-def _all_seconds(rows: list[Decoding], name: str) -> list[float]:
-    return list(itertools.chain.from_iterable(row.seconds for row in rows if row.name == name))
 
 
 def _draw(decoded: list[Decoding], translated: list[Decoding], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Shared output of the `famjax bench` verbs: sizes, medians, aims, JSON."""
+"""Shared output of the `famjax bench` verbs: sizes, medians, aims, the papers' numbers, JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from famjax.bench.comparison import Comparison
 from famjax.bench.timing import PairedTimes
+from famjax.cli.tables import PAPER_NUMBERS, Table
 from famjax.core.optional import install_command
 
 
@@ -37,6 +39,18 @@ def format_aim(what: str, value: float, target: float, is_minimum: bool = False)
     met = value >= target if is_minimum else value <= target
     bound = "least" if is_minimum else "most"
     return f"aim {'met' if met else 'missed'}: {what} {value:.2f}, at {bound} {target}"
+
+
+def paper_table(paper: str, rows: Sequence[Comparison]) -> Table:
+    """Return a table of ratios, ours and the paper's."""
+    table = Table(
+        f"Ratios here and in {paper}, whose hardware, sizes and lengths are others",
+        ("", "here", PAPER_NUMBERS, "where"),
+        words=(0, 3),
+    )
+    for row in rows:
+        table.add_row(row.quantity, f"{row.ours:.4g}", f"{row.paper:.4g}", row.source)
+    return table
 
 
 def missing_peers(name: str, needed: Sequence[str]) -> str:

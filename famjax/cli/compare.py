@@ -6,11 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import tyro
 
+from famjax.cli.arguments import RunsArgument
 from famjax.cli.compare_segments import draw_segments
 from famjax.cli.eval_labels import ends_of
 from famjax.cli.figures import new_figure, save_figure
@@ -34,7 +34,7 @@ class Arguments:
     documents they have the difference to the first run with a 95% interval (a paired bootstrap over
     documents)."""
 
-    runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RUN ...")]
+    runs: RunsArgument
     """Folders of two or more evaluated runs, the reference first."""
     plot: str = ""
     """Plot the loss on texts by position, and the accuracy by document length, to this file."""

@@ -6,10 +6,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import tyro
-
+from famjax.cli.arguments import RunArgument
 from famjax.cli.eval_output import show_end, show_result, show_run
 from famjax.cli.eval_plots import plot
 from famjax.cli.eval_report import eval_folder, read_report, save_result
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 class Arguments:
     """Stream documents of any length through a run and evaluate it."""
 
-    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
+    run: RunArgument
     """Folder of the run, or of a Hugging Face model."""
     tasks: str = ""
     """Tasks separated by commas. Default: the run's training task.

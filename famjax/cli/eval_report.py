@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
+from famjax.core.atomic import write_file
 from famjax.core.errors import UserError
 from famjax.core.folder_lock import lock_folder
-from famjax.core.json_files import RUN_AGAIN, read_json, write_json
+from famjax.core.json_files import RUN_AGAIN, dump_strictly, read_json
 from famjax.core.paths import expanded
 from famjax.eval.effective_length import effective_lengths
 
 REPORT = "report.json"
+# numbers of a text that are not finite if its loss is very large or NaN
+_MAY_BE_NULL = {
+    *("loss", "loss_without_memory", "perplexity", "word_perplexity", "bits_per_byte"),
+    *("nats", "nats_without_memory"),
+}
 
 
 def eval_folder(run: str) -> Path | None:
@@ -38,6 +45,8 @@ def eval_folder(run: str) -> Path | None:
 def read_report(folder: Path, name: str = REPORT) -> dict[str, Any]:
     """Return step, weights and results in a run's report.json; no results if there is no file.
 
+    Numbers of texts that were not finite are NaN.
+
     Raises:
       UserError: the file is damaged.
     """
@@ -48,7 +57,24 @@ def read_report(folder: Path, name: str = REPORT) -> dict[str, Any]:
         isinstance(found, dict) and set(found) == {"group", "result"} for found in results.values()
     ):
         raise UserError(f"{file}: damaged; {RUN_AGAIN}")
+    results = _with_nan(results)
     return {"step": saved.get("step"), "weights": saved.get("weights"), "results": results}
+
+
+def _with_nan(value: Any) -> Any:
+    """Return results with NaN where `dump_strictly` wrote null for a number of a text."""
+    if isinstance(value, list):
+        return [_with_nan(part) for part in value]
+    if not isinstance(value, dict):
+        return value
+    restored = {key: _with_nan(part) for key, part in value.items()}
+    for key, part in value.items():
+        if part is None and key in _MAY_BE_NULL:
+            restored[key] = math.nan
+        elif key == "gain" and isinstance(part, list) and part[:1] == [None]:
+            # the ends of its interval may be None
+            restored[key] = [math.nan, *part[1:]]
+    return restored
 
 
 def save_result(
@@ -93,7 +119,9 @@ def save_result(
             if note := _replaced(group, result, before["result"]):
                 print(f"{folder / REPORT}: {label}: {note}", file=sys.stderr)
         results = {**saved["results"], label: {"group": group, "result": result}}
-        write_json(folder / REPORT, {"step": step, "weights": weights, "results": results})
+        report = {"step": step, "weights": weights, "results": results}
+        # strictly, because other programs read it, too
+        write_file(folder / REPORT, dump_strictly(report, indent=1))
 
 
 def _kept_name(step: int, weights: str | None) -> str:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import tyro
 
+from famjax.cli.arguments import RunArgument
 from famjax.cli.main import parse
 from famjax.core.paths import expanded
 from famjax.processes import runtime
@@ -17,7 +18,7 @@ from famjax.processes import runtime
 class Arguments:
     """Export a run. The export is read back and compared before it appears at its destination."""
 
-    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
+    run: RunArgument
     """Folder of the run, or of a Hugging Face model."""
     dest: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="DEST")]
     """Folder to write, which must not exist."""

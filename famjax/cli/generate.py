@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
+from famjax.cli.arguments import RunArgument
 from famjax.cli.main import named_as_flags, parse
 from famjax.core.errors import UserError
 from famjax.core.paths import expanded
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 class Arguments:
     """Generate text with a run: from a prompt, after a document, or from its saved memory."""
 
-    run: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="RUN")]
+    run: RunArgument
     """Folder of the run, or of a Hugging Face model."""
     prompt: str | None = None
     """Text to continue, or the source for a model with an encoder; - reads standard input."""

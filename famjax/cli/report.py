@@ -10,10 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import tyro
-
+from famjax.cli.arguments import RunsArgument
 from famjax.cli.eval_labels import ABLATED
 from famjax.cli.eval_output import result_tables
 from famjax.cli.eval_plots import figures
@@ -46,7 +45,7 @@ class Arguments:
     """Write the results of `famjax eval` to one page, which needs no network: tables, plots, and
     for documents with questions every question with its answer."""
 
-    runs: Annotated[tyro.conf.Positional[tuple[str, ...]], tyro.conf.arg(metavar="RUN ...")]
+    runs: RunsArgument
     """Folders of evaluated runs."""
     out: str = ""
     """HTML file to write. Default: eval/report.html in the first run."""

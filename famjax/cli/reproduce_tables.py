@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from famjax.cli.reproduce_results import Results, code_versions
-from famjax.cli.tables import Table
+from famjax.cli.tables import PAPER_NUMBERS, Table
 from famjax.reproduce.experiment import Experiment, Ordering, Score, Variant
 from famjax.reproduce.judge import mean_and_interval
 
@@ -15,8 +15,8 @@ from famjax.reproduce.judge import mean_and_interval
 _SHOWN = 4
 # columns that only the table of a page has
 _COSTS = ("parameters", "tokens", "TFLOP")
-# headings of the columns with versions of the code, and with the paper's numbers
-_VERSION, _NUMBERS = "commit", "the paper"
+# heading of the column with versions of the code
+_VERSION = "commit"
 
 
 def score_table(results: Results, is_page: bool = False) -> Table:
@@ -34,7 +34,7 @@ def score_table(results: Results, is_page: bool = False) -> Table:
     columns = (
         *("model", "seeds", *costs, *((_VERSION,) if has_versions else ())),
         *(score.name for score in scores),
-        *((_NUMBERS,) if has_paper else ()),
+        *((PAPER_NUMBERS,) if has_paper else ()),
     )
     title = f"{experiment.source}: {experiment.title}"
     table = Table(title, columns, words=(0, len(columns) - 1) if has_paper else (0,))
@@ -169,5 +169,5 @@ def has_table(experiment: Experiment, page: str) -> bool:
     # a rule is below the heading, and baselines have no seeds
     models = [(row[0], row[-1] if has_paper else "") for row in rows[1:] if row[1]]
     expected = [(each.name, _paper_numbers(experiment, each)) for each in experiment.variants]
-    numbers = [_NUMBERS] if has_paper else []
+    numbers = [PAPER_NUMBERS] if has_paper else []
     return columns == ["model", "seeds", *scores, *numbers] and models == expected

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 
 from famjax.cli.layout import terminal_width, wrap
 
+# heading of a column with the paper's numbers
+PAPER_NUMBERS = "the paper"
 _GAP = "  "
 # minimum width of a wrapped column of words
 _MIN_WIDTH = 12

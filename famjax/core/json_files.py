@@ -78,13 +78,14 @@ def write_json(path: Path, value: Any) -> None:
     write_file(path, json.dumps(value, indent=1))
 
 
-def dump_strictly(value: Any) -> str:
+def dump_strictly(value: Any, indent: int | None = None) -> str:
     """Return JSON text; numbers that JSON lacks, such as infinity, become null.
 
     Args:
       value: JSON types, and NumPy arrays.
+      indent: spaces for each level; None writes one line.
     """
-    return json.dumps(_without_non_finite(value), allow_nan=False)
+    return json.dumps(_without_non_finite(value), indent=indent, allow_nan=False)
 
 
 def _without_non_finite(value: Any) -> Any:

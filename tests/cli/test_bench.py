@@ -19,7 +19,9 @@ from famjax.bench import (
     linear_peers,
     mesh,
 )
+from famjax.bench.timing import PairedTimes
 from famjax.cli import bench, bench_feedback, bench_mesh
+from famjax.cli.bench_output import paper_table
 from famjax.cli.main import main
 from famjax.config.schema import Config, EncoderConfig, FeedbackConfig, LinearConfig, ModelConfig
 from famjax.core.errors import UserError
@@ -59,6 +61,8 @@ def test_every_size_and_length_is_measured(short_fam, capsys, monkeypatch, tmp_p
             assert pair["first"] > 0
             assert pair["second"] > 0
     assert [row["tokens"] for row in report["lengths"]] == [19, 35]
+    for row in report["paper"]:
+        assert row["quantity"] in printed.err
 
 
 @pytest.mark.long
@@ -143,6 +147,8 @@ def test_feedback_is_compared_with_other_stacks(capsys, monkeypatch, tmp_path):
             assert row["batch"] == 2 * row["other_batch"]
             assert abs(row["state_bytes"] / row["other_state_bytes"] - 1) < 0.1
     assert report["translation"][0]["training"]["ratio"] == 1
+    for row in report["paper"]:
+        assert row["quantity"] in printed.err
     assert "decoders of 2" in printed.err
     assert "needs torch, feedback_transformer_pytorch; pip install torch feedback-" in printed.err
     assert "training step / transformer's" in printed.err
@@ -157,11 +163,16 @@ def test_steps_are_measured_by_length(capsys, tmp_path):
     sizes += config_of(SMALL_FEEDBACK, tmp_path)
     assert main(["bench", "feedback", *sizes, "--json", "--plot", str(drawn)]) == 0
     printed = capsys.readouterr()
-    rows = json.loads(printed.out)
+    report = json.loads(printed.out)
+    rows = report["lengths"]
     assert [(row["length"], row["batch"]) for row in rows] == [*[(2, 2)] * 3, *[(4, 1)] * 3]
     for row in rows:
         assert (row["time"]["ratio"] == 1) == (row["name"] == "transformer")
     assert "length of back-propagation" in printed.err
+    (mean,) = report["paper"]
+    own = [row["time"]["first"] for row in rows if row["name"] == "feedback, keys per layer"]
+    assert mean["ours"] == pytest.approx((own[0] + own[1]) / 2 / own[1])
+    assert "0.5882" in printed.err  # 10 and 17 days
     assert drawn.stat().st_size
 
 
@@ -174,6 +185,8 @@ def test_decoders_of_translation_are_compared():
         assert row.training_speed == 8 / row.training.second
         assert row.decoding_speed == 8 / row.decoding.second
         assert row.decoding.first == rows[0].decoding.second
+    compared = feedback_translation.compare_with_paper(rows)
+    assert [row.ours for row in compared] == [rows[1].training.ratio, rows[1].decoding.ratio]
 
 
 def test_decoders_are_of_one_translation_model():
@@ -227,6 +240,9 @@ def test_linear_is_compared_with_other_forms(capsys, monkeypatch, tmp_path):
     assert states["T2R", 2] == states["T2R", 8] < states["elu", 8] / 3
     assert states["T2R, map not folded", 8] == states["T2R", 8]
     assert states["transformer", 2] == 2 * 2 * 2 * 2 * 8 * 4 + 2 * 4
+    assert len(report["paper"]) == 3  # the Transformer was skipped
+    for row in report["paper"]:
+        assert row["quantity"] in printed.err
     for said in (
         "skipped",
         "map folded",
@@ -317,6 +333,62 @@ def test_paper_lengths_are_whole_chunks_plus_generated_tokens():
     rounded = [round(tokens, -3) for tokens in fam.LENGTHS]
     assert rounded == [25_000, 33_000, 66_000, 129_000, 258_000, 1_000_000]
     assert all((tokens - fam.GENERATED) % fam.CHUNK == 0 for tokens in fam.LENGTHS)
+
+
+def test_long_documents_are_compared_with_tables_13_and_14():
+    """The paper's ratios to BSWA are in the cells of its tables; a million tokens are not."""
+    longs = [
+        fam.LongDocument(tokens, 2.0 * tokens, 1.0 * tokens, 300, 100, 7) for tokens in fam.LENGTHS
+    ]
+    rows = list(fam.compare_with_paper(longs))
+    assert len(rows) == 5 + 5 + 2
+    assert [row.ours for row in rows[:10]] == [3.0] * 5 + [2.0] * 5
+    memory = [4.5 / 4.4, 4.9 / 4.8, 6.5 / 6.4, 9.7 / 9.6, 16.1 / 16.0]
+    seconds = [16.5 / 16.2, 21.2 / 20.9, 40.7 / 40.2, 77.2 / 76.8, 154.9 / 154.1]
+    assert [row.paper for row in rows[:10]] == memory + seconds
+    grows = rows[10:]
+    assert [row.ours for row in grows] == [1, fam.LENGTHS[4] / fam.LENGTHS[0]]
+    assert [row.paper for row in grows] == [16.1 / 4.5, 154.9 / 16.5]
+    lines = paper_table("TransformerFAM", rows).lines(None)
+    assert lines[1].split() == ["here", "the", "paper", "where"]
+    expected = "seconds / BSWA's, 24,832 tokens 2 1.019 Table 14, 26k: 16.5 and 16.2 s"
+    assert expected in [" ".join(line.split()) for line in lines]
+
+
+def test_feedback_is_compared_with_the_papers():
+    def step(name, ratio):
+        time = PairedTimes(ratio, 1.0, ratio, ratio, 0.0)
+        return feedback.TrainingStep(name, time, time, 0, 1.0, None)
+
+    def generation(span, ratio):
+        time = PairedTimes(1.0, ratio, 1 / ratio, 1 / ratio, 0.0)
+        return feedback.Generation("feedback", span, "batch", 1, 1, 1, 1, ratio, 1.0, time, ratio)
+
+    steps = [step("feedback", 1.5), step("feedback, keys per layer", 1.75)]
+    rows = feedback.compare_with_paper(steps, [generation(4, 9.0), generation(8, 2.0)])
+    found = [(row.ours, row.paper) for row in rows]
+    assert found == [(1.5, 3.5 / 1.2), (1.75, 17 / 1.2), (2.0, 2176 / 592)]
+
+
+def test_linear_attention_is_compared_with_what_the_paper_states():
+    """Speeds are those of the fastest repetitions, of the other maps at any length."""
+    seconds = {"transformer": (6.0, 5.0), "T2R": (2.0, 1.0), "elu": (3.0, 4.0), "rfa": (2.0, 2.5)}
+    sizes = {"transformer": 99, "T2R": 1, "elu": 4, "rfa": 1}
+    rows = [
+        linear.Decoding(name, length, tuple(length / 512 * s for s in seconds[name]), sizes[name])
+        for length in (512, 1024)
+        for name in seconds
+    ]
+    found = [(row.quantity, row.ours, row.paper) for row in linear.compare_with_paper(rows, rows)]
+    maps = [
+        ("translation, tokens/s / elu's", 3, 1.15),
+        ("translation, tokens/s / rfa's", 2, 1.15),
+        ("translation, attention's bytes / elu's", 0.25, 0.3),
+    ]
+    assert found == [("language model, tokens/s / transformer's at 512 tokens", 5, 4), *maps]
+    skipped = [row if row.name == "T2R" else row._replace(seconds=()) for row in rows]
+    rows = [*linear.compare_with_paper(skipped, rows)]
+    assert [row.quantity for row in rows] == [quantity for quantity, *_ in maps]
 
 
 @pytest.mark.parametrize(

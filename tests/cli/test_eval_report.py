@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import re
 import shutil
 import threading
@@ -15,8 +16,10 @@ import tiny
 
 from famjax.cli import eval_report
 from famjax.cli.eval import Arguments, ignored_options
+from famjax.cli.eval_output import result_tables
 from famjax.cli.main import main
 from famjax.cli.report import sample_examples
+from famjax.cli.tables import Table
 
 
 def save(folder: Path, step: int, files: str, weights: str | None = None) -> None:
@@ -44,6 +47,28 @@ def test_results_of_other_weights_are_kept_apart(
     save(tmp_path, 0, "b", "5678")
     assert labels("report.json") == ["text:b"]
     assert labels("report-0-1234.json") == ["text:a"]
+
+
+def test_the_report_is_json_if_a_loss_is_very_large_or_nan(tmp_path: Path) -> None:
+    """Python's own Infinity and NaN are no JSON; tables of the report have nan."""
+    infinite = {"loss": 710.0, "accuracy": 0.0, "perplexity": math.inf, "bits_per_byte": 1024.3}
+    nan = {"loss": math.nan, "accuracy": 0.0, "perplexity": math.nan, "bits_per_byte": math.nan}
+    counts = {"documents": 1, "documents_left": 0, "tokens": 8, "bytes": 8, "state_bytes": 8}
+    position = {"from": 0, "to": 8, "tokens": 8, "loss": math.nan, "loss_without_memory": math.nan}
+    text = infinite | counts | {"files": "a", "window": None, "score": None, "words": 2}
+    text |= {"tokens_per_second": 1.0, "word_perplexity": math.inf, "by_position": [position]}
+    text |= {"without_memory": nan, "memory_gain": nan, "unigram": infinite, "uniform": infinite}
+    text["ablations"] = {"memory": nan | {"gain": [math.nan, None, None]}}
+    for label in ("a", "b"):  # the first is written again with the second
+        eval_report.save_result(tmp_path, 2, None, "text", "text", text | {"files": label})
+    saved = json.loads((tmp_path / eval_report.REPORT).read_text(), parse_constant=pytest.fail)
+    assert saved["results"]["text:a"]["result"]["perplexity"] is None
+    result = eval_report.read_report(tmp_path)["results"]["text:a"]["result"]
+    assert (result["loss"], result["window"]) == (710.0, None)
+    tables = [part.lines(None) for part in result_tables("text", result) if isinstance(part, Table)]
+    lines = [" ".join(line.split()) for table in tables for line in table]
+    assert "with memory 1024.3000 710.0000 nan 0.00%" in lines
+    assert "the memory at its initial value +nan" in lines
 
 
 def test_evaluations_at_once_lose_no_result(

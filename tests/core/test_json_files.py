@@ -112,3 +112,4 @@ def test_numbers_that_json_lacks_become_null():
         "b": None,
         "array": [[1.0, None]],
     }
+    assert dump_strictly({"a": [1]}, indent=1) == '{\n "a": [\n  1\n ]\n}'

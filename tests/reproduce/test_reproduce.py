@@ -43,6 +43,7 @@ from famjax.reproduce.runner import (
     reason_of_failure,
     split_cores,
 )
+from famjax.reproduce.stored_results import store_results
 from famjax.train.lock import hold
 
 COPY = "ft-table-1-copy"
@@ -232,6 +233,39 @@ def test_stored_results_are_taken_and_what_they_lack_is_trained(fake, tmp_path, 
     count, error = trained("--seeds", "1", "--stored")
     assert count == 2
     assert f"{file}: 0 results taken" in error
+
+
+def test_stored_results_of_older_code_are_shown_and_added_to_only_if_mixed(fake, tmp_path, capsys):
+    file, runs = tmp_path / "pages" / f"{COPY}.json", tmp_path / "runs"
+    experiment = EXPERIMENTS[COPY]
+    cells = {c.variant: c for c in make_cells(experiment, runs, 1, (), "here", ())}
+    scores = {score.name: 0.5 for score in experiment.scores}
+    row = {"scores": scores, "baselines": {}, "parameters": 10, "tokens": 20, "device": "fake"}
+    row |= {"train_seconds": 1.0, "evaluation_seconds": 1.0, "code": "older"}
+    stored = {
+        name: {0: {**row, "settings": cell.settings(experiment)}} for name, cell in cells.items()
+    }
+    store_results(file, stored)
+
+    def stored_codes():
+        return {(each["seed"], each["code"]) for each in json.loads(file.read_text())}
+
+    # they are of one version, and nothing is trained beside them
+    assert reproduce(tmp_path, COPY, "--seeds", "1", "--stored") == 0
+    assert "training " not in capsys.readouterr().err
+    assert stored_codes() == {(0, "older")}
+    shutil.rmtree(runs)
+    only = ("--seeds", "2", "--stored", "--only", "Feedback")
+    assert reproduce(tmp_path, COPY, *only) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert f"{file}: 1 result taken" in error
+    assert re.search(f"{COPY}: its results would be from .*older.*; --mixed", error)
+    assert "training " not in error.replace("training runs", "")
+    assert stored_codes() == {(0, "older")}
+    # the page of two trainings is replaced by one of two
+    assert reproduce(tmp_path, COPY, *only, "--mixed") == 0
+    assert capsys.readouterr().err.count("training ") == 1
+    assert stored_codes() == {(0, "older"), (1, code_version())}
 
 
 def test_a_page_from_before_a_claim_is_told():
