@@ -46,9 +46,9 @@ BATCHES = (1, 16)
 # number of tokens generated per call
 TOKENS = 8
 
-# words/s of generation in v3's Table 5: Feedback Transformer, Transformer. The text that we have
-# lacks its speeds of training a language model; 4.3.3 has the days of training on WikiText-103
+# words/s of generation in v3's Table 5: Feedback Transformer, Transformer
 PAPER_SPEEDS = 2176, 592
+# days of training on WikiText-103 (v3 4.3.3)
 PAPER_DAYS = 3.5, 1.2
 # v1's models have keys per layer: days of the Feedback Transformer and of the Transformer (Table 6)
 PAPER_V1_DAYS = 17.0, 1.2
