@@ -94,6 +94,12 @@ def _files(folder: Path) -> list[Path]:
             raise UserError(f"{index}: {error.strerror}; copy or download it again") from None
         for name in names:
             _check_file_name(index, name)
+        if (folder / _SINGLE_FILE).exists() and _SINGLE_FILE not in names:
+            # as transformers leaves it when it saves a model in other pieces
+            raise UserError(
+                f"{folder}: has {_SINGLE_FILE} and {_INDEX}, which does not list it; they may be "
+                "different models, so remove the one that is not wanted, with its files"
+            )
         named = [folder / name for name in names]
         if missing := sorted(path for path in named if not path.exists()):
             raise UserError(f"{missing[0]} is missing, but {index.name} lists it; copy it too")

@@ -63,8 +63,9 @@ _BATCHES = """
 Texts of different lengths are padded, on the left for `generate`, without changing the results:
 
 ```python
-texts = [tokenizer.bos_token + text for text in ("Once upon a time", "The end")]
-batch = tokenizer(texts, padding=True, add_special_tokens=False, return_tensors="pt")
+texts = tokenizer(["Once upon a time", "The end"], add_special_tokens=False)["input_ids"]
+batch = {{"input_ids": [[{bos}, *text] for text in texts]}}  # bos, the text
+batch = tokenizer.pad(batch, padding_side="left", return_tensors="pt")
 print(tokenizer.batch_decode(model.generate(**batch, num_beams=2, max_new_tokens=20)))
 ```
 
@@ -104,9 +105,10 @@ def model_card(source: ExportSource, family: Family, pretrained: bool) -> str:
         *before, eos = tokenizer.encode_source("").tolist()
         example = _LOAD_PAIRS.format(before="".join(f"{token}, " for token in before), eos=eos)
         return "\n".join([*lines, example]) + describe_cut(source)
-    text = "\n".join([*lines, _LOAD.format(trust=trust, bos=tokenizer.bos_id)])
+    bos = tokenizer.bos_id
+    text = "\n".join([*lines, _LOAD.format(trust=trust, bos=bos)])
     remembers = own and not any(spec.is_bounded for spec in mixer_specs(config.model))
-    return text + (_STREAM if remembers else "") + (_BATCHES if own else "")
+    return text + (_STREAM if remembers else "") + (_BATCHES.format(bos=bos) if own else "")
 
 
 def describe_cut(source: ExportSource) -> str:

@@ -14,21 +14,24 @@ import numpy as np
 from flax import nnx
 from safetensors.numpy import load_file
 
+from famjax.config.keys import key_values
 from famjax.config.resolved import resolve_model
-from famjax.config.schema import DropoutConfig, LoraConfig
-from famjax.convert.families import native_family, normalize_model
+from famjax.config.schema import Config, DropoutConfig, LoraConfig, ModelConfig
+from famjax.convert.families import find_family, native_family, normalize_model
 from famjax.convert.families.common import Family
 from famjax.convert.save import save_file, save_tensors
 from famjax.convert.tensors import Tensor, Tensors
 from famjax.core.errors import UserError
+from famjax.core.json_files import read_json
 from famjax.core.optional import missing_message, missing_modules
 from famjax.core.paths import expanded
+from famjax.experiment.load import TRAINING_KEYS
 from famjax.export import check
 from famjax.export.source import ExportSource
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import abstract_inference_model, canonical_name
 from famjax.train.checkpoint import Checkpoints
-from famjax.train.run_folder import CHECKPOINTS, SOURCE
+from famjax.train.run_folder import CHECKPOINTS, SOURCE, read_run_config
 
 _WEIGHTS, _CONFIG = "adapter_model.safetensors", "adapter_config.json"
 _NEEDED = ("torch", "transformers", "peft")
@@ -77,7 +80,8 @@ def write(source: ExportSource, folder: Path) -> list[str]:
     save_file(weights, folder / _WEIGHTS)
     (folder / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     name, step = source.run.config.name, source.run.step
-    readme = _README.format(name=name, rank=model.lora.rank, step=step, base=_describe_base(source))
+    base = _describe_base(source, plain)
+    readme = _README.format(name=name, rank=model.lora.rank, step=step, base=base)
     (folder / "README.md").write_text(readme, encoding="utf-8")
     notes = [_check_read_back(source, tensors, folder)]
     if missing := missing_modules(_NEEDED):
@@ -112,13 +116,35 @@ def _check_read_back(source: ExportSource, tensors: Tensors, folder: Path) -> st
     return f"compared with the adapters read back: their updates differ by {worst:.1e}"
 
 
-def _describe_base(source: ExportSource) -> str:
-    """Describe the base model, which is not the Hugging Face model if its weights were trained."""
+def _describe_base(source: ExportSource, plain: ModelConfig) -> str:
+    """Describe the base model: the weights of `init`, under the attention of the run.
+
+    Args:
+      plain: the run's model without adapters.
+    """
     init = source.run.config.init
     folder = expanded(init)
-    if Checkpoints(folder / CHECKPOINTS).latest() == 0 and (folder / SOURCE).exists():
-        return "the model that was converted"
-    return f"what `famjax export {init} BASE --format hf` writes"
+    before = read_run_config(folder)
+    changed = _changed_keys(before, source.run.config) if before else ""
+    if changed:
+        return f"`famjax convert {init} NEW{changed}`, then `famjax export NEW BASE --format hf`"
+    exported = f"what `famjax export {init} BASE --format hf` writes"
+    path = folder / SOURCE
+    if Checkpoints(folder / CHECKPOINTS).latest() == 0 and path.exists():
+        hf = read_json(path, "remove it, or restore it")
+        if normalize_model(find_family(hf).model(hf)) == normalize_model(plain):
+            return f"the model that famjax convert read, or {exported}"
+    return exported
+
+
+def _changed_keys(before: Config, after: Config) -> str:
+    """Return the overrides that give the model of `before` the attention of `after`."""
+    old, new = key_values(before), key_values(after)
+    return "".join(
+        f" {key}={value}"
+        for key, value in new.items()
+        if key.startswith("model.") and not key.startswith(TRAINING_KEYS) and value != old[key]
+    )
 
 
 def adapter_files(

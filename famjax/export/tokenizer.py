@@ -62,7 +62,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> list[str]:
     if is_marian:
         _name_class(folder / _CONFIG)
         return _compare(tokenizer, folder, "take famjax's")
-    _add_padding(folder / _CONFIG)
+    _add_padding(folder / _CONFIG, tokenizer)
     why = "famjax does not apply its normalization, such as a space added before the text"
     return _compare(tokenizer, folder, why)
 
@@ -80,14 +80,16 @@ def _name_class(path: Path) -> None:
         path.write_text(text + "\n", encoding="utf-8")
 
 
-def _add_padding(path: Path) -> None:
+def _add_padding(path: Path, tokenizer: Tokenizer) -> None:
     """Use eos as the padding token if a tokenizer_config.json has none."""
     try:
         config = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return
-    if isinstance(config, dict) and not config.get("pad_token") and config.get("eos_token"):
-        text = json.dumps(config | {"pad_token": config["eos_token"]}, indent=2, ensure_ascii=False)
+    # not named by this file alone
+    eos = {token: name for name, token in tokenizer.control_ids.items()}.get(tokenizer.eos_id)
+    if isinstance(config, dict) and not config.get("pad_token") and eos:
+        text = json.dumps(config | {"pad_token": eos}, indent=2, ensure_ascii=False)
         path.write_text(text + "\n", encoding="utf-8")
 
 

@@ -160,6 +160,18 @@ def test_a_missing_file_is_an_error(folder):
     assert error_of(folder).startswith(f"{index}: damaged (")
 
 
+def test_a_file_beside_the_index_of_others_is_an_error(folder):
+    index = folder / "model.safetensors.index.json"
+    parts = dict(zip("ab", ["model-0.safetensors", "model-1.safetensors"], strict=True))
+    index.write_text(json.dumps({"weight_map": parts}))
+    load_pretrained(folder)
+    # transformers leaves one of them when it saves a model to the folder of another
+    (folder / "model.safetensors").write_bytes((folder / "model-0.safetensors").read_bytes())
+    assert error_of(folder).startswith(
+        f"{folder}: has model.safetensors and {index.name}, which does not list it; they may be"
+    )
+
+
 @pytest.mark.parametrize(
     "name",
     [

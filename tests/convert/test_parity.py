@@ -7,13 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import transformers
 from flax import nnx
 from hugging_face import CASES, TOKENS, auto_class, logits, pretrained
 from safetensors.numpy import load_file
 
 from famjax import load_pretrained
 from famjax.convert import save
-from famjax.convert.families import FAMILIES, find_family, native_family
+from famjax.convert.families import FAMILIES, find_family, native_family, normalize_model
 from famjax.convert.families.llama import LLAMA
 from famjax.convert.load import read_hf_config
 from famjax.core.types import Context
@@ -120,6 +121,18 @@ def test_unused_fields_do_not_affect_the_family():
         native_family(replace(config, arch=replace(config.arch, rope_factor=3, rope_low=2)))
         is LLAMA
     )
+
+
+def test_a_width_that_heads_do_not_divide_has_a_family_that_accepts_it():
+    config = find_family(hf := read_hf_config(pretrained("llama")[0])).parse(hf)
+    model = replace(config, width=66, head_dim=16)
+    family = native_family(model, prefer="llama")
+    transformers.AutoConfig.for_model(**family.serialize(normalize_model(model)))
+    assert family is FAMILIES["mistral"]
+    model = replace(model, arch=replace(model.arch, qkv_bias=True))
+    assert native_family(model) is FAMILIES["qwen2"]
+    config = find_family(hf := read_hf_config(pretrained("gpt2")[0])).parse(hf)
+    assert native_family(replace(config, width=66, head_dim=16)) is None
 
 
 @pytest.mark.parametrize(

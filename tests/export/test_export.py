@@ -234,6 +234,25 @@ def test_a_tokenizer_of_hugging_face_is_copied(tmp_path, awkward):
     assert [end["eos_token_id"] for end in ends] == [sorted(made.stop_ids)] * 2
 
 
+def test_the_model_card_pads_without_a_bos_or_a_padding_token(tmp_path, capsys):
+    # as Qwen's: there is no bos, and padding is on the right
+    home = tiny_tokenizers.byte_level(tmp_path / "tokenizer")
+    tiny_tokenizers.write(home, "tokenizer_config.json", {})
+    tiny_tokenizers.write(home, "special_tokens_map.json", {"eos_token": "<|eos|>"})
+    made = load_tokenizer(str(home))
+    run = replace(tiny.run_with("full", vocab_size=made.vocab_size), tokenizer=made)
+    folder, _ = export_model("full", tmp_path, run=run)
+    load, batches = lines_of(folder)
+    names = {}
+    exec(load, names)
+    capsys.readouterr()
+    exec(batches, names)
+    assert "<|eos|>Once upon a time" in capsys.readouterr().out
+    mask = names["batch"]["attention_mask"]
+    assert mask[0].all()
+    assert not mask[1, 0]
+
+
 def test_orbax_export_is_a_run(tmp_path, capsys):
     folder = tmp_path / "out"
     assert main(["export", str(tiny.folder()), str(folder), "--format", "orbax"]) == 0

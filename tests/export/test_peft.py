@@ -17,12 +17,14 @@ from famjax.config.schema import Config, DropoutConfig, LoraConfig
 from famjax.convert.load import load_pretrained
 from famjax.core import optional
 from famjax.core.errors import UserError
+from famjax.experiment.load import to_json
 from famjax.export import peft
 from famjax.export.source import ExportSource
 from famjax.layers.lora import Adapter
 from famjax.models.language_model import LanguageModel
 from famjax.train.partition import inference_config
 from famjax.train.run import Run
+from famjax.train.run_folder import CHECKPOINTS, CONFIG, SOURCE
 
 
 def source_with_adapters(case: str, **lora) -> ExportSource:
@@ -59,6 +61,32 @@ def test_peft_has_the_same_logits(case, lora, tmp_path):
     if case == "gpt2":
         assert about["rank_pattern"] == {"attn.c_attn": 9}
         assert about["target_modules"] == ["attn.c_attn", "mlp.c_fc", "mlp.c_proj"]
+
+
+def test_the_base_has_the_attention_of_the_run(tmp_path):
+    init = tmp_path / "base"
+    (init / CHECKPOINTS / f"{0:09d}").mkdir(parents=True)
+    (init / SOURCE).write_bytes((hugging_face.pretrained("llama")[0] / "config.json").read_bytes())
+    source = source_with_adapters("llama")
+    config = replace(source.run.config, init=str(init))
+    plain = replace(config.model, lora=LoraConfig(), dropout=DropoutConfig())
+    windows = replace(plain, mixer="swa", window=8)
+
+    def base(converted, model):
+        (init / CONFIG).write_text(to_json(replace(config, init="", model=converted)))
+        tuned = replace(model, lora=LoraConfig(rank=3))
+        run = replace(source.run, config=replace(config, model=tuned))
+        return peft._describe_base(replace(source, run=run), model)
+
+    exported = f"what `famjax export {init} BASE --format hf` writes"
+    assert base(plain, plain) == f"the model that famjax convert read, or {exported}"
+    # converted to windows, which the Hugging Face model does not have
+    assert base(windows, windows) == exported
+    # trained with windows, which the converted model does not have
+    assert base(plain, windows) == (
+        f"`famjax convert {init} NEW model.mixer=swa model.window=8`, then "
+        "`famjax export NEW BASE --format hf`"
+    )
 
 
 def test_wrong_adapters_are_detected(tmp_path, monkeypatch):

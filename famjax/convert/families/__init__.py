@@ -39,6 +39,8 @@ FAMILIES: dict[str, Family] = {
     "bart": BART,
     "famjax": FAMJAX,
 }
+# transformers' classes of the others demand a width that is a multiple of the heads
+_ANY_WIDTH = (MISTRAL, QWEN2, QWEN3, GEMMA)
 
 
 def find_family(hf: HF) -> Family:
@@ -70,6 +72,8 @@ def native_family(model: ModelConfig, prefer: str = "") -> Family | None:
 
 def _represents(family: Family, plain: ResolvedModelConfig) -> bool:
     """Return whether a model, normalized, survives a round trip through a family's config.json."""
+    if plain.width % plain.heads and family not in _ANY_WIDTH:
+        return False
     try:
         return normalize_model(family.model(family.serialize(plain))) == plain
     except UserError:
