@@ -117,7 +117,10 @@ def prepare_run(folder: Path, config: Config, has_checkpoint: bool) -> tuple[Con
 def check_resumable(before: Config, config: Config, where: Path) -> None:
     """Raise a `UserError` if the run in `where` cannot resume with `config`."""
     free = _RESUMABLE
-    if config.init and not {before.data.tokenizer, config.data.tokenizer} & set(WITHOUT_FILE):
+    if config.init and not before.init:
+        # a folder that was moved may have another name, but this run began with random weights
+        free = tuple(key for key in free if key != "init")
+    elif config.init and not {before.data.tokenizer, config.data.tokenizer} & set(WITHOUT_FILE):
         # the tokenizer comes from that folder, which may have been moved; the run has a copy
         free = (*free, "data.tokenizer")
     if not config.train.bptt_double_every:

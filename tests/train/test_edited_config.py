@@ -73,6 +73,16 @@ def test_a_run_resumes_with_another_default_of_a_key_without_effect(run: Path) -
         check_resumable(used, replace_values(used, {"model.ngram_slots": 9}), run)
 
 
+def test_a_run_with_random_weights_does_not_resume_with_others(run: Path) -> None:
+    before = tiny.run().config
+    given, moved = (
+        replace_values(before, {"init": path}) for path in ("/models/base", "/elsewhere/base")
+    )
+    with pytest.raises(UserError, match=r"another config \(init: '' -> '/models/base'\); give"):
+        check_resumable(before, given, run)
+    check_resumable(given, moved, run)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
