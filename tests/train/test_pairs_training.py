@@ -435,6 +435,9 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
         "model.arch.position_offset=2"
     )
     assert "reads each row whole" in refused("train.bptt_segments=2")
+    assert "does not support an encoder, model.encoder.layers=2; set false" in refused(
+        "model.mixer=linear", "train.match=true", "train.only=maps"
+    )
     assert "model.encoder.features: has no effect" in refused("model.encoder.features=8")
     assert "has no rows of text, data.text_rows=1" in refused("data.text_rows=1")
     linear = "model.encoder.cross=linear"
