@@ -110,8 +110,7 @@ def _check_answers(run: Run, task: str, test: ToyConfig) -> None:
     if not any(episode.weights.any() for episode in source.episodes()):
         episodes, steps = counted(test.episodes, "test episode"), counted(test.steps, "step")
         raise UserError(
-            f"{task}: {episodes} of {steps} without an answer; take longer ones (--lengths), or "
-            "more (--examples)"
+            f"{task}: {episodes} of {steps} without an answer; take longer ones, or more of them"
         )
 
 
