@@ -581,7 +581,7 @@ class EvalConfig:
     batches: int = 4
     # tasks to evaluate, written as for famjax eval --tasks, each on documents of `lengths`
     tasks: str = ""
-    # document lengths for `tasks`, in tokens, separated by commas
+    # document lengths for `tasks`, in tokens, or in steps of a toy task, separated by commas
     lengths: str = "1024"
     # number of documents of each length, or of pairs or questions in a task's files; 0 means all of
     # the files, and for generated documents as many as famjax eval has

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from famjax.config.schema import ToyConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Batch
+from famjax.core.units import counted
 from famjax.data.lanes import empty_row, stack_rows
 from famjax.data.one_pass import EndOfDocuments, one_pass
 from famjax.data.sources import Key, Piece, Source
@@ -29,7 +31,11 @@ from famjax.train.run import Run
 def evaluate(run: Run, request: Request) -> dict[str, Any]:
     """Return the results of `evaluate_toy`."""
     examples = request.examples or 1000
-    return evaluate_toy(run, request.task, request.lengths, examples, request.batch, request.quiet)
+    # before a training begins, the episodes that its evaluations will read
+    checked = (run.config.eval.examples or 1000) if request.is_trial else examples
+    return evaluate_toy(
+        run, request.task, request.lengths, examples, request.batch, request.quiet, checked
+    )
 
 
 def evaluate_toy(
@@ -39,6 +45,7 @@ def evaluate_toy(
     examples: int = 1000,
     batch: int = 8,
     quiet: bool = False,
+    checked: int | None = None,
 ) -> dict[str, Any]:
     """Evaluate a run on the test episodes of a toy task.
 
@@ -52,14 +59,16 @@ def evaluate_toy(
       examples: number of episodes of each length.
       batch: number of episodes per batch.
       quiet: whether to hide the progress.
+      checked: number of episodes, of which one must have an answer; None is `examples`.
 
     Returns:
       task, and rows, one for each length: length, examples, answers (their number), accuracy
-      (of answers), episode_accuracy (all answers correct), those of `baselines`, seconds,
-      tokens_per_second, peak_bytes.
+      (of answers), episode_accuracy (all answers correct, of the episodes that have any), those of
+      `baselines`, seconds, tokens_per_second, peak_bytes.
 
     Raises:
-      UserError: another vocabulary, or an episode exceeds full attention's KV cache.
+      UserError: another vocabulary, no episode has an answer, or an episode exceeds full
+        attention's KV cache.
     """
     if min(examples, batch) < 1:
         raise UserError(f"{task}: examples={examples}, batch={batch}: must be at least 1")
@@ -73,16 +82,19 @@ def evaluate_toy(
     for length in lengths or [eval_steps(task, toy)]:
         test = replace(toy, steps=length, episodes=examples)
         source = ToySource(task, test, run.tokenizer, run.config.seed, "holdout")
+        _check_answers(run, task, replace(test, episodes=checked or examples))
         correct, tokens, seconds = _evaluate(
             run, source, min(batch, examples), toy.concatenate, quiet
         )
+        # short programs may print nothing
+        asked = correct[correct[:, 1] > 0]
         rows.append(
             {
                 "length": length,
                 "examples": len(correct),
-                "answers": int(correct[:, 1].sum()),
-                "accuracy": float(correct[:, 0].sum() / correct[:, 1].sum()),
-                "episode_accuracy": float((correct[:, 0] == correct[:, 1]).mean()),
+                "answers": int(asked[:, 1].sum()),
+                "accuracy": float(asked[:, 0].sum() / max(asked[:, 1].sum(), 1)),
+                "episode_accuracy": float((asked[:, 0] == asked[:, 1]).sum() / max(len(asked), 1)),
                 **baselines(task, toy, length, run.config.seed),
                 "seconds": seconds,
                 "tokens_per_second": tokens / seconds,
@@ -90,6 +102,16 @@ def evaluate_toy(
             }
         )
     return {"task": task, "rows": rows}
+
+
+def _check_answers(run: Run, task: str, test: ToyConfig) -> None:
+    """Raise a `UserError` if no test episode has an answer."""
+    source = ToySource(task, test, run.tokenizer, run.config.seed, "holdout")
+    if not any(episode.weights.any() for episode in source.episodes()):
+        episodes, steps = counted(test.episodes, "test episode"), counted(test.steps, "step")
+        raise UserError(
+            f"{task}: {episodes} of {steps} without an answer; take longer ones, or more of them"
+        )
 
 
 class _EpisodePass(Source):

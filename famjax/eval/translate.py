@@ -125,11 +125,15 @@ def read_pairs(files: str, task: str = "translate", source_words: int = 0) -> Pa
     try:
         return Pairs(source, target, source_words)
     except UserError as error:
-        given = "give data.target, the file of the targets"
-        message = str(error).replace(given, "write SOURCES=TARGETS")
-        message = message.replace("set data.target=", f"write {source} alone")
-        for option in ("data.source", "data.target"):
-            message = message.replace(option, f"--tasks {task}")
+        message = str(error)
+        for said, here in (
+            ("give data.target, the file of the targets", "write SOURCES=TARGETS"),
+            ("give them as data.source, without data.target", f"write {target} alone"),
+            ("set data.target=", f"write {source} alone"),
+            *((f"data.{option}=", "") for option in ("source", "target")),
+            *((f"data.{option}", f"--tasks {task}") for option in ("source", "target")),
+        ):
+            message = message.replace(said, here)
         raise UserError(message) from None
 
 

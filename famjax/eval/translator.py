@@ -99,6 +99,8 @@ class Translator:
                 "data.task=translate"
             )
         check_beams(beams, length_penalty, no_repeat_ngram, run.tokenizer.output_size)
+        if batch < 1:
+            raise UserError(f"batch={batch}: must be at least 1")
         self._run, self._batch, self._sampling = run, batch, sampling
         # the last token of a sample takes a place in the cache, since it is read, unlike that of a
         # hypothesis

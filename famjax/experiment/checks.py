@@ -216,6 +216,8 @@ def _check_only(config: Config) -> Iterator[str]:
 
 def _check_match(config: Config) -> Iterator[str]:
     t, named, off = config.train, "train.match=true", "or train.match=false"
+    if layers := config.model.encoder.layers:
+        yield f"{named} does not support an encoder, model.encoder.layers={layers}; set false"
     if t.only != "maps":
         yield f"{named} trains feature maps alone, train.only={t.only}; set train.only=maps, {off}"
     if not config.init:

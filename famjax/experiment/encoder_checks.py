@@ -51,8 +51,6 @@ def check_encoder(config: Config) -> Iterator[str]:
             f"model.encoder.features={m.encoder.features} is odd; rfa has a sine and a cosine of "
             f"each random vector, take {format_multiples(m.encoder.features, 2)}"
         )
-    if config.train.match:
-        yield f"train.match=true: attention matching does not support {named}; set false"
     if config.mesh.sequence > 1:
         yield (
             f"mesh.sequence={config.mesh.sequence}: with {named} every token attends to the whole "

@@ -20,7 +20,11 @@ _SHARED_KV_LAYER = 0
 
 
 def feedback_weight(
-    name: str, shape: jax.ShapeDtypeStruct, source: Weights, new: ModelConfig
+    name: str,
+    shape: jax.ShapeDtypeStruct,
+    source: Weights,
+    old_model: ModelConfig,
+    new: ModelConfig,
 ) -> Array | None:
     """Return a converted weight; None if it needs no conversion.
 
@@ -28,6 +32,7 @@ def feedback_weight(
       name: canonical name, see `famjax.models.remap_params.canonical_name`.
       shape: shape and dtype of the weight in the model `new`.
       source: the given weights, by canonical name and index in the layer pattern.
+      old_model: config of the given weights.
       new: config of the model that is initialized.
     """
     old = source.get((name, None if name.startswith("stack.") else 0))
@@ -36,8 +41,11 @@ def feedback_weight(
         return old if same else jnp.zeros(shape.shape)
     if name == "stack.distances" and old is not None:
         return _resize_span(old, shape.shape[1])
-    if name == "layer.span" and old is None:
-        return jnp.full(shape.shape, new.feedback.span_start)
+    if name == "layer.span":
+        if old is None:
+            return jnp.full(shape.shape, new.feedback.span_start)
+        # as many tokens as before; they are fractions of the longest span
+        return jnp.minimum(old * (old_model.feedback.span / new.feedback.span), 1)
     if name.startswith("stack.keys.") and old is None:
         return source["layer.mixer.qkv." + name.removeprefix("stack.keys."), 0][_SHARED_KV_LAYER]
     if name.startswith("layer.mixer.qkv.") and old is None:

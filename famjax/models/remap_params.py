@@ -101,7 +101,7 @@ def map_params(params: Params, old: ModelConfig, new: ModelConfig) -> Params:
             # donated
             return jnp.copy(source[name.removeprefix("stack.memory_"), None])
         if new.stack != "residual" or old.stack != "residual":
-            converted = feedback_weight(name, abstract, source, new)
+            converted = feedback_weight(name, abstract, source, old, new)
             if converted is not None:
                 return converted
         is_kept = len(old_pattern) == len(pattern) and not is_new(name, index, abstract.shape)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -214,7 +213,7 @@ def baselines(task: str, config: ToyConfig, test_steps: int, seed: int) -> dict[
       most common answer in training; commonest_accuracy, the accuracy of always answering this
       word; last_accuracy, the accuracy of repeating the last answer to the same question, None if
       this is not possible in the task; and chance_episodes, commonest_episodes and last_episodes,
-      the share of episodes in which all of these guesses are right.
+      the share of episodes in which all of these guesses are right, of those with an answer.
     """
     few = replace(config, episodes=min(config.episodes, _BASELINE_EPISODES))
     words = task_tokenizer(task, config)
@@ -226,7 +225,8 @@ def baselines(task: str, config: ToyConfig, test_steps: int, seed: int) -> dict[
     test = ToySource(
         task, replace(config, steps=test_steps, episodes=_BASELINE_EPISODES), words, seed, "holdout"
     )
-    episodes = list(islice(test.episodes(), _BASELINE_EPISODES))
+    # short programs may print nothing
+    episodes = [episode for episode in test.episodes() if episode.weights.any()]
     answers = [episode_answers(episode) for episode in episodes]
     chance = 1 / len(test.task.answers)
     commonest = [correct == best for correct in answers]

@@ -13,6 +13,7 @@ from flax import nnx
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.core.types import Params, PyTree
+from famjax.stacks.feedback import Feedback
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.partition import inference_config, partition_trainable
 from famjax.train.run import Run, open_run
@@ -102,7 +103,11 @@ def open_average(folder: Path, max_checkpoints: int) -> Run:
     graph, _, frozen = partition_trainable(
         inference_config(config.model), run.model, config.train.only
     )
-    return replace(run, model=nnx.merge(graph, mean.params, *frozen))
+    model = nnx.merge(graph, mean.params, *frozen)
+    if isinstance(model.stack, Feedback):
+        # the mean of learned spans may be longer than those of the last checkpoint
+        model.stack.set_attention_span(model.stack.attention_span())
+    return replace(run, model=model)
 
 
 def save_average(mean: Mean, run: Path, folder: Path) -> None:

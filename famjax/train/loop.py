@@ -21,7 +21,7 @@ from famjax.train.resume import start_or_resume
 from famjax.train.run import Run
 from famjax.train.saving import save
 from famjax.train.session import Session
-from famjax.train.start import open_session
+from famjax.train.start import open_session, save_continued
 from famjax.train.task_scores import TaskScores
 
 
@@ -69,6 +69,8 @@ def train_session(session: Session) -> None:
     if session.latest_step is None:
         session.describe()
     start_or_resume(session, hooks)
+    if session.latest_step is not None:
+        save_continued(session)
     if session.step >= train.steps:
         done = f"step {session.step:,} of train.steps={train.steps} is done"
         session.progress.note(f"nothing to do: {done}; raise it to continue")

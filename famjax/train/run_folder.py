@@ -78,7 +78,8 @@ def prepare_run(folder: Path, config: Config, has_checkpoint: bool) -> tuple[Con
     """Create the run folder, or check that an existing one belongs to the same experiment.
 
     In a folder without a checkpoint, a run may start with another config: the first attempt may
-    have failed, for example because of a misspelt file name.
+    have failed, for example because of a misspelt file name. The config of a run that continues is
+    written later, by `update_config`.
 
     Args:
       has_checkpoint: whether the folder has a checkpoint.
@@ -102,22 +103,24 @@ def prepare_run(folder: Path, config: Config, has_checkpoint: bool) -> tuple[Con
         _check_same_ids(config, tokenizer)
     config = with_vocab_size(config, tokenizer)
     check_training_fits(config)
-    if process_index():  # process 0 writes for all
-        return config, tokenizer
-    try:
-        _write_run(folder, config, None if before else tokenizer)
-    except OSError as error:
-        raise UserError(
-            f"cannot write the run folder {folder}: {error.strerror}; free some space, check its "
-            "permissions, or give --run another folder"
-        ) from None
+    if before is None and not process_index():  # process 0 writes for all
+        _write_run(folder, config, tokenizer)
     return config, tokenizer
+
+
+def update_config(folder: Path, config: Config) -> None:
+    """Write the config of a run that continues, after nothing has refused it."""
+    if not process_index():
+        _write_run(folder, config, None)
 
 
 def check_resumable(before: Config, config: Config, where: Path) -> None:
     """Raise a `UserError` if the run in `where` cannot resume with `config`."""
     free = _RESUMABLE
-    if config.init and not {before.data.tokenizer, config.data.tokenizer} & set(WITHOUT_FILE):
+    if config.init and not before.init:
+        # a folder that was moved may have another name, but this run began with random weights
+        free = tuple(key for key in free if key != "init")
+    elif config.init and not {before.data.tokenizer, config.data.tokenizer} & set(WITHOUT_FILE):
         # the tokenizer comes from that folder, which may have been moved; the run has a copy
         free = (*free, "data.tokenizer")
     if not config.train.bptt_double_every:
@@ -158,14 +161,20 @@ def _check_same_ids(config: Config, tokenizer: Tokenizer) -> None:
 
 def _write_run(folder: Path, config: Config, tokenizer: Tokenizer | None) -> None:
     """Write the tokenizer, if given, and then the config, which marks the folder as a run."""
-    folder.mkdir(parents=True, exist_ok=True)
-    if isinstance(tokenizer, WordTokenizer):
-        save_words(tokenizer.text(), folder)
-    elif tokenizer is not None:
-        save_tokenizer(config.data.tokenizer, folder)
-    if config.init:
-        copy_source_config(expanded(config.init), "", folder)
-    write_file(folder / CONFIG, to_json(config))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if isinstance(tokenizer, WordTokenizer):
+            save_words(tokenizer.text(), folder)
+        elif tokenizer is not None:
+            save_tokenizer(config.data.tokenizer, folder)
+        if config.init:
+            copy_source_config(expanded(config.init), "", folder)
+        write_file(folder / CONFIG, to_json(config))
+    except OSError as error:
+        raise UserError(
+            f"cannot write the run folder {folder}: {error.strerror}; free some space, check its "
+            "permissions, or give --run another folder"
+        ) from None
 
 
 def find_source_config(run: Path, init: str) -> Path | None:

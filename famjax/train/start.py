@@ -21,7 +21,7 @@ from famjax.train.partition import has_frozen_params
 from famjax.train.progress import Progress
 from famjax.train.resolve import save_resolved
 from famjax.train.run import check_initial_model
-from famjax.train.run_folder import CHECKPOINTS, prepare_run
+from famjax.train.run_folder import CHECKPOINTS, prepare_run, update_config
 from famjax.train.session import Session
 from famjax.train.task_scores import check_tasks
 
@@ -53,14 +53,25 @@ def open_session(config: Config, folder: Path, quiet: bool) -> Iterator[Session]
         latest_step = broadcast_from_first("latest", checkpoints.latest)
         progress = Progress(config.train.steps, latest_step or 0, quiet, process_index() > 0)
         session = Session(config, tokenizer, checkpoints, folder, progress, latest_step)
-        if process_index() == 0:
-            save_resolved(folder, session.config)
+        if not is_resumed:
+            _save_resolved(session)
         with progress:
             try:
                 yield session
             finally:
                 session.batches.release()
                 checkpoints.wait()
+
+
+def save_continued(session: Session) -> None:
+    """Write the configs of a run that continues; one that is refused stays as it was."""
+    update_config(session.folder, session.given_config)
+    _save_resolved(session)
+
+
+def _save_resolved(session: Session) -> None:
+    if process_index() == 0:
+        save_resolved(session.folder, session.config)
 
 
 def _check(config: Config) -> None:

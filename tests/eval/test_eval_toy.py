@@ -20,6 +20,7 @@ from famjax.core.errors import UserError
 from famjax.eval import toy
 from famjax.eval.toy import evaluate_toy
 from famjax.parallel import sharding
+from famjax.tasks.task import Request
 from famjax.tasks.toy import ToySource, episode_answers, task_tokenizer
 from famjax.train.run import Run, open_run
 
@@ -96,6 +97,57 @@ def test_every_episode_is_evaluated_once(
     assert row["episode_accuracy"] == pytest.approx(np.mean([wrong not in a for a in expected]))
     assert row["accuracy"] == pytest.approx(np.mean(np.concatenate(expected) != wrong))
     np.testing.assert_array_equal(np.sort(np.concatenate(seen)), np.sort(np.concatenate(expected)))
+
+
+def test_programs_that_print_nothing_are_not_counted_as_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # every answer is wrong
+    monkeypatch.setattr(
+        "famjax.eval.streaming.Streamer.batch_losses",
+        lambda self, read: (read["weights"], np.zeros(read["weights"].shape, bool)),
+    )
+    run = make_run("algorithmic")
+    (row,) = evaluate_toy(run, "algorithmic", [3], examples=20, quiet=True)["rows"]
+    config = replace(run.config.data.toy, steps=3, episodes=20)
+    episodes = ToySource("algorithmic", config, run.tokenizer, 0, "holdout").episodes()
+    counts = np.array([len(episode_answers(piece)) for piece in episodes])
+    assert 0 < (counts == 0).sum() < 20
+    assert row["examples"] == 20
+    assert row["answers"] == counts.sum()
+    assert row["accuracy"] == row["episode_accuracy"] == 0
+    # a guess that is always wrong, too
+    assert row["chance_episodes"] <= 0.1
+
+
+def test_episodes_without_an_answer_are_an_error() -> None:
+    run = make_run("algorithmic")
+    with pytest.raises(UserError, match=r"^algorithmic: 5 test episodes of 1 step without an answ"):
+        evaluate_toy(run, "algorithmic", [1], examples=5, quiet=True)
+
+
+def test_a_trial_looks_at_the_episodes_of_later_evaluations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        "famjax.eval.streaming.Streamer.batch_losses",
+        lambda self, read: (read["weights"], np.ones(read["weights"].shape, bool)),
+    )
+    run = make_run("algorithmic")
+    # the first test program of this seed prints nothing
+    seed = next(seed for seed in range(99) if silent(run, seed))
+    run = replace(run, config=replace(run.config, seed=seed))
+    request = Request("algorithmic", lengths=[3], examples=1, quiet=True, is_trial=True)
+    assert toy.evaluate(run, request)["rows"][0]["answers"] == 0
+    with pytest.raises(UserError, match="algorithmic: 1 test episode of 3 steps without an answer"):
+        toy.evaluate(run, request._replace(is_trial=False))
+
+
+def silent(run: Run, seed: int) -> bool:
+    """Return whether the first test program of three statements prints nothing."""
+    config = replace(run.config.data.toy, steps=3, episodes=1)
+    source = ToySource("algorithmic", config, run.tokenizer, seed, "holdout")
+    return not any(piece.weights.any() for piece in source.episodes())
 
 
 def test_invalid_requests_are_rejected() -> None:

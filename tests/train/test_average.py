@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import small
@@ -21,7 +23,8 @@ from famjax.config.schema import Config
 from famjax.convert.open import open_model
 from famjax.core.errors import UserError
 from famjax.eval.generate import Generator
-from famjax.experiment.load import load_config, override
+from famjax.experiment.load import load_config, override, to_json
+from famjax.models.seq2seq import make_model
 from famjax.parallel.sharding import path_name
 from famjax.train.average import AVERAGED, average, open_average, save_average
 from famjax.train.best import keep
@@ -89,6 +92,24 @@ def test_a_mean_is_opened_without_a_folder(run: Path, max_checkpoints: int, last
     ):
         np.testing.assert_array_equal(a, b, err_msg=path_name(path))
     assert found.step == 12
+
+
+def test_the_mean_of_spans_may_be_longer_than_the_last(tmp_path: Path) -> None:
+    shape = ["model.stack=feedback", "model.block_len=1", "model.layers=1", "model.width=8"]
+    spans = ["span=256", "adaptive_span=true", "span_ramp=32", "shared_kv=false"]
+    given = [*shape, *(f"model.feedback.{value}" for value in spans), "model.vocab_size=258"]
+    config = load_config("text_fam", given)
+    (tmp_path / "config.json").write_text(to_json(config))
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    model = make_model(config.model, rngs=nnx.Rngs(0))
+    for step, share in ((1, 1.0), (2, 0.0)):
+        model.stack.layers[0].span[...] = jnp.full((1, config.model.heads), share)
+        params = nnx.state(model, nnx.Param)
+        checkpoints.save(step, {"params": params}, {"config": dataclasses.asdict(config)})
+    checkpoints.wait()
+    assert open_run(tmp_path).model.stack.spec.spans == (64,)
+    # half of 256 tokens, and the ramp
+    assert open_average(tmp_path, 2).model.stack.spec.spans == (192,)
 
 
 def test_it_opens_like_any_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

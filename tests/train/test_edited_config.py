@@ -20,6 +20,7 @@ from famjax.eval.state_file import model_fingerprint
 from famjax.experiment.load import load_config
 from famjax.mixers import mixer_constants
 from famjax.train.checkpoint import Checkpoints
+from famjax.train.loop import train
 from famjax.train.run import initial_weights, open_run
 from famjax.train.run_folder import check_resumable
 
@@ -71,6 +72,36 @@ def test_a_run_resumes_with_another_default_of_a_key_without_effect(run: Path) -
     used = replace_values(before, {"model.ngram_memory": 2})
     with pytest.raises(UserError, match=r"another config \(model\.ngram_slots: \d+ -> 9\)"):
         check_resumable(used, replace_values(used, {"model.ngram_slots": 9}), run)
+
+
+def test_a_run_whose_continuation_is_refused_stays_as_it_was(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def files() -> dict[str, bytes]:
+        return {name: (run / name).read_bytes() for name in ("config.json", "resolved.json")}
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise UserError("the texts are gone")
+
+    before = files()
+    monkeypatch.setattr("famjax.train.session.make_source", refuse)
+    with pytest.raises(UserError, match="the texts are gone"):
+        train(replace_values(tiny.run().config, {"train.steps": 9}), run, quiet=True)
+    monkeypatch.undo()
+    assert files() == before
+    # one that has nothing to do is not refused
+    train(replace_values(tiny.run().config, {"train.steps": 1}), run, quiet=True)
+    assert json.loads(files()["config.json"])["train"]["steps"] == 1
+
+
+def test_a_run_with_random_weights_does_not_resume_with_others(run: Path) -> None:
+    before = tiny.run().config
+    given, moved = (
+        replace_values(before, {"init": path}) for path in ("/models/base", "/elsewhere/base")
+    )
+    with pytest.raises(UserError, match=r"another config \(init: '' -> '/models/base'\); give"):
+        check_resumable(before, given, run)
+    check_resumable(given, moved, run)
 
 
 @pytest.mark.parametrize(

@@ -213,6 +213,17 @@ def test_relative_positions_are_remapped_to_another_span() -> None:
         np.testing.assert_array_equal(found[:, :-near], table[:, :1].repeat(span - near, 1))
 
 
+def test_learned_spans_are_as_many_tokens_in_a_model_with_another_span() -> None:
+    learned = replace(ROTARY, adaptive_span=True, span_start=0.5)
+    old = replace(STACKS["feedback"], feedback=learned)
+    params = nnx.state(LanguageModel(old, rngs=nnx.Rngs(0)), nnx.Param)
+    name = "['stack']['layers'][0]['span'].value"
+    # 3 of 6 tokens
+    for span, share in ((12, 0.25), (6, 0.5), (2, 1.0)):
+        new = replace(old, feedback=replace(learned, span=span))
+        np.testing.assert_allclose(flat(remap_params(params, old, new))[name], share)
+
+
 @pytest.mark.long
 def test_training_starts_from_a_converted_model(tmp_path: Path) -> None:
     """Start from a folder with a residual model; `load_config` makes its layers feedback layers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import shutil
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -177,6 +178,11 @@ def test_adapters_of_another_base_are_rejected(base, adapter_run, tmp_path):
     (moved / "config.json").write_text(text.replace(str(base), str(tmp_path / "nowhere")))
     with pytest.raises(UserError, match="nowhere: there is no such folder; if it was moved"):
         open_run(moved)
+    # one that is refused when it would continue can still be opened
+    refused = Path(shutil.copytree(folder, tmp_path / "refused"))
+    with pytest.raises(UserError, match="was trained on other weights than"):
+        train(replace(open_run(folder).config, init=str(other)), refused, quiet=True)
+    assert open_run(refused).step == open_run(folder).step
 
 
 @pytest.mark.long

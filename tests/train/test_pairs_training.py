@@ -22,7 +22,7 @@ from flax import nnx
 from small import Crash, assert_same, compiled_once, crash_at  # noqa: F401
 from transformers import AutoModelForSeq2SeqLM
 
-from famjax.config.schema import Config
+from famjax.config.schema import Config, EncoderConfig
 from famjax.convert.folder import convert
 from famjax.convert.open import open_model
 from famjax.core.errors import UserError
@@ -37,6 +37,7 @@ from famjax.experiment.checks import validate
 from famjax.experiment.load import load_config, override
 from famjax.experiment.memory import DeviceMemory
 from famjax.export.export import export
+from famjax.models.seq2seq import make_model
 from famjax.parallel.sharding import path_name
 from famjax.pipeline import make_source
 from famjax.tasks.task import Request
@@ -435,12 +436,24 @@ def test_settings_that_cannot_work_are_refused(tmp_path: Path) -> None:
         "model.arch.position_offset=2"
     )
     assert "reads each row whole" in refused("train.bptt_segments=2")
+    assert "does not support an encoder, model.encoder.layers=2; set false" in refused(
+        "model.mixer=linear", "train.match=true", "train.only=maps"
+    )
     assert "model.encoder.features: has no effect" in refused("model.encoder.features=8")
     assert "has no rows of text, data.text_rows=1" in refused("data.text_rows=1")
     linear = "model.encoder.cross=linear"
     assert "model.encoder.features=7 is odd; rfa has a sine" in refused(
         linear, "model.encoder.features=7", "model.linear.map=rfa"
     )
+
+
+def test_a_batch_of_no_sources_is_refused() -> None:
+    import tiny
+
+    shape = replace(tiny.SHAPE, mixer="full", block_len=1, encoder=EncoderConfig(layers=1))
+    run = replace(tiny.run(), model=make_model(shape, rngs=nnx.Rngs(0)))
+    with pytest.raises(UserError, match="batch=0: must be at least 1"):
+        Translator(run, batch=0)
 
 
 def test_a_model_without_an_encoder_does_not_translate() -> None:
