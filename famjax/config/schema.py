@@ -581,8 +581,9 @@ class EvalConfig:
     batches: int = 4
     # tasks to evaluate, written as for famjax eval --tasks, each on documents of `lengths`
     tasks: str = ""
-    # document lengths for `tasks`, in tokens, or in steps of a toy task, separated by commas
-    lengths: str = "1024"
+    # document lengths for `tasks`, in tokens, or in steps of a toy task, separated by commas; "" is
+    # 1024 tokens, or data.toy.test_steps
+    lengths: str = ""
     # number of documents of each length, or of pairs or questions in a task's files; 0 means all of
     # the files, and for generated documents as many as famjax eval has
     examples: int = 20

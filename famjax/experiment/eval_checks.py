@@ -41,7 +41,8 @@ def _check_eval_tasks(config: Config) -> Iterator[str]:
     e = config.eval
     names = []
     try:
-        parse_lengths(e.lengths, "eval.lengths")
+        if e.lengths:
+            parse_lengths(e.lengths, "eval.lengths")
         for name, files in parse_tasks(e.tasks, "eval.tasks"):
             names.append(name)
             if name == "text" and files == HOLDOUT:

@@ -47,7 +47,7 @@ def test_scores_equal_famjax_eval_and_change_no_bit_of_the_run(tmp_path: Path) -
     assert [last["passkey_250"], last["passkey_300"]] == scores
     assert last["passkey"] == pytest.approx(sum(scores) / 2)
     assert "heldout_bits_per_byte" not in last  # the run reads no text
-    off = ["eval.every=0", "eval.tasks=", "eval.best=", "eval.lengths=1024", "eval.examples=20"]
+    off = ["eval.every=0", "eval.tasks=", "eval.best=", "eval.lengths=", "eval.examples=20"]
     train(override(config, off), tmp_path / "plain", quiet=True)
     ends = [small.final(tmp_path / name, config) for name in ("run", "plain")]
     assert ends[0][1][0] == ends[1][1][0]
@@ -215,6 +215,20 @@ def test_a_length_that_the_task_has_no_document_of_is_told_before_the_first_step
     with pytest.raises(UserError, match="5"):
         train(config, tmp_path / "run", quiet=True)
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "lengths"),
+    [
+        ("passkey", "", [1024]),
+        ("niah_single_1", "300,250", [250, 300]),
+        ("copy", "", None),  # data.toy.test_steps
+        ("copy", "20", [20]),
+        ("text", "20", None),
+    ],
+)
+def test_lengths_of_tasks(name: str, given: str, lengths: list[int] | None) -> None:
+    assert task_scores._lengths(name, given) == lengths
 
 
 @pytest.mark.parametrize(("examples", "asked"), [(3, 3), (0, None)])
