@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from dataclasses import fields
+from typing import get_type_hints
 
 import pytest
 
@@ -16,7 +17,8 @@ from famjax.experiment.hints import HINTS, TRAIN, find_hint
 def options(verb: str) -> set[str]:
     """Return the options of a verb, without positional arguments."""
     arguments = importlib.import_module(f"famjax.cli.{verb}").Arguments
-    return {f.name for f in fields(arguments) if "Positional" not in str(f.type)}
+    types = get_type_hints(arguments, include_extras=True)
+    return {f.name for f in fields(arguments) if "Positional" not in str(types[f.name])}
 
 
 def test_every_key_in_hints_exists() -> None:
