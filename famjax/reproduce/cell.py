@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import famjax
+from famjax.config.keys import key_values
 from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.core.json_files import RUN_AGAIN, read_json, write_json
@@ -105,10 +106,19 @@ class Cell:
         return self._config(experiment, self.seed + _CONTINUED * len(bases), init)
 
     def settings(self, experiment: Experiment) -> str:
-        """Return a digest of everything that the result depends on, except for data and code."""
+        """Return a digest of everything that the result depends on, except for data and code.
+
+        Keys at their defaults do not count, so that a new key changes no digest; their values
+        belong to the code.
+        """
         cells = (self, *self.bases(experiment))
         configs = [cell._make_config(experiment, self.seed, self.given) for cell in cells]
-        return _digest((configs, experiment.measure, experiment.averaged))
+        defaults = key_values(Config())
+        changed = [
+            {key: value for key, value in key_values(config).items() if value != defaults[key]}
+            for config in configs
+        ]
+        return _digest((changed, experiment.measure, experiment.averaged))
 
     def check(self, experiment: Experiment) -> None:
         """Raise a `UserError` before training if the cell cannot work."""

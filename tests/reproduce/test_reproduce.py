@@ -23,6 +23,7 @@ from famjax.cli.reproduce_tables import ordering_table
 from famjax.core.errors import UserError
 from famjax.experiment.load import load_config
 from famjax.plan.chips import parse_topology
+from famjax.reproduce import cell as cell_module
 from famjax.reproduce.cell import RESULT, TRAININGS, Cell, code_version, run_cell
 from famjax.reproduce.experiment import (
     ALL_SECONDS,
@@ -233,6 +234,21 @@ def test_stored_results_are_taken_and_what_they_lack_is_trained(fake, tmp_path, 
     count, error = trained("--seeds", "1", "--stored")
     assert count == 2
     assert f"{file}: 0 results taken" in error
+
+
+def test_a_new_key_changes_no_settings_and_a_value_of_an_experiment_does(monkeypatch):
+    experiment = EXPERIMENTS[COPY]
+    cell, *_ = make_cells(experiment, Path("runs"), 1, (), "here", ())
+    before = cell.settings(experiment)
+    known = cell_module.key_values
+
+    def with_another_key(config):
+        return {**known(config), "eval.new": 0}
+
+    monkeypatch.setattr(cell_module, "key_values", with_another_key)
+    assert cell.settings(experiment) == before
+    changed = replace(experiment, overrides=(*experiment.overrides, "train.steps=7"))
+    assert cell.settings(changed) != before
 
 
 def test_stored_results_of_older_code_are_shown_and_added_to_only_if_mixed(fake, tmp_path, capsys):
