@@ -19,3 +19,12 @@ class Comparison(NamedTuple):
     ours: float
     paper: float
     source: str
+
+
+def compare(
+    quantity: str, ours: float, paper: tuple[float, float], unit: str, source: str
+) -> Comparison:
+    """Compare a ratio with that of two numbers of a paper, which `source` names."""
+    value, baseline = paper
+    numbers = f"{source}: {value:,} and {baseline:,} {unit}"
+    return Comparison(quantity, ours, value / baseline, numbers)

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from famjax.bench.comparison import Comparison
+from famjax.bench.comparison import Comparison, compare
 from famjax.bench.steps import training_call
 from famjax.bench.timing import PairedTimes, reset_peak_memory, time_pair
 from famjax.config.resolved import resolve_model
@@ -166,33 +166,29 @@ def compare_with_paper(rows: Sequence[LongDocument]) -> Iterator[Comparison]:
     """Compare documents of `LENGTHS` with Tables 13 and 14: FAM with BSWA, and long with short."""
     pairs = list(zip(rows, PAPER, strict=False))
     for row, paper in pairs:
-        yield Comparison(
+        yield compare(
             f"peak memory / BSWA's, {row.tokens:,} tokens",
             row.fam_bytes / row.bswa_bytes,
-            paper.fam_gb / paper.bswa_gb,
-            f"Table 13, {paper.tokens}: {paper.fam_gb} and {paper.bswa_gb} GB",
+            (paper.fam_gb, paper.bswa_gb),
+            "GB",
+            f"Table 13, {paper.tokens}",
         )
     for row, paper in pairs:
-        yield Comparison(
+        yield compare(
             f"seconds / BSWA's, {row.tokens:,} tokens",
             row.fam_seconds / row.bswa_seconds,
-            paper.fam_seconds / paper.bswa_seconds,
-            f"Table 14, {paper.tokens}: {paper.fam_seconds} and {paper.bswa_seconds} s",
+            (paper.fam_seconds, paper.bswa_seconds),
+            "s",
+            f"Table 14, {paper.tokens}",
         )
     (short, short_paper), (long, long_paper) = pairs[0], pairs[-1]
     lengths = f"{long.tokens:,} tokens / {short.tokens:,}"
-    yield Comparison(
-        f"FAM's peak memory, {lengths}",
-        long.fam_bytes / short.fam_bytes,
-        long_paper.fam_gb / short_paper.fam_gb,
-        f"Table 13: {long_paper.fam_gb} and {short_paper.fam_gb} GB",
-    )
-    yield Comparison(
-        f"FAM's seconds, {lengths}",
-        long.fam_seconds / short.fam_seconds,
-        long_paper.fam_seconds / short_paper.fam_seconds,
-        f"Table 14: {long_paper.fam_seconds} and {short_paper.fam_seconds} s",
-    )
+    memory = long_paper.fam_gb, short_paper.fam_gb
+    seconds = long_paper.fam_seconds, short_paper.fam_seconds
+    bytes_ratio = long.fam_bytes / short.fam_bytes
+    yield compare(f"FAM's peak memory, {lengths}", bytes_ratio, memory, "GB", "Table 13")
+    seconds_ratio = long.fam_seconds / short.fam_seconds
+    yield compare(f"FAM's seconds, {lengths}", seconds_ratio, seconds, "s", "Table 14")
 
 
 def _read_and_generate(reader: _GreedyReader, tokens: int, vocabulary: int) -> float:

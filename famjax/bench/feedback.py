@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from famjax.bench.comparison import Comparison
+from famjax.bench.comparison import Comparison, compare
 from famjax.bench.greedy import make_writer
 from famjax.bench.timing import PairedTimes, compare_times, time_interleaved
 from famjax.config.resolved import resolve_model
@@ -51,10 +51,10 @@ PAPER_SPEEDS = 2176, 592
 # days of training on WikiText-103 (v3 4.3.3)
 PAPER_DAYS = 3.5, 1.2
 # v1's models have keys per layer: days of the Feedback Transformer and of the Transformer (Table 6)
-PAPER_V1_DAYS = 17.0, 1.2
+PAPER_V1_DAYS = 17, 1.2
 # days if the length grows from 32 to 256, with equally many steps of each (v1 5.2, B.5). Figure 9,
 # the time of a step by length, has no printed numbers
-PAPER_V1_GROWING_DAYS = 10.0
+PAPER_V1_GROWING_DAYS = 10
 
 
 class TrainingStep(NamedTuple):
@@ -207,22 +207,19 @@ def compare_with_paper(
 ) -> Iterator[Comparison]:
     """Compare the ratios to the Transformer with v3's Table 5 and v1's Table 6."""
     ratios = {step.name: step.transformer.ratio for step in steps}
-    for name, (days, base_days), source in (
+    for name, days, source in (
         ("feedback", PAPER_DAYS, "v3 4.3.3"),
         ("feedback, keys per layer", PAPER_V1_DAYS, "v1 Table 6"),
     ):
-        yield Comparison(
-            f"training step / transformer's, {name}",
-            ratios[name],
-            days / base_days,
-            f"{source}, WikiText-103: {days:g} and {base_days:g} days",
-        )
-    best, (speed, base_speed) = best_generation(generated), PAPER_SPEEDS
-    yield Comparison(
+        quantity = f"training step / transformer's, {name}"
+        yield compare(quantity, ratios[name], days, "days", f"{source}, WikiText-103")
+    best = best_generation(generated)
+    yield compare(
         f"tokens/s / transformer's after {best.span:,}, best (equal {best.equal})",
         best.ratio,
-        speed / base_speed,
-        f"v3 Table 5, WikiText-103: {speed:,} and {base_speed:,} words/s",
+        PAPER_SPEEDS,
+        "words/s",
+        "v3 Table 5, WikiText-103",
     )
 
 
@@ -241,8 +238,8 @@ def compare_lengths_with_paper(rows: Sequence[LengthStep]) -> Comparison:
         f"mean step of all lengths / the longest's, {name}",
         sum(seconds.values()) / len(seconds) / seconds[max(seconds)],
         PAPER_V1_GROWING_DAYS / PAPER_V1_DAYS[0],
-        f"v1 Table 6: {PAPER_V1_GROWING_DAYS:g} days with lengths from 32 to 256 (B.5), "
-        f"{PAPER_V1_DAYS[0]:g} without; Figure 9 has no printed numbers",
+        f"v1 Table 6: {PAPER_V1_GROWING_DAYS} days with lengths from 32 to 256 (B.5), "
+        f"{PAPER_V1_DAYS[0]} without; Figure 9 has no printed numbers",
     )
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from famjax.bench.comparison import Comparison
+from famjax.bench.comparison import Comparison, compare
 from famjax.bench.feedback import make_trainer
 from famjax.bench.timing import PairedTimes, compare_times, time_interleaved
 from famjax.config.schema import ModelConfig
@@ -92,16 +92,12 @@ def measure_translation(
 def compare_with_paper(rows: Sequence[TranslationSpeed]) -> Iterator[Comparison]:
     """Compare the speeds of the Feedback Transformer with those of v3's Table 5."""
     row = next(row for row in rows if row.name == "feedback")
-    for kind, time, (speed, base_speed) in (
+    for kind, time, speeds in (
         ("training", row.training, PAPER_TRAINING),
         ("decoding", row.decoding, PAPER_DECODING),
     ):
-        yield Comparison(
-            f"translation, {kind} speed / transformer's",
-            time.ratio,
-            speed / base_speed,
-            f"v3 Table 5, WMT14 En-De: {speed:,} and {base_speed:,} words/s",
-        )
+        quantity = f"translation, {kind} speed / transformer's"
+        yield compare(quantity, time.ratio, speeds, "words/s", "v3 Table 5, WMT14 En-De")
 
 
 def _decoder(config: ModelConfig, batch: int, length: int) -> Callable[[], Array]:

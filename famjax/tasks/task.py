@@ -98,6 +98,8 @@ class Task(abc.ABC):
       options: options of `famjax eval` that the task takes: any of lengths, examples, questions,
         facts, ablate, window, score, words, shots, chat, skip_broken, beam, length_penalty,
         no_repeat_ngram, tune, max_tokens and tokenized.
+      eval_lengths: lengths that `eval.tasks` measures if `eval.lengths` gives none, since all of
+        `famjax eval` would take too long; () is those of `famjax eval`.
       files: what may follow the task's name and a colon in `--tasks`, as an example for errors; ""
         is nothing.
       needs_files: whether files must follow the task's name.
@@ -121,6 +123,7 @@ class Task(abc.ABC):
     has_own_words: bool = False
     group: str
     options: tuple[str, ...] = ("lengths", "examples")
+    eval_lengths: tuple[int, ...] = (1024,)
     files: str = ""
     needs_files = False
     has_parts = False

@@ -256,6 +256,7 @@ class ToyTaskSpec(Task):
 
     has_own_words = True
     group = "toy"
+    eval_lengths = ()  # data.toy.test_steps
     evaluation = "famjax.eval.toy:evaluate"
     headline = "accuracy"
 

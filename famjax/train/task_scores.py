@@ -30,8 +30,6 @@ from famjax.train.partition import frozen_weights
 from famjax.train.run import Run
 from famjax.train.session import Session
 
-# tokens of the documents, if `eval.lengths` is empty
-_LENGTH = 1024
 # number of sources that are decoded together
 _SOURCES = 32
 
@@ -106,10 +104,7 @@ def _lengths(name: str, given: str) -> list[int] | None:
     task = TASKS[name]
     if "lengths" not in task.options:
         return None  # text is read whole, as `famjax eval` does
-    if given:
-        return parse_lengths(given)
-    # all lengths of `famjax eval` would take too long
-    return None if task.group == "toy" else [_LENGTH]
+    return parse_lengths(given) if given else list(task.eval_lengths) or None
 
 
 def _with_search(request: Request, config: EvalConfig, size: int) -> Request:
