@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from test_reproduce import COPY, TINY, fake, reproduce, tiny_experiment  # noqa: F401
+from experiment_helpers import COPY, TINY, reproduce, tiny_experiment
 
 from famjax.config.schema import Config, DataConfig, ModelConfig
 from famjax.core.errors import UserError
@@ -115,7 +115,7 @@ def test_unreadable_articles_are_told_before_anything_trains(tmp_path, texts, ca
 
 
 @pytest.mark.long
-def test_results_are_of_the_test_files(fake, tmp_path, texts, capsys):  # noqa: F811
+def test_results_are_of_the_test_files(fake, tmp_path, texts, capsys):
     arguments = ["fam-table-8", "--size", "paper", "--seeds", "1", *texts, "--test"]
     first, second = tmp_path / "train.txt", tmp_path / "other.txt"
     second.write_text("another text\n")
@@ -156,7 +156,7 @@ def test_mistakes_are_told(arguments, says, tmp_path, capsys):
 
 
 @pytest.mark.long
-def test_the_least_time_and_the_planner_are_named(fake, tmp_path, capsys):  # noqa: F811
+def test_the_least_time_and_the_planner_are_named(fake, tmp_path, capsys):
     assert reproduce(tmp_path, COPY, "--size", "paper", "--seeds", "1", "--jobs", "1") == 0
     error = " ".join(capsys.readouterr().err.split())
     assert (
@@ -174,7 +174,7 @@ def test_the_least_time_and_the_planner_are_named(fake, tmp_path, capsys):  # no
 
 
 @pytest.mark.long
-def test_all_is_what_has_the_size_and_the_data(fake, tmp_path, capsys):  # noqa: F811
+def test_all_is_what_has_the_size_and_the_data(fake, tmp_path, capsys):
     arguments = ["--size", "paper", "--seeds", "1", "--only", "LSTM,zero"]
     assert reproduce(tmp_path, "all", *arguments) == 0
     error = " ".join(capsys.readouterr().err.split())
