@@ -16,10 +16,11 @@ from flax import nnx
 
 from famjax.config.derived import cutoffs
 from famjax.config.schema import ModelConfig
-from famjax.core.types import Array, at_least_float32, compute_dtype
+from famjax.core.types import Array, acc_dtype, compute_dtype
 from famjax.layers.linear import Linear
 from famjax.ops.lookup import look_up
 from famjax.ops.losses import select_logit
+from famjax.ops.weight_einsum import weight_einsum
 
 
 class Cluster(nnx.Module):
@@ -47,14 +48,15 @@ class Cluster(nnx.Module):
         return jnp.einsum("...c,cd->...d", rows, self.projection[...].astype(self.dtype))
 
     def logits(self, x: Array, *, projected: bool) -> Array:
-        """Return the logits of the cluster's words: [... d] -> [... s].
+        """Return the logits of the cluster's words, in float32 or wider: [... d] -> [... s].
 
         Args:
           projected: whether to apply the transposed projection, if there is one.
         """
         if projected and self.projection is not None:
             x = jnp.einsum("...d,cd->...c", x, self.projection[...].astype(self.dtype))
-        return jnp.einsum("...c,sc->...s", x, self.table[...].astype(self.dtype))
+        table = self.table[...].astype(self.dtype)
+        return weight_einsum("...c,cs->...s", x, table.T, acc_dtype(x))
 
 
 def _make_clusters(config: ModelConfig, *, first_projected: bool, rngs: nnx.Rngs) -> nnx.List:
@@ -128,9 +130,9 @@ class AdaptiveSoftmax(nnx.Module):
           embedding: provides the clusters if the model is tied.
         """
         first, *rest = embedding.clusters if self.clusters is None else self.clusters
-        head = jnp.concatenate([first.logits(x, projected=False), self.entries(x)], -1)
-        tails = [cluster.logits(x, projected=True) for cluster in rest]
-        return at_least_float32(head), [at_least_float32(tail) for tail in tails]
+        entries = self.entries(x, acc_dtype(x))
+        head = jnp.concatenate([first.logits(x, projected=False), entries], -1)
+        return head, [cluster.logits(x, projected=True) for cluster in rest]
 
     def log_probs(self, x: Array, embedding: AdaptiveEmbedding) -> Array:
         """Return log p of every word: [... v]."""

@@ -48,9 +48,10 @@ class Linear(nnx.Module):
         make_lora = functools.partial(Lora, equation, shape, inputs, dtype=dtype, rngs=rngs)
         self.lora = make_lora(lora) if lora else None
 
-    def __call__(self, x: Array) -> Array:
+    def __call__(self, x: Array, out_dtype: jnp.dtype | None = None) -> Array:
+        """Return y, in `out_dtype`, or in the layer's dtype if it is None."""
         kernel = self.kernel[...].astype(self.dtype)
-        y = tag_product(weight_einsum(self.equation, x.astype(self.dtype), kernel))
+        y = tag_product(weight_einsum(self.equation, x.astype(self.dtype), kernel, out_dtype))
         if self.bias is not None:
             y = y + self.bias[...].astype(self.dtype)
         return y if self.lora is None else y + self.lora(x)

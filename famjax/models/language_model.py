@@ -16,7 +16,7 @@ from famjax.core.types import (
     Context,
     Params,
     State,
-    at_least_float32,
+    acc_dtype,
     compute_dtype,
     tree_bytes,
 )
@@ -140,13 +140,15 @@ class LanguageModel(nnx.Module):
         if isinstance(self.embedding, AdaptiveEmbedding):
             assert isinstance(self.head, AdaptiveSoftmax)
             return self.head.log_probs(self._normalize(x), self.embedding)
+        x = self._normalize(x)
+        # not rounded to bfloat16, in which likely tokens often have equal logits
+        out_dtype = acc_dtype(x)
         if self.head is None:
             table = self.embedding[...].astype(self.dtype)
-            return self._cap_logits(weight_einsum("...d,dv->...v", self._normalize(x), table.T))
-        return self._cap_logits(self.head(self._normalize(x)))
+            return self._cap_logits(weight_einsum("...d,dv->...v", x, table.T, out_dtype))
+        return self._cap_logits(self.head(x, out_dtype))
 
     def _cap_logits(self, y: Array) -> Array:
-        y = at_least_float32(y)
         y = y if self.logit_bias is None else y + self.logit_bias[...]
         return soft_cap(y, self.logit_cap)
 

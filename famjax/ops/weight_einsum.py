@@ -54,7 +54,10 @@ def is_weight_equation(equation: str) -> bool:
 
 
 def weight_einsum(
-    equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]
+    equation: str,
+    x: Float[Array, "..."],
+    kernel: Float[Array, "..."],
+    out_dtype: jnp.dtype | None = None,
 ) -> Float[Array, "..."]:
     """Return einsum(equation, x, kernel), whose kernel gradient is one fast product.
 
@@ -63,19 +66,28 @@ def weight_einsum(
 
     Args:
       equation: such as "...ab,abcd->...cd", which contracts a and b.
+      out_dtype: dtype of the sums and of the result, not within a scan; None is that of x.
 
     Raises:
-      ValueError: the equation does not have the form of one with a kernel (`is_weight_equation`).
+      ValueError: the equation does not have the form of one with a kernel (`is_weight_equation`),
+        or `out_dtype` is given within a scan.
     """
     if not is_weight_equation(equation):
         raise ValueError(f"weight_einsum: {equation!r} is of the history; use history_einsum")
     tape = TAPE.get()
-    return einsum_vjp(equation, x, kernel) if tape is None else tape(equation, x, kernel)
+    if tape is None:
+        return einsum_vjp(equation, out_dtype, x, kernel)
+    if out_dtype is not None:
+        raise ValueError("weight_einsum: out_dtype is not possible within a scan")
+    return tape(equation, x, kernel)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def einsum_vjp(
-    equation: str, x: Float[Array, "..."], kernel: Float[Array, "..."]
+    equation: str,
+    out_dtype: jnp.dtype | None,
+    x: Float[Array, "..."],
+    kernel: Float[Array, "..."],
 ) -> Float[Array, "..."]:
     """Return einsum(equation, x, kernel), as `weight_einsum` computes it outside of a scan.
 
@@ -85,15 +97,20 @@ def einsum_vjp(
     factor comes first, and `_materialize` keeps XLA from fusing it with its copy. The cost is that
     forward-mode differentiation (`jax.jvp`) is not supported.
     """
-    return jnp.einsum(equation, x, kernel)
+    return jnp.einsum(equation, x, kernel, preferred_element_type=out_dtype)
 
 
-def _forward(equation: str, x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
-    return einsum_vjp(equation, x, kernel), (x, kernel)
+def _forward(
+    equation: str, out_dtype: jnp.dtype | None, x: Array, kernel: Array
+) -> tuple[Array, tuple[Array, Array]]:
+    return einsum_vjp(equation, out_dtype, x, kernel), (x, kernel)
 
 
-def _backward(equation: str, residuals: tuple[Array, Array], grad: Array) -> tuple[Array, Array]:
+def _backward(
+    equation: str, out_dtype: jnp.dtype | None, residuals: tuple[Array, Array], grad: Array
+) -> tuple[Array, Array]:
     x, kernel = residuals
+    grad = grad.astype(x.dtype)
     factors, output = equation.split("->")
     inputs, weights = factors.split(",")
     d_x = jnp.einsum(f"{output},{weights}->{inputs}", grad, kernel)

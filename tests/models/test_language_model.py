@@ -9,7 +9,7 @@ import pytest
 import tiny
 from flax import nnx
 
-from famjax.config.schema import ModelConfig
+from famjax.config.schema import AdaptiveConfig, ModelConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Context
 from famjax.mixers.full import shorten_caches
@@ -52,6 +52,20 @@ def test_full_attention_rejects_a_call_beyond_its_capacity(scan):
         model.step(jnp.zeros((1, 1), jnp.int32), state)
     with pytest.raises(UserError, match=r"token 9 of a document"):
         model(jnp.zeros((1, 9), jnp.int32), model.init_state(1))
+
+
+@pytest.mark.parametrize("overrides", [{}, {"tied": False}, {"adaptive": AdaptiveConfig("16")}])
+def test_logits_of_bfloat16_models_are_not_rounded(overrides):
+    config = ModelConfig(vocab_size=64, layers=1, width=16, heads=2, dtype="bfloat16", **overrides)
+    model = LanguageModel(config, rngs=nnx.Rngs(0))
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(2, 16)), jnp.bfloat16)
+    logits = model.logits(x)
+    assert logits.dtype == jnp.float32
+    assert len(np.unique(logits)) == logits.size
+    if not overrides:
+        rows = np.asarray(model.embedding[...].astype(jnp.bfloat16), np.float64)
+        normalized = np.asarray(model.norm(x, jnp.bfloat16), np.float64)
+        np.testing.assert_allclose(logits, normalized @ rows.T, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("scan", [True, False])

@@ -46,6 +46,26 @@ def test_the_narrower_factor_comes_first():
             assert jaxpr.out_avals[0].dtype == dtype
 
 
+def test_the_sums_of_bfloat16_can_be_kept_in_float32():
+    draw = np.random.default_rng(0).normal
+    x, kernel, weight = (
+        jnp.asarray(draw(size=size), jnp.bfloat16) for size in [(4, 30), (30, 5), (4, 5)]
+    )
+    wide = weight_einsum("...d,dc->...c", x, kernel, jnp.float32)
+    expected = np.asarray(x, np.float64) @ np.asarray(kernel, np.float64)
+    assert wide.dtype == jnp.float32
+    np.testing.assert_allclose(wide, expected, rtol=1e-5, atol=1e-5)
+
+    def loss(x, kernel):
+        return (weight_einsum("...d,dc->...c", x, kernel, jnp.float32) * weight).sum()
+
+    d_x, d_kernel = jax.grad(loss, (0, 1))(x, kernel)
+    assert d_x.dtype == d_kernel.dtype == jnp.bfloat16
+    weight = np.asarray(weight, np.float64)
+    np.testing.assert_allclose(d_x, weight @ np.asarray(kernel, np.float64).T, rtol=0.02, atol=0.05)
+    np.testing.assert_allclose(d_kernel, np.asarray(x, np.float64).T @ weight, rtol=0.02, atol=0.05)
+
+
 @pytest.mark.parametrize("equation", ["...d,dc->...c", "...he,hed->...d", "...z,zc->...c"])
 def test_equations_of_a_kernel(equation):
     assert is_weight_equation(equation)
