@@ -27,8 +27,9 @@ from famjax.core.optional import missing_modules
 from famjax.core.types import Params, State
 from famjax.eval.beam import BeamSettings, Hypotheses, repeat_rows
 from famjax.eval.streaming import Streamer
-from famjax.eval.translator import search_sources
+from famjax.eval.translator import jit_programs
 from famjax.models.language_model import LanguageModel
+from famjax.parallel.sharding import mesh_of
 from famjax.processes import runtime
 
 PEERS = ("torch", "transformers")
@@ -149,13 +150,14 @@ def measure_translation_peer(
         net.save_pretrained(folder)
         _, ours = load_pretrained(folder)
     graph, params = nnx.split(ours)
+    programs = jit_programs(graph, mesh_of(params))
     sources = _prompts(batch, model.vocab_size)
     settings = BeamSettings(BEAMS, tokens, model.vocab_size)
     arguments = (settings, np.zeros(0, np.int32), (np.int32(_START), None))
 
     def search() -> Hypotheses:
         return jax.block_until_ready(
-            search_sources(graph, params, sources, np.ones_like(sources), *arguments)
+            programs.search(params, sources, np.ones_like(sources), *arguments)
         )
 
     return _compare(_peer_runner(net, batch, tokens), search, batch, tokens, repetitions)

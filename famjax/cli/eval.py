@@ -90,6 +90,9 @@ class Arguments:
     Default: words are split at white space."""
     batch: int = 8
     """Maximum number of documents or windows in a batch."""
+    mesh: str = ""
+    """Shard the model and its documents over this machine's devices: auto, or sizes of axes, such
+    as data=2,tensor=4. Default: use the first device."""
     json: bool = False
     """Print one JSON object instead of tables."""
     plot: bool = False
@@ -133,13 +136,15 @@ def evaluate(
       run, step, memory, and for each `Task.group` the list of its results; for passkey its rows.
     """
     runtime.setup()
+    from famjax.convert.inference_mesh import inference_mesh
     from famjax.convert.open import open_model
     from famjax.eval.examples import weights_digest
     from famjax.eval.memory_usage import memory_report
     from famjax.tasks import TASKS
     from famjax.tasks.parse import HOLDOUT
 
-    opened = open_model(arguments.run)
+    mesh = inference_mesh(arguments.run, arguments.mesh, arguments.batch)
+    opened = open_model(arguments.run, mesh=mesh)
     if not opened.config.model.encoder.layers:  # those tasks fold feature maps first
         opened.cast_weights()
     tasks = tasks or [(opened.config.data.task, HOLDOUT)]

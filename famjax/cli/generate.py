@@ -81,6 +81,9 @@ class Arguments:
     """Stop before this string; may be given several times."""
     seed: int = 0
     """Random seed of the sampling."""
+    mesh: str = ""
+    """Shard the model over this machine's devices: auto, or sizes of axes, such as tensor=4.
+    Default: use the first device."""
 
 
 @named_as_flags(Arguments)
@@ -89,6 +92,7 @@ def run(argv: list[str]) -> int:
     _check(a)
     prompt = None if a.prompt is None else _decode_prompt(a.prompt)
     runtime.setup()
+    from famjax.convert.inference_mesh import inference_mesh
     from famjax.convert.open import open_model
     from famjax.eval.generate import Generator, check_sampling
     from famjax.eval.state_file import load_state, model_fingerprint
@@ -99,7 +103,8 @@ def run(argv: list[str]) -> int:
     # check before --read, which may take an hour
     max_tokens = _MAX_TOKENS if a.max_tokens is None else a.max_tokens
     check_sampling(max_tokens, a.temperature, a.top_k, a.top_p, a.stop, a.seed)
-    opened = open_model(a.run)
+    mesh = inference_mesh(a.run, a.mesh, a.beam or 1 if a.prompts is None else _BATCH)
+    opened = open_model(a.run, mesh=mesh)
     _check_model(a, opened, max_tokens)
     prompts = _read_prompts(a, prompt)
     if isinstance(opened.tokenizer, WordTokenizer):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import jax
 from flax import nnx
+from jax.sharding import Mesh
 
 from famjax.config.resolved import resolve_model
 from famjax.config.schema import Config, ModelConfig
@@ -92,8 +93,12 @@ def convert(
     return config
 
 
-def open_hugging_face(source: Path, tokenizer: str = "") -> Teacher:
-    """Open a Hugging Face model, with its tokenizer if no other is given."""
+def open_hugging_face(source: Path, tokenizer: str = "", mesh: Mesh | None = None) -> Teacher:
+    """Open a Hugging Face model, with its tokenizer if no other is given.
+
+    Args:
+      mesh: devices to shard a student's parameters over; None uses the first device only.
+    """
     hf = read_hf_config(source)
     known = (*_TOKENIZERS, MARIAN_FILES[0])
     if not tokenizer and not any((source / name).is_file() for name in known):
@@ -112,7 +117,7 @@ def open_hugging_face(source: Path, tokenizer: str = "") -> Teacher:
         native,
         tokenizer,
         text_data(native, tokenizer),
-        lambda model: load_weights(model, native, tensors, source),
+        lambda model: load_weights(model, native, tensors, source, mesh),
         lambda model, to: _compare_logits(source, hf["model_type"], native, model, to),
         (source / "config.json").read_bytes(),
         describe_ignored_keys(hf),

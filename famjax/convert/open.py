@@ -24,8 +24,12 @@ def open_model(
 ) -> Run:
     """Return the model in a folder; for runs see `famjax.train.run.open_run`.
 
-    A Hugging Face folder is converted as by `famjax convert FOLDER DEST`, at step 0, on the first
-    device, with the folder's tokenizer. Nothing is written, or compared with Hugging Face's code.
+    A Hugging Face folder is converted as by `famjax convert FOLDER DEST`, at step 0, with the
+    folder's tokenizer. Nothing is written, or compared with Hugging Face's code.
+
+    Args:
+      mesh: devices to shard the parameters over (`famjax.convert.inference_mesh`); None uses the
+        first device only.
 
     Raises:
       UserError: there is no usable model.
@@ -33,7 +37,7 @@ def open_model(
     folder = expanded(folder)
     if not is_hugging_face(folder):
         return open_run(folder, step, report, mesh)
-    teacher = open_hugging_face(folder)
+    teacher = open_hugging_face(folder, mesh=mesh)
     if report and teacher.ignored_keys:
         report(teacher.ignored_keys)
     config = run_config(teacher, teacher.model, folder)

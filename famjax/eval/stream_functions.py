@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 from jax.typing import ArrayLike
 
 from famjax.core.types import Array, Context, Params, State
 from famjax.eval.beam import BeamSettings, Hypotheses, beam_search
 from famjax.eval.sampling import Sampling
 from famjax.models.language_model import LanguageModel
+from famjax.parallel import traced
 
 # maximum tokens that one call generates, to amortize dispatch and synchronization
 TOKENS_PER_CALL = 32
@@ -58,27 +60,33 @@ class StreamFunctions(NamedTuple):
 
 
 @functools.lru_cache(maxsize=8)
-def jit_functions(graph: Any) -> StreamFunctions:
+def jit_functions(graph: Any, mesh: Mesh) -> StreamFunctions:
     """Return the jitted functions of a model's graph; they take its parameters as arguments.
 
     All streams over models with the same graph share them, and compile once.
+
+    Args:
+      mesh: the devices that the parameters are on.
     """
+
+    def bind(f: Callable[..., Any]) -> Callable[..., Any]:
+        return traced.with_mesh(mesh, functools.partial(f, graph))
+
     return StreamFunctions(
-        start=jax.jit(functools.partial(_start, graph), static_argnums=1),
-        read=jax.jit(functools.partial(_read, graph), donate_argnums=1, static_argnames="steps"),
-        skim=jax.jit(functools.partial(_skim, graph), donate_argnums=1),
-        losses=jax.jit(
-            functools.partial(_losses, graph), donate_argnums=1, static_argnames="steps"
-        ),
-        step=jax.jit(functools.partial(_step, graph), donate_argnums=1),
+        start=jax.jit(bind(_start), static_argnums=1),
+        read=jax.jit(bind(_read), donate_argnums=1, static_argnames="steps"),
+        skim=jax.jit(bind(_skim), donate_argnums=1),
+        losses=jax.jit(bind(_losses), donate_argnums=1, static_argnames="steps"),
+        step=jax.jit(bind(_step), donate_argnums=1),
         draw=jax.jit(lambda logits, sampling, position: sampling.draw(logits, position)),
-        write=jax.jit(functools.partial(_write, graph), donate_argnums=1, static_argnums=2),
-        search=jax.jit(functools.partial(_search, graph), static_argnums=2),
+        write=jax.jit(bind(_write), donate_argnums=1, static_argnums=2),
+        search=jax.jit(bind(_search), static_argnums=2),
     )
 
 
 def _start(graph: Any, params: Params, batch: int) -> State:
-    return nnx.merge(graph, params).init_state(batch)
+    model = nnx.merge(graph, params)
+    return traced.with_state_constraint(model.init_state(batch), model.state_axes())
 
 
 def _read(

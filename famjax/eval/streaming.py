@@ -19,6 +19,7 @@ from famjax.eval.sampling import Sampling
 from famjax.eval.stream_functions import jit_functions
 from famjax.experiment.memory import check_bytes_fit
 from famjax.models.language_model import LanguageModel
+from famjax.parallel.sharding import mesh_of
 from famjax.parallel.traced import target_device
 
 # approximate number of tokens of a lane per call: enough to keep the device busy, few enough to fit
@@ -95,7 +96,7 @@ class Streamer:
         self._params = jax.tree.map(lambda a: jax.device_put(a, a.sharding), params)
         # state of a lane, and its layer inputs in a call
         self._lane_bytes = model.state_bytes() + self.chunk * model.width * model.dtype.itemsize
-        self._functions = jit_functions(graph)
+        self._functions = jit_functions(graph, mesh_of(self._params))
         self._start(batch)
 
     def _check_multiple(self, name: str, size: int) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
 from famjax.core.errors import UserError
 from famjax.core.types import Array, Context, Params, State
@@ -21,6 +22,8 @@ from famjax.eval.generate import check_beams
 from famjax.eval.sampling import Sampling
 from famjax.experiment.memory import check_bytes_fit
 from famjax.models.seq2seq import Seq2Seq
+from famjax.parallel.sharding import mesh_of
+from famjax.parallel.traced import with_mesh
 from famjax.train.run import Run
 
 # lengths of sources are rounded up to this or a multiple of it, see `padded_size`
@@ -110,7 +113,8 @@ class Translator:
         self._check_max_tokens()
         assert isinstance(run.model, Seq2Seq)
         self._positions = run.model.encoder.positions
-        self._graph, self._params = nnx.split(run.model)
+        graph, self._params = nnx.split(run.model)
+        self._programs = jit_programs(graph, mesh_of(self._params))
         self._length_penalty = length_penalty
         self._beams, self._no_repeat_ngram = beams, no_repeat_ngram
         self._stops = np.array(sorted(run.tokenizer.stop_ids), np.int32)
@@ -187,24 +191,25 @@ class Translator:
         what = f"decoding {len(tokens):,} sources at a time with --beam {self._beams}"
         # at least the logits and the tokens of the hypotheses
         needed = hypotheses * (4 * settings.vocab_size + 8 * settings.max_tokens)
-        check_bytes_fit(what, needed, devices=1)
+        check_bytes_fit(what, needed, mesh_of(self._params).size)
         first = None if tokenizer.first_id is None else np.int32(tokenizer.first_id)
         start = np.int32(tokenizer.start_id), first
         arguments = (self._params, tokens, segment, settings, self._stops, start)
         if self._sampling is not None:
             rows = np.resize(np.array(numbers, np.uint32), len(tokens))
-            written, lengths = self._run_program(_sample, *arguments, self._sampling, rows)
+            arguments = (*arguments, self._sampling, rows)
+            written, lengths = self._run(self._programs.sample, *arguments)
             one = [self._decode(*row, 0.0) for row in zip(written, lengths, strict=True)]
             return [one for _ in length_penalties]
-        found = self._run_program(search_sources, *arguments)
+        found = self._run(self._programs.search, *arguments)
         return [
             [self._decode(*best) for best in zip(*(a[i, :, 0] for a in found), strict=True)]
             for i in range(len(length_penalties))
         ]
 
-    def _run_program(self, program: Any, params: Params, tokens: np.ndarray, *others: Any) -> Any:
+    def _run(self, program: Any, params: Params, tokens: np.ndarray, *others: Any) -> Any:
         """Run a jitted function on sources [b s], and add its time to `seconds`."""
-        arguments = (self._graph, params, tokens, *others)
+        arguments = (params, tokens, *others)
         shapes = tuple(np.shape(a) for a in jax.tree.leaves((tokens, others)))
         if shapes not in self._compiled:
             program.lower(*arguments).compile()  # now, so that timings exclude compilation
@@ -242,8 +247,26 @@ class Translator:
         return Translation(text, float(score), int(length), cut)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def search_sources(
+class SourcePrograms(NamedTuple):
+    """The jitted functions of a model; see `_search` and `_sample`."""
+
+    search: Callable[..., Hypotheses]
+    sample: Callable[..., tuple[Array, Array]]
+
+
+@functools.lru_cache(maxsize=8)
+def jit_programs(graph: Any, mesh: Mesh) -> SourcePrograms:
+    """Return the jitted functions of a model's graph; they take its parameters as arguments.
+
+    Args:
+      mesh: the devices that the parameters are on.
+    """
+    return SourcePrograms(
+        *(jax.jit(with_mesh(mesh, functools.partial(f, graph))) for f in (_search, _sample))
+    )
+
+
+def _search(
     graph: Any,
     params: Params,
     tokens: Array,
@@ -265,7 +288,6 @@ def search_sources(
     return beam_search(step, logits, state, model.stack.row_axes(state), settings, stops)
 
 
-@functools.partial(jax.jit, static_argnums=0)
 def _sample(
     graph: Any,
     params: Params,

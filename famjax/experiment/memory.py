@@ -124,7 +124,8 @@ def device_memory(used: int | None = None) -> DeviceMemory:
         name = f"{number} {device.device_kind} devices have together"
         if number == 1:
             others = jax.device_count() - 1
-            alone = f" is used, not the {counted(others, 'other')}, and" if others else ""
+            more = f"the {counted(others, 'other')} (famjax eval and generate have --mesh auto)"
+            alone = f" is used, not {more}, and" if others else ""
             name = f"1 {device.device_kind} device{alone} has"
         return DeviceMemory(number * limit, name, device.platform == "gpu")
     number = collective.process_count()

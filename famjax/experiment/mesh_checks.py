@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from famjax.config.resolved import ResolvedConfig
+from famjax.config.resolved import ResolvedConfig, ResolvedModelConfig
 from famjax.config.schema import Config
 from famjax.core.errors import UserError, format_divisors
 from famjax.mixers import mixer_specs
@@ -18,9 +18,8 @@ def call_blocks(config: ResolvedConfig) -> int:
     return config.train.bptt_start // config.train.bptt_segments // block_len
 
 
-def tensor_sizes(config: ResolvedConfig) -> dict[str, int]:
+def tensor_sizes(m: ResolvedModelConfig) -> dict[str, int]:
     """Return the sizes that the mesh's tensor axis must divide, by config key."""
-    m = config.model
     if m.stack == "lstm":
         return {"model.width": m.width}
     return {"model.heads": m.heads, "model.mlp_width": m.mlp_width}
@@ -29,7 +28,7 @@ def tensor_sizes(config: ResolvedConfig) -> dict[str, int]:
 def check_divides(config: ResolvedConfig) -> None:
     """Raise a `UserError` if an axis divides nothing, since devices would duplicate work."""
     mesh = config.mesh
-    for key, size in tensor_sizes(config).items():
+    for key, size in tensor_sizes(config.model).items():
         if size % mesh.tensor:
             raise UserError(
                 f"mesh.tensor={mesh.tensor} does not divide {key}={size}; take one of "

@@ -97,6 +97,15 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     return Mesh(device_array, tuple(sizes), axis_types=axis_types)
 
 
+def mesh_of(params: Params) -> Mesh:
+    """Return the mesh that parameters are sharded over, of one device if they are on one."""
+    placement = jax.tree.leaves(params)[0].sharding
+    if isinstance(placement, NamedSharding):
+        return placement.mesh
+    (device,) = placement.device_set
+    return make_mesh(MeshConfig(data=1), [device])
+
+
 def path_name(path: tuple[Any, ...]) -> str:
     """Return a key path as "stack/layers/0/mixer/qkv/q/kernel"."""
     names = (getattr(k, "key", getattr(k, "name", getattr(k, "idx", None))) for k in path)

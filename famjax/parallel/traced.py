@@ -35,10 +35,10 @@ def with_mesh(mesh: Mesh, f: Callable[..., Any]) -> Callable[..., Any]:
     """Return f such that the functions below use `mesh` while f is traced."""
 
     @functools.wraps(f)
-    def f_with_mesh(*args: Any) -> Any:
+    def f_with_mesh(*args: Any, **kwargs: Any) -> Any:
         token = _MESH.set(mesh)
         try:
-            return f(*args)
+            return f(*args, **kwargs)
         finally:
             _MESH.reset(token)
 

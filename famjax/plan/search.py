@@ -50,7 +50,7 @@ def _candidates(config: Config, topology: Topology) -> Iterator[Config]:
     policies = REMAT if config.model.stack == "residual" else (config.model.remat,)
     sized = resolve(replace(config, mesh=MeshConfig(topology.count)), None, topology.count)
     for mesh in meshes(topology.count):
-        if any(n % mesh.tensor for n in tensor_sizes(sized).values()):
+        if any(n % mesh.tensor for n in tensor_sizes(sized.model).values()):
             continue
         device_rows, remainder = divmod(rows, mesh.data * mesh.fsdp)
         if not device_rows or remainder or call_blocks(sized) % mesh.sequence:

@@ -118,10 +118,19 @@ def mesh_demand(config: ResolvedConfig, device_bytes: int | None = None) -> Mesh
         weights=tree_bytes(weights),
         state=tree_bytes(shapes.memory),
         rows=config.data.batch // config.train.accumulate,
-        tensor=(*tensor_sizes(config).values(), config.model.kv_heads),
+        tensor=(*tensor_sizes(config.model).values(), config.model.kv_heads),
         blocks=call_blocks(config),
-        limit=int(WEIGHTS_SHARE * (device_bytes or local_device_bytes())),
+        limit=device_limit(device_bytes),
     )
+
+
+def device_limit(device_bytes: int | None = None) -> int:
+    """Return the bytes that weights and state may take on a device.
+
+    Args:
+      device_bytes: bytes of memory of a device; None takes that of a local device.
+    """
+    return int(WEIGHTS_SHARE * (device_bytes or local_device_bytes()))
 
 
 def local_device_bytes() -> int:

@@ -19,8 +19,10 @@ from famjax.core.errors import UserError
 from famjax.eval.memory_usage import measure_flatness, memory_report
 from famjax.eval.stream_functions import jit_functions
 from famjax.eval.streaming import Streamer, rechunk
+from famjax.models.language_model import LanguageModel
 from famjax.ops import attention
 from famjax.ops.losses import token_losses
+from famjax.parallel import traced
 from famjax.parallel.sharding import make_mesh, parameter_shardings
 
 B, T = 2, 50
@@ -150,7 +152,7 @@ def test_full_attention_rejects_tokens_beyond_its_capacity() -> None:
     "mixer", ["fam", *(pytest.param(mixer, marks=pytest.mark.long) for mixer in ("bswa", "delta"))]
 )
 def test_blocks_in_parts_have_the_same_losses(mixer: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tests have many devices, where all blocks are computed at once."""
+    """The weights of so few blocks fit the cache, so that all would be computed at once."""
     expected = Streamer(tiny.model(mixer), B, chunk=16).losses(TOKENS, TARGETS)[0]
     computed = []
 
@@ -206,11 +208,28 @@ def test_sharded_parameters_are_used_in_place(mixer: str) -> None:
     mesh = make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     model = nnx.merge(graph, jax.device_put(params, parameter_shardings(mesh, params)))
     stream = Streamer(model, B, chunk=16)
-    # the initial state of a window is on no mesh
+    state = jax.tree.leaves(stream.state.memory)
+    assert any(leaf.sharding.shard_shape(leaf.shape) != leaf.shape for leaf in state)
     stream.state = stream.copy().state
     stream.read(TOKENS[:, :21])
     stream.state = stream.state
     close(stream.losses(TOKENS[:, 21:], TARGETS[:, 21:])[0], whole[:, 21:])
+
+
+def test_other_devices_do_not_matter_to_a_model_on_one(monkeypatch) -> None:
+    """Kernels, for example, need to know that their arguments are not sharded."""
+    devices = []
+    logits = LanguageModel.logits
+
+    def spy(model, x):
+        devices.append(traced.shard_map_axes(lambda x: x, {}, (), ()))
+        return logits(model, x)
+
+    monkeypatch.setattr(LanguageModel, "logits", spy)
+    Streamer(tiny.model("bswa", vocab_size=19), B, chunk=16).read(TOKENS[:, :16] % 19)
+    assert jax.device_count() == 8
+    assert devices
+    assert None not in devices
 
 
 def test_a_copy_continues_by_itself(streamer: Streamer) -> None:
