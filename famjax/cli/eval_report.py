@@ -83,8 +83,8 @@ def save_result(
     """Add a result to the report.json of a run, which `famjax report` reads.
 
     The file has the newest result for each combination of task, files and settings, all for the
-    same weights. Of lm_eval, questions and pairs, a result of fewer examples, such as a trial, does
-    not replace one of more. A report for other weights is kept beside it, with the step in its
+    same weights. Of lm_eval, questions, pairs and toy tasks, a result of fewer examples, such as a
+    trial, does not replace one of more. A report for other weights is kept beside it, with the step in its
     name.
 
     Args:
@@ -115,8 +115,8 @@ def save_result(
             if reason := _reason_to_keep(group, result, before["result"]):
                 print(f"{folder / REPORT}: {label}: {reason}", file=sys.stderr)
                 return
-            result = _with_other_lengths(group, result, before["result"])
-            if note := _replaced(group, result, before["result"]):
+            given, result = result, _with_other_rows(group, result, before["result"])
+            if note := _difference(group, given, result, before["result"]):
                 print(f"{folder / REPORT}: {label}: {note}", file=sys.stderr)
         results = {**saved["results"], label: {"group": group, "result": result}}
         report = {"step": step, "weights": weights, "results": results}
@@ -128,13 +128,18 @@ def _kept_name(step: int, weights: str | None) -> str:
     return f"report-{step}{'' if weights is None else f'-{weights}'}.json"
 
 
-def _with_other_lengths(group: str, result: Any, before: Any) -> Any:
+def _with_other_rows(group: str, result: Any, before: Any) -> Any:
     """Return a result, with the rows of an earlier result for lengths that only that one has.
 
-    If the settings of the earlier one differ, so do its examples, and its rows are left out.
+    The earlier row of a toy task stays, too, if it has more episodes. If the settings of the
+    earlier result differ, so do its examples, and its rows are left out.
     """
     if group in ("passkey", "toy", "long") and _settings(result) == _settings(before):
-        rows = {row["length"]: row for found in (before, result) for row in _rows(found)}
+        rows: dict[int, dict[str, Any]] = {}
+        for row in (*_rows(before), *_rows(result)):
+            earlier = rows.get(row["length"], row)
+            if group != "toy" or earlier["examples"] <= row["examples"]:
+                rows[row["length"]] = row
         joined = [rows[length] for length in sorted(rows)]
         if isinstance(result, list):
             return joined
@@ -169,20 +174,32 @@ def _examples(group: str, result: Any) -> int:
     return result.get(keys[group], 0) if group in keys else 0
 
 
-def _replaced(group: str, result: Any, before: Any) -> str:
-    """Return a line about the lengths of an earlier result that are in the report no more."""
-    if group not in ("passkey", "toy", "long") or _settings(result) == _settings(before):
+def _difference(group: str, given: Any, saved: Any, before: Any) -> str:
+    """Return a line about rows of earlier results that are lost, or of new ones that are not saved.
+
+    Args:
+      given: the new result.
+      saved: the result that is saved, with rows of the earlier one.
+      before: the earlier result.
+    """
+    if group not in ("passkey", "toy", "long"):
         return ""
-    lengths = ", ".join(f"{row['length']:,}" for row in _rows(before))
-    return f"replaces an earlier evaluation with other settings (of {lengths} tokens)"
+    if _settings(given) != _settings(before):
+        lengths = ", ".join(f"{row['length']:,}" for row in _rows(before))
+        return f"replaces an earlier evaluation with other settings (of {lengths} tokens)"
+    in_file = {id(row) for row in _rows(saved)}
+    kept = [f"{row['length']:,}" for row in _rows(given) if id(row) not in in_file]
+    more = "keeps the earlier evaluation with more episodes"
+    return f"{more} (of {', '.join(kept)} steps)" if kept else ""
 
 
 def _settings(result: Any) -> Any:
     """Return a value that identifies the examples of a result, apart from their lengths."""
     if isinstance(result, dict) and "settings" in result:
         return result["settings"]
-    # passkey rows have a hash of their documents; episodes of toy tasks are known by their number
-    return sorted({(row.get("documents", ""), row["examples"]) for row in _rows(result)})
+    # passkey rows have a hash of their documents; all episodes of a toy task are of the same kind
+    rows = [row for row in _rows(result) if "documents" in row]
+    return sorted({(row["documents"], row["examples"]) for row in rows})
 
 
 def _rows(result: Any) -> list[dict[str, Any]]:

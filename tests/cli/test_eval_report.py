@@ -131,6 +131,22 @@ def test_rows_of_passkeys_are_joined_if_they_are_of_as_many_documents(tmp_path: 
     assert saved(1024, 5) == [1024]
 
 
+def test_few_episodes_do_not_replace_many(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def saved(*rows: tuple[int, int]) -> list[tuple[int, int]]:
+        result = {"rows": [{"length": length, "examples": number} for length, number in rows]}
+        eval_report.save_result(tmp_path, 2, None, "toy", "copy", result)
+        found = eval_report.read_report(tmp_path)["results"]["copy"]["result"]["rows"]
+        return [(row["length"], row["examples"]) for row in found]
+
+    assert saved((60, 1000), (90, 10)) == [(60, 1000), (90, 10)]
+    assert capsys.readouterr().err == ""
+    assert saved((60, 5), (90, 1000), (30, 5)) == [(30, 5), (60, 1000), (90, 1000)]
+    told = "copy: keeps the earlier evaluation with more episodes (of 60 steps)"
+    assert told in capsys.readouterr().err
+
+
 def test_a_trial_does_not_replace_an_evaluation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
