@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,7 @@ from famjax.tokenizers.tokenizer import Tokenizer, check_same_ids
 from famjax.tokenizers.words import WordTokenizer
 from famjax.train.lock import LOCK
 from famjax.train.metrics import METRICS
+from famjax.train.partition import has_frozen_params
 
 CONFIG, CHECKPOINTS = "config.json", "checkpoints"
 # record of the files that were checked and need no check when the run resumes
@@ -117,8 +119,7 @@ def update_config(folder: Path, config: Config) -> None:
 def check_resumable(before: Config, config: Config, where: Path) -> None:
     """Raise a `UserError` if the run in `where` cannot resume with `config`."""
     free = _RESUMABLE
-    if config.init and not before.init:
-        # a folder that was moved may have another name, but this run began with random weights
+    if config.init and _began_elsewhere(before, config):
         free = tuple(key for key in free if key != "init")
     elif config.init and not {before.data.tokenizer, config.data.tokenizer} & set(WITHOUT_FILE):
         # the tokenizer comes from that folder, which may have been moved; the run has a copy
@@ -137,6 +138,20 @@ def check_resumable(before: Config, config: Config, where: Path) -> None:
             f"{where} holds a run with another config ({'; '.join(changed)}); "
             "give --run another folder, or the same values"
         )
+
+
+def _began_elsewhere(before: Config, config: Config) -> bool:
+    """Return whether a run's first weights were not those of `config.init`.
+
+    A folder that was moved has another name, and then the old one is not there any more. Where
+    weights are frozen, their fingerprint is compared later.
+    """
+    if not before.init:
+        return True
+    first, given = expanded(before.init), expanded(config.init)
+    if has_frozen_params(config) or not (first.is_dir() and given.is_dir()):
+        return False
+    return not os.path.samefile(first, given)
 
 
 def _has_effect(key: str, *configs: Config) -> bool:

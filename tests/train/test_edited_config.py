@@ -104,6 +104,23 @@ def test_a_run_with_random_weights_does_not_resume_with_others(run: Path) -> Non
     check_resumable(given, moved, run)
 
 
+def test_a_run_does_not_resume_with_another_model_in_init(run: Path, tmp_path: Path) -> None:
+    first, other = tmp_path / "base", tmp_path / "other"
+    first.mkdir()
+    before, given = (
+        replace_values(tiny.run().config, {"init": str(path)}) for path in (first, other)
+    )
+    check_resumable(before, given, run)  # it may have been moved, and its absence is told later
+    other.mkdir()
+    with pytest.raises(UserError, match=r"another config \(init: .*base'? -> .*other'?\); give"):
+        check_resumable(before, given, run)
+    # frozen weights are compared when they are read
+    adapters = {"model.lora.rank": 2}
+    check_resumable(replace_values(before, adapters), replace_values(given, adapters), run)
+    first.rmdir()
+    check_resumable(before, given, run)
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [
