@@ -84,8 +84,8 @@ def save_result(
 
     The file has the newest result for each combination of task, files and settings, all for the
     same weights. Of lm_eval, questions, pairs and toy tasks, a result of fewer examples, such as a
-    trial, does not replace one of more. A report for other weights is kept beside it, with the step in its
-    name.
+    trial, does not replace one of more. A report for other weights is kept beside it, with the step
+    in its name.
 
     Args:
       folder: folder of the results.

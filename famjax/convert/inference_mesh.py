@@ -19,8 +19,7 @@ from famjax.experiment.load import override
 from famjax.experiment.mesh_checks import tensor_sizes
 from famjax.experiment.size import weight_bytes
 from famjax.parallel.mesh import MeshDemand, choose_mesh, describe, is_auto
-from famjax.parallel.sharding import make_mesh
-from famjax.train.program import device_limit
+from famjax.parallel.sharding import device_limit, make_mesh
 from famjax.train.run_folder import read_run_config
 
 

@@ -12,12 +12,13 @@ import re
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from famjax.config.schema import MeshConfig
+from famjax.config.schema import AXES, MeshConfig
 from famjax.core.types import Axes, Params, PyTree, State
-from famjax.parallel.mesh import MeshDemand, choose_mesh
+from famjax.parallel.mesh import DEVICE_BYTES, WEIGHTS_SHARE, MeshDemand, choose_mesh
 
 # the mesh axes that shard the rows of a batch
 BATCH = ("data", "fsdp")
@@ -89,12 +90,30 @@ def make_mesh(config: MeshConfig, devices: list[jax.Device] | None = None) -> Me
     """
     devices = devices or jax.devices()
     sizes = vars(choose_mesh(config, len(devices), MeshDemand()))
-    axis_types = (jax.sharding.AxisType.Auto,) * len(sizes)
     # an axis may be part of a physical axis of a TPU torus; jax.make_mesh allows that only on v5e
     device_array = mesh_utils.create_device_mesh(
         tuple(sizes.values()), devices, allow_split_physical_axes=True
     )
-    return Mesh(device_array, tuple(sizes), axis_types=axis_types)
+    return _mesh(device_array)
+
+
+def device_limit(device_bytes: int | None = None) -> int:
+    """Return the bytes that weights and state may take on a device.
+
+    Args:
+      device_bytes: bytes of memory of a device; None takes that of a local device.
+    """
+    return int(WEIGHTS_SHARE * (device_bytes or local_device_bytes()))
+
+
+def local_device_bytes() -> int:
+    """Return the memory of a device, or a default if the device does not report it."""
+    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", DEVICE_BYTES)
+
+
+def _mesh(devices: np.ndarray) -> Mesh:
+    """Return the mesh of devices [data fsdp tensor sequence]."""
+    return Mesh(devices, AXES, axis_types=(jax.sharding.AxisType.Auto,) * len(AXES))
 
 
 def mesh_of(params: Params) -> Mesh:
@@ -102,8 +121,7 @@ def mesh_of(params: Params) -> Mesh:
     placement = jax.tree.leaves(params)[0].sharding
     if isinstance(placement, NamedSharding):
         return placement.mesh
-    (device,) = placement.device_set
-    return make_mesh(MeshConfig(data=1), [device])
+    return _mesh(np.array(list(placement.device_set)).reshape(1, 1, 1, 1))
 
 
 def path_name(path: tuple[Any, ...]) -> str:

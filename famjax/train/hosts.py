@@ -18,16 +18,19 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 import famjax
 from famjax.config.keys import key_values
-from famjax.config.schema import Config
+from famjax.config.schema import Config, MeshConfig
 from famjax.core.errors import UserError
 from famjax.core.types import Batch, PyTree, tree_bytes
 from famjax.core.units import byte_size
 from famjax.data.lanes import join_rows_state
 from famjax.data.sources import Source
 from famjax.experiment.memory import device_memory
+from famjax.parallel.mesh import MeshDemand, choose_mesh
+from famjax.parallel.sharding import device_limit, make_mesh, parameter_shardings
 from famjax.processes import collective
 from famjax.train.metrics import MetricsWriter
 
@@ -129,32 +132,36 @@ def upload_batch(
 
 
 def gather_to_first_process(tree: PyTree) -> PyTree:
-    """Return global arrays, whole, on the first device of process 0; None in other processes.
+    """Return global parameters on the devices of process 0; None in other processes.
 
-    With a single process the arrays stay as they are, sharded or not. All processes must call this.
+    They are sharded if they do not fit one of these devices. With a single process they stay as
+    they are. All processes must call this.
 
     Raises:
-      UserError: they do not fit on the device.
+      UserError: they do not fit the devices.
     """
     if collective.process_count() == 1:
         return tree
     from jax.experimental import multihost_utils
 
-    needed, available = tree_bytes(tree), device_memory(used=1)
+    devices = jax.local_devices()
+    needed, available = tree_bytes(tree), device_memory(used=len(devices))
     if needed > available.bytes:
         raise UserError(
             f"eval.tasks: the whole model takes {byte_size(needed)}, and {available.name} "
             f"{byte_size(available.bytes)}; leave it out, and evaluate the run with famjax eval"
         )
-    device = jax.local_devices()[0]
+    demand = MeshDemand(weights=needed, rows=len(devices), limit=device_limit())
+    sizes = choose_mesh(MeshConfig(data=-1, fsdp=-1), len(devices), demand)
+    shardings = parameter_shardings(make_mesh(sizes, devices), tree)
 
-    def gather(leaf: jax.Array) -> jax.Array | None:
+    def gather(leaf: jax.Array, placement: NamedSharding) -> jax.Array | None:
         if not leaf.is_fully_addressable:
             leaf = multihost_utils.process_allgather(leaf, tiled=True)
-        return None if collective.process_index() else jax.device_put(leaf, device)
+        return None if collective.process_index() else jax.device_put(leaf, placement)
 
     with jax.transfer_guard("allow"):
-        return jax.tree.map(gather, tree)
+        return jax.tree.map(gather, tree, shardings)
 
 
 def gather_cursors(data: dict[str, Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from famjax.mixers import MIXERS
 from famjax.models.seq2seq import make_model, source_of
 from famjax.optimizers import make_optimizer
 from famjax.parallel import sharding, traced
-from famjax.parallel.mesh import DEVICE_BYTES, WEIGHTS_SHARE, MeshDemand
+from famjax.parallel.mesh import MeshDemand
 from famjax.stacks.residual import ResidualStack
 from famjax.train.objective import has_memory_losses, minimized
 from famjax.train.partition import inference_config, merge_for_inference
@@ -120,22 +120,8 @@ def mesh_demand(config: ResolvedConfig, device_bytes: int | None = None) -> Mesh
         rows=config.data.batch // config.train.accumulate,
         tensor=(*tensor_sizes(config.model).values(), config.model.kv_heads),
         blocks=call_blocks(config),
-        limit=device_limit(device_bytes),
+        limit=sharding.device_limit(device_bytes),
     )
-
-
-def device_limit(device_bytes: int | None = None) -> int:
-    """Return the bytes that weights and state may take on a device.
-
-    Args:
-      device_bytes: bytes of memory of a device; None takes that of a local device.
-    """
-    return int(WEIGHTS_SHARE * (device_bytes or local_device_bytes()))
-
-
-def local_device_bytes() -> int:
-    """Return the memory of a device, or a default if the device does not report it."""
-    return (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", DEVICE_BYTES)
 
 
 def train_state_shardings(config: Config, mesh: Mesh, graph: Any, shapes: TrainState) -> TrainState:

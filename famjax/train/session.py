@@ -22,7 +22,7 @@ from famjax.tokenizers.tokenizer import Tokenizer
 from famjax.train import hosts
 from famjax.train.checkpoint import Checkpoints
 from famjax.train.clock import Clock
-from famjax.train.program import local_device_bytes, make_program, mesh_demand
+from famjax.train.program import make_program, mesh_demand
 from famjax.train.progress import Progress
 from famjax.train.resolve import resolve
 from famjax.train.run_folder import CHECKED
@@ -72,7 +72,7 @@ class Session:
         devices = sharding.make_mesh(MeshConfig()).size
         # with limits of their own, processes could choose different meshes, and wait for each other
         # for ever
-        device_bytes = min(all_gather("device bytes", local_device_bytes()))
+        device_bytes = min(all_gather("device bytes", sharding.local_device_bytes()))
         self.config: ResolvedConfig = resolve(config, tokenizer, devices, device_bytes)
         self.tokenizer, self.checkpoints, self.folder = tokenizer, checkpoints, folder
         self.progress, self.latest_step, self.clock = progress, latest_step, Clock()

@@ -3,7 +3,7 @@
 The evaluated model has the weights of the current step and a memory of its own. The memory of the
 training lanes is not touched.
 
-With several processes, process 0 evaluates the whole model on its first device, while the others
+With several processes, process 0 evaluates the whole model on its own devices, while the others
 wait for the scores.
 """
 

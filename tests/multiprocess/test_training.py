@@ -122,16 +122,17 @@ def test_two_processes_equal_one_and_resume_after_a_kill(tmp_path: Path) -> None
 
 
 @pytest.mark.long
-def test_tasks_are_evaluated_as_by_one_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("devices", [1, 2])
+def test_tasks_are_evaluated_as_by_one_process(devices: int, tmp_path: Path) -> None:
     """On parameters that are sharded over both processes; the best checkpoint is kept."""
     text = tmp_path / "held_out.txt"
     text.write_text("some words to read, and some more of them. " * 20)
     tasks = [f"eval.tasks=text:{text},niah_single_1", "eval.lengths=600", "eval.examples=1"]
     keys = ["eval.every=2", *tasks, "eval.best=text", "mesh.fsdp=2"]
     path = write_config(tmp_path, "lanes", *keys, "train.steps=4")
-    (_, said), _ = train_in_processes(path, tmp_path / "two", 2, 1)
+    (_, said), _ = train_in_processes(path, tmp_path / "two", 2, devices)
     assert "the best so far, is kept in" in said
-    train_in_process(path, tmp_path / "one", 2)
+    train_in_process(path, tmp_path / "one", 2 * devices)
     (*_, last), (*_, expected) = rows(tmp_path / "two"), rows(tmp_path / "one")
     assert {"text", "niah_single_1_600"} <= last.keys()
     assert last == pytest.approx(expected, rel=1e-4)
