@@ -576,8 +576,7 @@ class EvalConfig:
     # memory, and runs `tasks`
     every: int = 0
     # number of batches, of data.batch * data.length tokens, to evaluate from held-out documents and
-    # from training documents, each document from its start. When train.bptt_start changes the rows,
-    # the losses are measured on different tokens
+    # from training documents, each document from its start
     batches: int = 4
     # tasks to evaluate, written as for famjax eval --tasks, each on documents of `lengths`
     tasks: str = ""

@@ -40,6 +40,9 @@ class HeldOutLoss(Hook):
     each read from its beginning; training_bits_per_byte on as many batches of documents trained on.
     For the same names with the suffix _without_memory the state is reset before every block; stacks
     without blocks do not have these two.
+
+    The rows are those that training ends with, also while `train.bptt_start` makes them shorter:
+    the losses of all steps are of the same tokens.
     """
 
     def __init__(self) -> None:
@@ -64,15 +67,19 @@ class HeldOutLoss(Hook):
             }
 
     def _prepare(self, session: Session) -> None:
-        """Read the documents and make the program, again when the rows or the program change."""
+        """Read the documents and make the program, again when the session's program changes."""
         self._program = program = session.program
+        data = session.config.data
+        self._rows = sharding.batch_sharding(program.mesh, data.batch, data.length)
         token_bytes = session.tokenizer.token_bytes
         self._start = make_start(program, session)
         self._evaluate = jax.jit(
             traced.with_mesh(program.mesh, make_evaluate(program.inference_graph, token_bytes)),
             donate_argnums=2,
         )
-        self._batches = {name: read_batches(session, split) for name, split in SPLITS.items()}
+        self._batches = {
+            name: read_batches(session, split, self._rows) for name, split in SPLITS.items()
+        }
 
     def _measure(self, session: Session, batches: list[Batch[np.ndarray]], forget: bool) -> float:
         """Return the bits per byte of documents, each read once from its beginning.
@@ -80,13 +87,12 @@ class HeldOutLoss(Hook):
         Args:
           forget: reset the state before every block.
         """
-        state, program = session.state, session.program
-        block = session.config.model.block_len
+        state, block = session.state, session.config.model.block_len
         memory, sums = self._start(state.params, state.frozen), MetricSums.zeros()
         for batch in batches:
             if forget:
                 batch = {**batch, "reset": reset_blocks(batch, block)}
-            device_batch = hosts.upload_batch(batch, program.batch, session.rows)
+            device_batch = hosts.upload_batch(batch, self._rows, session.config.data.batch)
             memory, part = self._evaluate(state.params, state.frozen, memory, device_batch)
             sums = jax.tree.map(jax.numpy.add, sums, part)
         return summarize(jax.device_get(sums))["bits_per_byte"]
@@ -100,9 +106,10 @@ def evaluates_at(session: Session) -> bool:
 
 def make_start(program: TrainProgram, session: Session) -> Any:
     """Return a jitted function from (params, frozen) to the initial state of all rows."""
+    rows = session.config.data.batch
 
     def start(params: Any, frozen: Any) -> State:
-        return merge_for_inference(program.inference_graph, params, frozen).init_state(session.rows)
+        return merge_for_inference(program.inference_graph, params, frozen).init_state(rows)
 
     params, frozen = session.state.params, session.state.frozen
     axes = merge_for_inference(program.inference_graph, params, frozen).state_axes()
@@ -130,11 +137,16 @@ def make_evaluate(graph: Any, token_bytes: np.ndarray) -> Any:
     return evaluate
 
 
-def read_batches(session: Session, split: Split) -> list[Batch[np.ndarray]]:
+def read_batches(
+    session: Session, split: Split, rows: jax.sharding.Sharding
+) -> list[Batch[np.ndarray]]:
     """Return this process's rows of the first `eval.batches` batches of a split's documents.
 
     Documents of both splits are whole, also if training reads parts of them (`data.part_bytes`):
     what a memory contributes grows with the document.
+
+    Args:
+      rows: the sharding of a batch.
 
     Raises:
       UserError: the source holds out no documents, or the batches have no text to predict.
@@ -150,7 +162,7 @@ def read_batches(session: Session, split: Split) -> list[Batch[np.ndarray]]:
     documents = DocumentPass(source)
     batches = list(
         islice(
-            one_pass(documents, session.rows, session.length, config.model.block_len),
+            one_pass(documents, config.data.batch, config.data.length, config.model.block_len),
             config.eval.batches,
         )
     )
@@ -159,7 +171,7 @@ def read_batches(session: Session, split: Split) -> list[Batch[np.ndarray]]:
             f"eval.every={config.eval.every}: the first {config.eval.batches} batches of documents "
             f"({split}) have no text to predict; raise eval.batches, or set eval.every=0"
         )
-    local = list(hosts.local_rows(session.program.batch, session.rows, session.length))
+    local = list(hosts.local_rows(rows, config.data.batch, config.data.length))
     return [
         {name: part[local] for name, part in batch.items()}  # type: ignore[index, misc]
         for batch in batches

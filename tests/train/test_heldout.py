@@ -14,6 +14,8 @@ from famjax.core.errors import UserError
 from famjax.eval.text import evaluate_text
 from famjax.experiment.load import load_config, override
 from famjax.pipeline import make_source
+from famjax.train import heldout
+from famjax.train.heldout import read_batches
 from famjax.train.loop import train
 from famjax.train.metrics import read_metrics
 
@@ -78,6 +80,28 @@ def test_heldout_evaluation_does_not_change_a_bit_of_the_run(tmp_path: Path) -> 
     train(config, tmp_path / "two", quiet=True)
     last, resumed = rows(tmp_path / "run")[-1], rows(tmp_path / "two")[-1]
     assert [last[name] for name in FIELDS] == [resumed[name] for name in FIELDS]
+
+
+@pytest.mark.usefixtures("compiled_once")
+def test_all_steps_are_measured_on_the_same_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while rows are shorter at the beginning of the training."""
+    found = []
+
+    def spy(*given: Any) -> list[Any]:
+        found.append(read_batches(*given))
+        return found[-1]
+
+    monkeypatch.setattr(heldout, "read_batches", spy)
+    warm = ["model.mixer=bswa", "train.bptt_start=16", "train.bptt_double_every=4"]
+    config = small.config(tmp_path / "texts", "lanes", "text", *EVAL, *warm)
+    train(config, tmp_path / "run", quiet=True)
+    first, last = found[::2][0], found[::2][-1]
+    assert len(found) > 2  # read again for other rows
+    assert [batch["tokens"].shape for batch in first] == [batch["tokens"].shape for batch in last]
+    np.testing.assert_array_equal(first[0]["tokens"], last[0]["tokens"])
+    assert first[0]["tokens"].shape == (config.data.batch, config.data.length)
 
 
 @pytest.mark.parametrize(
