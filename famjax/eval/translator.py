@@ -198,16 +198,16 @@ class Translator:
         if self._sampling is not None:
             rows = np.resize(np.array(numbers, np.uint32), len(tokens))
             arguments = (*arguments, self._sampling, rows)
-            written, lengths = self._run(self._programs.sample, *arguments)
+            written, lengths = self._run_program(self._programs.sample, *arguments)
             one = [self._decode(*row, 0.0) for row in zip(written, lengths, strict=True)]
             return [one for _ in length_penalties]
-        found = self._run(self._programs.search, *arguments)
+        found = self._run_program(self._programs.search, *arguments)
         return [
             [self._decode(*best) for best in zip(*(a[i, :, 0] for a in found), strict=True)]
             for i in range(len(length_penalties))
         ]
 
-    def _run(self, program: Any, params: Params, tokens: np.ndarray, *others: Any) -> Any:
+    def _run_program(self, program: Any, params: Params, tokens: np.ndarray, *others: Any) -> Any:
         """Run a jitted function on sources [b s], and add its time to `seconds`."""
         arguments = (params, tokens, *others)
         shapes = tuple(np.shape(a) for a in jax.tree.leaves((tokens, others)))

@@ -9,14 +9,17 @@ from pathlib import Path
 
 import jax
 import pytest
+import small
 import tiny
 from flax import nnx
 
 from famjax.cli.main import main
-from famjax.config.schema import MeshConfig
+from famjax.config.schema import Config, MeshConfig
 from famjax.convert.inference_mesh import inference_mesh
 from famjax.convert.open import open_model
+from famjax.experiment.load import override
 from famjax.parallel.sharding import make_mesh, mesh_of
+from famjax.train.loop import train
 
 
 @pytest.fixture
@@ -56,6 +59,26 @@ def test_the_same_text_is_generated_on_any_mesh(run, capsys, tmp_path) -> None:
         assert main(argv) == 0
         texts.add(capsys.readouterr().out)
     assert len(texts) == 1
+
+
+@pytest.mark.long
+def test_the_same_target_is_written_on_any_mesh(capsys, tmp_path) -> None:
+    (tmp_path / "words").write_text("abc\nd\nef\n")
+    shape = [given for given in small.COMMAND if "block_len" not in given]
+    keys = [
+        *("model.block_len=1", "model.mixer=full", "model.capacity=32", "model.encoder.layers=1"),
+        *("data.task=translate", "data.layout=pairs", f"data.source={tmp_path / 'words'}"),
+        *(f"data.target={tmp_path / 'words'}", "data.length=32", "train.steps=1"),
+    ]
+    with small.shared_programs():  # on one device
+        train(override(Config(), [*shape, *keys]), tmp_path / "run", quiet=True)
+    argv = ["generate", str(tmp_path / "run"), "--prompts", str(tmp_path / "words")]
+    for more in ([], ["--beam", "3"], ["--temperature", "1"]):
+        texts = set()
+        for mesh in ("", "data=2,fsdp=2,tensor=2"):
+            assert main([*argv, *more, "--max-tokens", "6", "--mesh", mesh]) == 0
+            texts.add(capsys.readouterr().out)
+        assert len(texts) == 1
 
 
 def test_the_mesh_that_is_chosen(run, capsys) -> None:
