@@ -120,6 +120,7 @@ def mesh_of(params: Params) -> Mesh:
     """Return the mesh that parameters are sharded over, of one device if they are on one."""
     placement = jax.tree.leaves(params)[0].sharding
     if isinstance(placement, NamedSharding):
+        assert isinstance(placement.mesh, Mesh)
         return placement.mesh
     return _mesh(np.array(list(placement.device_set)).reshape(1, 1, 1, 1))
 
