@@ -197,8 +197,8 @@ class Translator:
         arguments = (self._params, tokens, segment, settings, self._stops, start)
         if self._sampling is not None:
             rows = np.resize(np.array(numbers, np.uint32), len(tokens))
-            arguments = (*arguments, self._sampling, rows)
-            written, lengths = self._run_program(self._programs.sample, *arguments)
+            given = *arguments, self._sampling, rows
+            written, lengths = self._run_program(self._programs.sample, *given)
             one = [self._decode(*row, 0.0) for row in zip(written, lengths, strict=True)]
             return [one for _ in length_penalties]
         found = self._run_program(self._programs.search, *arguments)
