@@ -19,14 +19,14 @@ class Entry(NamedTuple):
       shows: short description of what it shows.
       experiment: id in `famjax.reproduce.experiments.EXPERIMENTS`; "" is none.
       command: without an experiment, the command that makes it; "" is none.
-      state: without an experiment, the state to report.
+      state: without an experiment, the page with its result here, or why there is none.
     """
 
     name: str
     shows: str
     experiment: str = ""
     command: str = ""
-    state: str = "by another command"
+    state: str = ""
 
 
 def _missing(name: str, shows: str, why: str) -> Entry:
@@ -37,9 +37,24 @@ def _drawing(name: str, shows: str) -> Entry:
     return Entry(name, shows, state="a drawing")
 
 
+def _measured(name: str, shows: str, command: str, page: str) -> Entry:
+    return Entry(name, shows, command=command, state=page)
+
+
+def _planned(name: str, shows: str, config: str) -> Entry:
+    state = "configs, counted: docs/papers.md"
+    return Entry(name, shows, command=f"famjax plan {config}{_ON}", state=state)
+
+
 _SETS = ("text", "narrativeqa", "qasper", "quality", "xlsum")
 _LONG_TASKS = "famjax eval RUN --tasks " + ",".join(f"{name}:FILES" for name in _SETS)
 _GAMES = "reinforcement learning"
+_LARGE = "not run: needs pretrained models of these sizes"
+_BENCH_LINEAR = "docs/bench_linear.md"
+_TRANSLATION_SIZES = _planned(
+    "Table 8", "sizes of translation models", "wmt14_ende_paper model.vocab_size=32000"
+)
+_LANGUAGE_SIZES = _planned("Table 9", "sizes of language models", "wikitext103_large_paper")
 _FEEDBACK_TABLE_1 = (
     Entry("Table 1: copy", "copy digits", "ft-table-1-copy"),
     Entry("Table 1: reverse", "reverse digits", "ft-table-1-reverse"),
@@ -57,17 +72,18 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry("Figure 3: M1_SG", "passkey without a gradient", "fam-figure-3-gradient"),
         Entry("Figure 4", "text by memory segments", "fam-figure-4"),
         Entry("Table 11", "long-context tasks by memory segments", "fam-figure-4"),
-        Entry("Table 1", "the same, 8B and 24B", command=_LONG_TASKS),
+        Entry("Table 1", "the same, 8B and 24B", command=_LONG_TASKS, state=_LARGE),
         Entry(
             "Tables 2, 12",
             "GPT-3 tasks, whose NAMES are in docs/papers.md",
             command="famjax eval RUN --tasks lm_eval:NAMES",
+            state=_LARGE,
         ),
         Entry("3.1", "the recipe's parts, against lanes", "fam-recipe"),
         Entry("Table 3", "length of the memory", "fam-table-3"),
         Entry("Table 4", "previous memories", "fam-table-4"),
-        Entry("Table 5", "Flan-PaLM 1B, 8B, 24B", command=f"famjax plan fam_1b{_ON}"),
-        Entry("Table 6", "settings", command=f"famjax plan fam_8b{_ON}"),
+        _planned("Table 5", "Flan-PaLM 1B, 8B, 24B", "fam_1b"),
+        _planned("Table 6", "settings", "fam_8b"),
         Entry("Figure 6", "RSP, prefix, position, RoPE base", "fam-figure-6"),
         Entry("Figure 7", "probability of state passing", "fam-figure-7"),
         Entry("Table 7", "position of the memory", "fam-table-7"),
@@ -78,12 +94,25 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry("C.1", "Block-Recurrent Transformer", "fam-figure-8"),
         Entry("C.4", "diversity loss", "fam-diversity"),
         Entry("C.5", "reconstruction loss", "fam-reconstruction"),
-        Entry("Figure 11", "the passkey document", command="famjax train passkey"),
         Entry(
-            "Figure 12", "attention maps", command="famjax analyze RUN --attention --plot maps.png"
+            "Figure 11",
+            "the passkey document",
+            command="famjax train passkey",
+            state="docs/samples.md",
         ),
-        Entry("Table 10", "the long-context sets", command=_LONG_TASKS),
-        Entry("Tables 13, 14", "memory and seconds", command="famjax bench fam"),
+        Entry(
+            "Figure 12",
+            "attention maps",
+            command="famjax analyze RUN --attention --plot maps.png",
+            state="of your model: docs/evaluation.md",
+        ),
+        Entry(
+            "Table 10",
+            "the long-context sets",
+            command=_LONG_TASKS,
+            state="of your files: docs/evaluation.md",
+        ),
+        _measured("Tables 13, 14", "memory and seconds", "famjax bench fam", "docs/results.md"),
     ),
     "Feedback Transformer (arXiv 2002.09402, v3)": (
         *_FEEDBACK_TABLE_1,
@@ -91,19 +120,16 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry("Table 2", "WMT14 En-De, test", "ft-figure-4-translation"),
         Entry("Table 3", "WikiText-103", "ft-table-3"),
         Entry("Table 4", "enwik8", "ft-table-4"),
-        Entry("Table 5", "speed", command="famjax bench feedback"),
+        _measured("Table 5", "speed", "famjax bench feedback", "docs/bench_feedback.md"),
         Entry("Table 6", "norms, span, BPTT", "ft-table-6"),
-        Entry("Table 7", "a program", command="famjax train algorithmic_3_feedback"),
         Entry(
-            "Table 8",
-            "sizes of translation models",
-            command=f"famjax plan wmt14_ende_paper model.vocab_size=32000{_ON}",
+            "Table 7",
+            "a program",
+            command="famjax train algorithmic_3_feedback",
+            state="docs/tasks.md",
         ),
-        Entry(
-            "Table 9",
-            "sizes of language models",
-            command=f"famjax plan wikitext103_large_paper{_ON}",
-        ),
+        _TRANSLATION_SIZES,
+        _LANGUAGE_SIZES,
         _missing("Figure 3", "corridor", _GAMES),
         Entry("Figure 4: left", "WMT14 by depth", "ft-figure-4-translation"),
         _missing("Figure 4: right", "maze", _GAMES),
@@ -120,6 +146,7 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         _drawing("Figures 1, 2", "the memory"),
         Entry("Table 1: blocked walk", "10,000 and a million episodes", "ft-table-1-blocked-walk"),
         Entry("Table 1: others", "as in v3", "ft-table-1-copy"),
+        Entry("Table 1: Universal Transformer", "copy, reverse", state="another paper's figures"),
         Entry("Table 2", "char-PTB", "ft-v1-table-2"),
         Entry("Table 3", "enwik8", "ft-table-4"),
         Entry("Table 4: large", "WikiText-103", "ft-table-3"),
@@ -127,16 +154,8 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry("Table 5", "what the memory is made of", "ft-figure-5"),
         Entry("Table 6", "shorter trainings", "ft-v1-table-6"),
         Entry("Table 7", "norms, span, BPTT", "ft-table-6"),
-        Entry(
-            "Table 8",
-            "sizes of translation models",
-            command=f"famjax plan wmt14_ende_paper model.vocab_size=32000{_ON}",
-        ),
-        Entry(
-            "Table 9",
-            "sizes of language models",
-            command=f"famjax plan wikitext103_large_paper{_ON}",
-        ),
+        _TRANSLATION_SIZES,
+        _LANGUAGE_SIZES,
         Entry("Figure 3: left", "WMT14 by depth", "ft-figure-4-translation"),
         Entry("Figure 3: right", "CNN-DM by depth", "ft-figure-7-summaries"),
         Entry("Figure 4: left", "depth at equal parameters", "ft-figure-9"),
@@ -145,8 +164,11 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry("Figure 6", "IWSLT14 by depth", "ft-figure-7-translation"),
         Entry("Figure 7", "learning curve", "ft-v1-figure-7"),
         _missing("Figure 8", "water maze", _GAMES),
-        Entry(
-            "Figure 9", "step by BPTT length", command="famjax bench feedback --length 8,16,32,64"
+        _measured(
+            "Figure 9",
+            "step by BPTT length",
+            "famjax bench feedback --length 8,16,32,64",
+            "docs/bench_feedback.md",
         ),
     ),
     "Transformers into RNNs (arXiv 2103.13076)": (
@@ -154,14 +176,12 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
         Entry("Table 2", "translation, En-De", "t2r-table-2"),
         Entry("Table 2", "translation, En-Fr", "t2r-table-2-en-fr"),
         Entry("Table 2", "translation, Zh-En", "t2r-table-2-zh-en"),
-        Entry("Tables 3, 4", "settings of WikiText-103", command=f"famjax plan t2r_lm_paper{_ON}"),
-        Entry(
-            "Tables 5, 6",
-            "settings of translation",
-            command=f"famjax plan t2r_mt_paper model.vocab_size=32000{_ON}",
-        ),
+        _planned("Tables 3, 4", "settings of WikiText-103", "t2r_lm_paper"),
+        _planned("Tables 5, 6", "settings of translation", "t2r_mt_paper model.vocab_size=32000"),
         _drawing("Figure 1", "steps of attention"),
-        Entry("Figures 2, 3", "speed and memory by length", command="famjax bench linear"),
+        _measured(
+            "Figures 2, 3", "speed and memory by length", "famjax bench linear", _BENCH_LINEAR
+        ),
         Entry("Figure 4", "number of features", "t2r-figure-4"),
         Entry("Figure 5", "distance of attention", "t2r-figure-5"),
         Entry("Figure 6", "entropy of attention", "t2r-figure-6"),
@@ -170,11 +190,13 @@ PAPERS: dict[str, tuple[Entry, ...]] = {
             "Note 5",
             "only the maps trained",
             command="famjax train t2r_finetune_paper init=MODEL train.only=maps",
+            state="docs/t2r.md",
         ),
         Entry(
             "Note 7",
             "Performer",
             command="famjax convert RUN MODEL --to t2r model.linear.map=performer",
+            state="docs/t2r.md",
         ),
     ),
     "famjax": (),

@@ -68,7 +68,9 @@ def test_every_experiment_is_listed_and_every_command_exists():
     entries = [entry for paper in listed(EXPERIMENTS.values()).values() for entry in paper]
     assert {entry.experiment for entry in entries if entry.experiment} == set(EXPERIMENTS)
     for entry in entries:
-        assert entry.experiment or entry.command or entry.state != Entry("", "").state
+        assert bool(entry.experiment) != bool(entry.state)
+        for page in re.findall(r"docs/\S+\.md", entry.state):
+            assert Path(page).exists()
         assert "..." not in entry.command
         if entry.command:
             assert entry.command.split()[1] in VERBS
