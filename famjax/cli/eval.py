@@ -91,7 +91,7 @@ class Arguments:
     batch: int = 8
     """Maximum number of documents or windows in a batch."""
     mesh: str = ""
-    """Shard the model and its documents over this machine's devices: auto, or sizes of axes, such
+    """Shard the model and the documents over this machine's devices: auto, or sizes of axes, such
     as data=2,tensor=4. Default: use the first device."""
     json: bool = False
     """Print one JSON object instead of tables."""

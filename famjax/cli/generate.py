@@ -103,10 +103,9 @@ def run(argv: list[str]) -> int:
     # check before --read, which may take an hour
     max_tokens = _MAX_TOKENS if a.max_tokens is None else a.max_tokens
     check_sampling(max_tokens, a.temperature, a.top_k, a.top_p, a.stop, a.seed)
-    mesh = inference_mesh(a.run, a.mesh, a.beam or 1 if a.prompts is None else _BATCH)
-    opened = open_model(a.run, mesh=mesh)
-    _check_model(a, opened, max_tokens)
     prompts = _read_prompts(a, prompt)
+    opened = open_model(a.run, mesh=inference_mesh(a.run, a.mesh, _rows(a, prompts)))
+    _check_model(a, opened, max_tokens)
     if isinstance(opened.tokenizer, WordTokenizer):
         _report_unknown_words(opened.tokenizer.unknown_words("\n".join(prompts)))
     if opened.config.model.encoder.layers:
@@ -141,6 +140,15 @@ def _check_model(arguments: Arguments, opened: Run, max_tokens: int) -> None:
             f"--chat: the tokenizer of {a.run} has no chat template; remove it, or "
             "train with a tokenizer that has one"
         )
+
+
+def _rows(arguments: Arguments, prompts: list[str]) -> int:
+    """Return how many texts are written together, hypotheses included."""
+    a = arguments
+    if a.temperature:
+        return 1
+    texts = 1 if a.state_in is not None or a.read is not None else min(len(prompts), _BATCH)
+    return max(texts, 1) * (a.beam or 1)
 
 
 def _read_prompts(arguments: Arguments, prompt: str | None) -> list[str]:

@@ -15,9 +15,10 @@ from famjax.convert.load import parse_model, read_hf_config
 from famjax.convert.open import is_hugging_face
 from famjax.core.errors import UserError, format_divisors
 from famjax.core.paths import expanded
+from famjax.experiment.checks import validate
 from famjax.experiment.load import override
 from famjax.experiment.mesh_checks import tensor_sizes
-from famjax.experiment.size import weight_bytes
+from famjax.experiment.size import state_bytes, weight_bytes
 from famjax.parallel.mesh import MeshDemand, choose_mesh, describe, is_auto
 from famjax.parallel.sharding import device_limit, make_mesh
 from famjax.train.run_folder import read_run_config
@@ -54,11 +55,17 @@ def inference_mesh(folder: str, given: str, rows: int) -> Mesh | None:
     sizes, mesh = tensor_sizes(resolve_model(model)), replace(config.mesh, sequence=1)
     demand = MeshDemand(
         weights=weight_bytes(model),
+        state=rows * state_bytes(model),
         rows=rows,
         tensor=(*sizes.values(), resolve_model(model).kv_heads),
         limit=device_limit(),
     )
     chosen = choose_mesh(mesh, jax.device_count(), demand)
+    if mesh.fsdp == mesh.tensor == -1:
+        # weights that are sharded by heads are never gathered
+        without_fsdp = choose_mesh(replace(mesh, fsdp=1), jax.device_count(), demand)
+        if demand.bytes_on(without_fsdp) <= demand.limit:
+            chosen = without_fsdp
     for key, size in sizes.items():
         if size % chosen.tensor:
             raise UserError(
@@ -71,9 +78,14 @@ def inference_mesh(folder: str, given: str, rows: int) -> Mesh | None:
 
 
 def _model_config(folder: str) -> ModelConfig | None:
-    """Return the config of the model in a folder; None if there is none."""
+    """Return the config of the model in a folder; None if there is none that can be opened."""
     path = expanded(folder)
     if is_hugging_face(path):
         return parse_model(read_hf_config(path), path)
     config = read_run_config(Path(path))
+    try:
+        if config is not None:
+            validate(config)
+    except UserError:
+        return None
     return None if config is None else config.model

@@ -178,7 +178,7 @@ def load_weights(
             "model.feedback: these settings need parameters that the folder does not have; remove "
             "them here, then run famjax train CONFIG init=FOLDER with them"
         )
-    check_model_fits(config, mesh.size if mesh else 1)
+    check_model_fits(config, sharding.weight_shards(mesh))
     graph, shapes = abstract_inference_model(config)
     with SafetensorsFolder(folder) as checkpoint:
         loader = ParameterLoader(config, native, tensors, checkpoint, mesh)

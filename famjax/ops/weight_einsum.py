@@ -66,7 +66,8 @@ def weight_einsum(
 
     Args:
       equation: such as "...ab,abcd->...cd", which contracts a and b.
-      out_dtype: dtype of the sums and of the result, not within a scan; None is that of x.
+      out_dtype: dtype of the result, in which products are summed; None is x's. Gradients are
+        rounded to x's dtype. It must be None within a scan.
 
     Raises:
       ValueError: the equation does not have the form of one with a kernel (`is_weight_equation`),

@@ -125,6 +125,11 @@ def mesh_of(params: Params) -> Mesh:
     return _mesh(np.array(list(placement.device_set)).reshape(1, 1, 1, 1))
 
 
+def weight_shards(mesh: Mesh | None) -> int:
+    """Return the number of devices that share a copy of the parameters; 1 without a mesh."""
+    return mesh.shape["fsdp"] * mesh.shape["tensor"] if mesh else 1
+
+
 def path_name(path: tuple[Any, ...]) -> str:
     """Return a key path as "stack/layers/0/mixer/qkv/q/kernel"."""
     names = (getattr(k, "key", getattr(k, "name", getattr(k, "idx", None))) for k in path)

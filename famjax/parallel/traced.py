@@ -26,8 +26,8 @@ from famjax.parallel.sharding import (
     state_shardings,
 )
 
-# the mesh that the function being traced is compiled for; None for one device, or if sharding is
-# left to GSPMD
+# the mesh that the function being traced is compiled for; None if it is unknown, and then sharding
+# is left to GSPMD
 _MESH: ContextVar[Mesh | None] = ContextVar("mesh", default=None)
 
 
@@ -43,6 +43,13 @@ def with_mesh(mesh: Mesh, f: Callable[..., Any]) -> Callable[..., Any]:
             _MESH.reset(token)
 
     return f_with_mesh
+
+
+def bind(f: Callable[..., Any], *args: Any) -> functools.partial[Any]:
+    """Return the partial of f, with its name, which profiles and messages of XLA have."""
+    bound = functools.partial(f, *args)
+    bound.__name__ = f.__name__  # type: ignore[attr-defined]
+    return bound
 
 
 def with_logical_constraint(x: jax.Array, axes: Axes) -> jax.Array:

@@ -480,7 +480,9 @@ class ResidualStack(Stack):
         xs: Any = (states, keys, sources)
         if unstack:
             xs = [(old, None, _take_repeat(sources, r)) for r, old in enumerate(states)]
-        (x, _), states = self._scan_repeats(layers, start, xs, unstack)
+        # for single tokens of few rows, reducing products is cheaper than gathering weights; if the
+        # rows are sharded, GSPMD gathers them all the same
+        (x, _), states = self._scan_repeats(layers, start, xs, unstack, gather=x.shape[1] > 1)
         x = apply_dropout(
             with_logical_constraint(x, TOKENS), make_dropout(self.rates.output, ctx.key, OUTPUT)
         )

@@ -47,6 +47,7 @@ class HeldOutLoss(Hook):
 
     def __init__(self) -> None:
         self._program: TrainProgram | None = None
+        self._batches: dict[str, list[Batch[np.ndarray]]] = {}
 
     def before_first_step(self, session: Session) -> None:
         if session.config.eval.every and holds_out_text(session.given_config):
@@ -67,19 +68,21 @@ class HeldOutLoss(Hook):
             }
 
     def _prepare(self, session: Session) -> None:
-        """Read the documents and make the program, again when the session's program changes."""
+        """Make the program, again when that of the session changes; read the documents once."""
         self._program = program = session.program
         data = session.config.data
-        self._rows = sharding.batch_sharding(program.mesh, data.batch, data.length)
         token_bytes = session.tokenizer.token_bytes
         self._start = make_start(program, session)
         self._evaluate = jax.jit(
             traced.with_mesh(program.mesh, make_evaluate(program.inference_graph, token_bytes)),
             donate_argnums=2,
         )
-        self._batches = {
-            name: read_batches(session, split, self._rows) for name, split in SPLITS.items()
-        }
+        if not self._batches:
+            self._placement = sharding.batch_sharding(program.mesh, data.batch, data.length)
+            self._batches = {
+                name: read_batches(session, split, self._placement)
+                for name, split in SPLITS.items()
+            }
 
     def _measure(self, session: Session, batches: list[Batch[np.ndarray]], forget: bool) -> float:
         """Return the bits per byte of documents, each read once from its beginning.
@@ -92,7 +95,7 @@ class HeldOutLoss(Hook):
         for batch in batches:
             if forget:
                 batch = {**batch, "reset": reset_blocks(batch, block)}
-            device_batch = hosts.upload_batch(batch, self._rows, session.config.data.batch)
+            device_batch = hosts.upload_batch(batch, self._placement, session.config.data.batch)
             memory, part = self._evaluate(state.params, state.frozen, memory, device_batch)
             sums = jax.tree.map(jax.numpy.add, sums, part)
         return summarize(jax.device_get(sums))["bits_per_byte"]
@@ -138,7 +141,7 @@ def make_evaluate(graph: Any, token_bytes: np.ndarray) -> Any:
 
 
 def read_batches(
-    session: Session, split: Split, rows: jax.sharding.Sharding
+    session: Session, split: Split, placement: jax.sharding.Sharding
 ) -> list[Batch[np.ndarray]]:
     """Return this process's rows of the first `eval.batches` batches of a split's documents.
 
@@ -146,7 +149,7 @@ def read_batches(
     what a memory contributes grows with the document.
 
     Args:
-      rows: the sharding of a batch.
+      placement: the sharding of a batch.
 
     Raises:
       UserError: the source holds out no documents, or the batches have no text to predict.
@@ -171,7 +174,7 @@ def read_batches(
             f"eval.every={config.eval.every}: the first {config.eval.batches} batches of documents "
             f"({split}) have no text to predict; raise eval.batches, or set eval.every=0"
         )
-    local = list(hosts.local_rows(rows, config.data.batch, config.data.length))
+    local = list(hosts.local_rows(placement, config.data.batch, config.data.length))
     return [
         {name: part[local] for name, part in batch.items()}  # type: ignore[index, misc]
         for batch in batches

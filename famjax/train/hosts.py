@@ -29,8 +29,7 @@ from famjax.core.units import byte_size
 from famjax.data.lanes import join_rows_state
 from famjax.data.sources import Source
 from famjax.experiment.memory import device_memory
-from famjax.parallel.mesh import MeshDemand, choose_mesh
-from famjax.parallel.sharding import device_limit, make_mesh, parameter_shardings
+from famjax.parallel.sharding import make_mesh, parameter_shardings
 from famjax.processes import collective
 from famjax.train.metrics import MetricsWriter
 
@@ -134,8 +133,8 @@ def upload_batch(
 def gather_to_first_process(tree: PyTree) -> PyTree:
     """Return global parameters on the devices of process 0; None in other processes.
 
-    They are sharded if they do not fit one of these devices. With a single process they stay as
-    they are. All processes must call this.
+    They are sharded over these devices as far as possible, since the training's state is there,
+    too. With a single process they stay as they are. All processes must call this.
 
     Raises:
       UserError: they do not fit the devices.
@@ -151,9 +150,7 @@ def gather_to_first_process(tree: PyTree) -> PyTree:
             f"eval.tasks: the whole model takes {byte_size(needed)}, and {available.name} "
             f"{byte_size(available.bytes)}; leave it out, and evaluate the run with famjax eval"
         )
-    demand = MeshDemand(weights=needed, rows=len(devices), limit=device_limit())
-    sizes = choose_mesh(MeshConfig(data=-1, fsdp=-1), len(devices), demand)
-    shardings = parameter_shardings(make_mesh(sizes, devices), tree)
+    shardings = parameter_shardings(make_mesh(MeshConfig(data=1, fsdp=-1), devices), tree)
 
     def gather(leaf: jax.Array, placement: NamedSharding) -> jax.Array | None:
         if not leaf.is_fully_addressable:

@@ -28,7 +28,7 @@ from famjax.models.remap_params import (
 )
 from famjax.models.seq2seq import make_model
 from famjax.parallel import sharding
-from famjax.parallel.sharding import path_name
+from famjax.parallel.sharding import path_name, weight_shards
 from famjax.parallel.traced import target_device
 from famjax.stacks.feedback import Feedback
 from famjax.tokenizers.tokenizer import Tokenizer
@@ -160,7 +160,7 @@ def open_run(
         raise UserError(f"{folder / CONFIG}: {error}") from None
     tokenizer = run_tokenizer(folder, config)
     model, only = inference_config(config.model), config.train.only
-    check_model_fits(model, mesh.size if mesh else 1, only)
+    check_model_fits(model, weight_shards(mesh), only)
     graph, shapes, _ = abstract_model(model, only=only)
     template = _with_shardings(shapes, mesh)
     checkpoints = Checkpoints(folder / CHECKPOINTS)

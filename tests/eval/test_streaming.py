@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from famjax.config.schema import MeshConfig
 from famjax.core.errors import UserError
+from famjax.core.types import Context
 from famjax.eval.memory_usage import measure_flatness, memory_report
 from famjax.eval.stream_functions import jit_functions
 from famjax.eval.streaming import Streamer, rechunk
@@ -214,6 +216,23 @@ def test_sharded_parameters_are_used_in_place(mixer: str) -> None:
     stream.read(TOKENS[:, :21])
     stream.state = stream.state
     close(stream.losses(TOKENS[:, 21:], TARGETS[:, 21:])[0], whole[:, 21:])
+
+
+def test_single_tokens_of_a_document_gather_no_weights() -> None:
+    """Products are summed instead, which are fewer bytes."""
+    graph, params = nnx.split(tiny.model("bswa", mlp_width=56))
+    mesh = make_mesh(MeshConfig(data=1, fsdp=8))
+    params = jax.device_put(params, parameter_shardings(mesh, params))
+    functions = jit_functions(graph, mesh)
+    state, tokens = functions.start(params, 1), np.zeros((1, 16), np.int32)
+
+    def gathers(program: Any) -> int:
+        """Return how often kernels of the feed-forward, [16 56] and [56 16], are gathered."""
+        shapes = re.findall(r"= f32\[(\S+)\]\S* all-gather\(", program.compile().as_text())
+        return sum(shape.endswith(("16,56", "56,16")) for shape in shapes)
+
+    assert gathers(functions.skim.lower(params, state, tokens, Context()))
+    assert not gathers(functions.step.lower(params, state, tokens[:, :1], Context()))
 
 
 def test_other_devices_do_not_matter_to_a_model_on_one(monkeypatch) -> None:
