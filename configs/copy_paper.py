@@ -9,7 +9,8 @@ The span of 1,024, which holds an episode of 400 digits, is chosen here. All tra
 episodes have 40 digits, so that a model can learn to look 41 tokens back, and fail on other
 lengths; small models do (docs/feedback.md).
 
-For departures see `_toy_paper` and `_feedback_paper`.
+Each row is one episode (`data.toy.concatenate`); the paper says that it joins those of the random
+walk and programs, and nothing of these. For departures see `_toy_paper` and `_feedback_paper`.
 """
 
 from famjax import Config, load_config, replace_values

@@ -7,7 +7,8 @@ Command:  famjax train counting_paper
 Cost:     needs an accelerator; not run here
 Expected: 99.7% (paper; its Transformer 99.6%; up to 1,000: 95.3% and 82.4%)
 
-For departures see `_toy_paper` and `_feedback_paper`.
+Each row is one episode (`data.toy.concatenate`); the paper says that it joins those of the random
+walk and programs, and nothing of these. For departures see `_toy_paper` and `_feedback_paper`.
 """
 
 from famjax import Config, load_config, replace_values

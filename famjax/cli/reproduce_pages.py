@@ -87,16 +87,18 @@ def make_page(results: Results, figure: str) -> str:
     experiment, each = results.experiment, results.each()
     seconds = sum(result["train_seconds"] + result["evaluation_seconds"] for result in each)
     seeds = max(map(len, results.by_variant.values()))
+    versions = code_versions(each)
+    options = [*results.options, *(["--mixed"] if len(versions) > 1 else [])]
     lines = [
         f"# {experiment.source}: {experiment.title}",
         "",
-        " ".join([f"    famjax reproduce {experiment.id} --seeds {seeds}", *results.options]),
+        " ".join([f"    famjax reproduce {experiment.id} --seeds {seeds}", *options]),
         "",
         _notes(experiment),
         "",
         f"{len(each)} of {results.trainings} trainings, {format_time(seconds)} of process time"
         f"{' (without that of their bases)' if has_base(results) else ''}, on "
-        f"{each[0]['device']}, commit {', '.join(code_versions(each))}. Means over seeds, ± half "
+        f"{each[0]['device']}, commit {', '.join(versions)}. Means over seeds, ± half "
         f"of the 95% interval (Student's). {describe_costs(results)}",
         "",
         score_table(results, is_page=True).markdown(),

@@ -117,11 +117,13 @@ def test_versions_are_not_mixed_and_this_is_told_before_anything_trains(fake, tm
     assert set((tmp_path / "runs").rglob(RESULT)) == before
     # all that is asked for is there, of one version
     assert reproduce(tmp_path, COPY, "--seeds", "1") == 0
+    assert "--mixed" not in (tmp_path / "pages" / f"{COPY}.md").read_text()
     assert reproduce(tmp_path, COPY, "--seeds", "2", "--mixed") == 0
     # each row names the versions of its results
     page = (tmp_path / "pages" / f"{COPY}.md").read_text()
     (row,) = [line for line in page.splitlines() if line.startswith("| Transformer |")]
     assert ", older |" in row
+    assert f"    famjax reproduce {COPY} --seeds 2 --mixed\n" in page
     assert "| commit |" in page
     assert "older" in capsys.readouterr().out
     assert reproduce(tmp_path, COPY, "--seeds", "2") == 2

@@ -45,7 +45,7 @@ T2R_ACTIVATIONS = Experiment(
     measure=_t2r.WINDOWS,
     orderings=(
         *_claims(_MARGIN),
-        Ordering("T2R relu 64", "T2R elu 64", margin=_MARGIN, may_be_better=True),
+        Ordering("T2R relu 64", "T2R elu 64", margin=_MARGIN, may_be_better=True, ours=True),
     ),
     base=_t2r.TEACHING,
     base_config=_t2r.TEACHER,
