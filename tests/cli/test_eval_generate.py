@@ -415,7 +415,7 @@ def test_lines_that_do_not_fit_a_cache_are_told_before_any_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     opened = tiny.run_with("full", capacity=16)
-    monkeypatch.setattr("famjax.convert.open.open_model", lambda folder: opened)
+    monkeypatch.setattr("famjax.convert.open.open_model", lambda *_, **__: opened)
     (tmp_path / "lines").write_text("a\nabcdefghij\n")
     argv = ["generate", "run", "--prompts", str(tmp_path / "lines")]
     for options in ([], ["--temperature", "1"]):
@@ -436,7 +436,7 @@ def test_a_prompt_is_continued_as_far_as_the_cache_has_room(
     options: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     opened = tiny.run_with("full", capacity=16)
-    monkeypatch.setattr("famjax.convert.open.open_model", lambda folder: opened)
+    monkeypatch.setattr("famjax.convert.open.open_model", lambda *_, **__: opened)
     argv = ["generate", "run", "--prompt", "abcdefghij", *options]
     assert main(argv) == 0
     capsys.readouterr()
@@ -481,7 +481,7 @@ def test_chat_uses_the_template(
 ) -> None:
     tokenizer = load_tokenizer(str(byte_level(tmp_path / "tokenizer")))
     run = replace(tiny.run_with("fam", vocab_size=tokenizer.vocab_size), tokenizer=tokenizer)
-    monkeypatch.setattr("famjax.convert.open.open_model", lambda _: run)
+    monkeypatch.setattr("famjax.convert.open.open_model", lambda *_, **__: run)
     expected = "".join(Generator(run).generate("the cat", 8, chat=True))
     ask = ["generate", "run", "--prompt", "the cat", "--chat", "--max-tokens", "8"]
     assert main(ask) == 0
