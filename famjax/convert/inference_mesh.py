@@ -52,12 +52,13 @@ def inference_mesh(folder: str, given: str, rows: int) -> Mesh | None:
     model = _model_config(folder)
     if model is None:
         return None  # opening it raises the error
-    sizes, mesh = tensor_sizes(resolve_model(model)), replace(config.mesh, sequence=1)
+    resolved = resolve_model(model)
+    sizes, mesh = tensor_sizes(resolved), replace(config.mesh, sequence=1)
     demand = MeshDemand(
         weights=weight_bytes(model),
         state=rows * state_bytes(model),
         rows=rows,
-        tensor=(*sizes.values(), resolve_model(model).kv_heads),
+        tensor=(*sizes.values(), resolved.kv_heads),
         limit=device_limit(),
     )
     chosen = choose_mesh(mesh, jax.device_count(), demand)
@@ -83,9 +84,10 @@ def _model_config(folder: str) -> ModelConfig | None:
     if is_hugging_face(path):
         return parse_model(read_hf_config(path), path)
     config = read_run_config(Path(path))
+    if config is None:
+        return None
     try:
-        if config is not None:
-            validate(config)
+        validate(config)
     except UserError:
         return None
-    return None if config is None else config.model
+    return config.model
