@@ -70,7 +70,7 @@ def jit_functions(graph: Any, mesh: Mesh) -> StreamFunctions:
     """
 
     def bind(f: Callable[..., Any]) -> Callable[..., Any]:
-        return traced.with_mesh(mesh, traced.bind(f, graph))
+        return functools.partial(traced.with_mesh(mesh, f), graph)
 
     return StreamFunctions(
         start=jax.jit(bind(_start), static_argnums=1),

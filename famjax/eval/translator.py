@@ -23,7 +23,7 @@ from famjax.eval.sampling import Sampling
 from famjax.experiment.memory import check_bytes_fit
 from famjax.models.seq2seq import Seq2Seq
 from famjax.parallel.sharding import mesh_of
-from famjax.parallel.traced import bind, with_mesh
+from famjax.parallel.traced import with_mesh
 from famjax.train.run import Run
 
 # lengths of sources are rounded up to this or a multiple of it, see `padded_size`
@@ -261,7 +261,9 @@ def jit_programs(graph: Any, mesh: Mesh) -> SourcePrograms:
     Args:
       mesh: the devices that the parameters are on.
     """
-    return SourcePrograms(*(jax.jit(with_mesh(mesh, bind(f, graph))) for f in (_search, _sample)))
+    return SourcePrograms(
+        *(jax.jit(functools.partial(with_mesh(mesh, f), graph)) for f in (_search, _sample))
+    )
 
 
 def _search(

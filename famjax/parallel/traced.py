@@ -45,13 +45,6 @@ def with_mesh(mesh: Mesh, f: Callable[..., Any]) -> Callable[..., Any]:
     return f_with_mesh
 
 
-def bind(f: Callable[..., Any], *args: Any) -> functools.partial[Any]:
-    """Return the partial of f, with its name, which profiles and messages of XLA have."""
-    bound = functools.partial(f, *args)
-    bound.__name__ = f.__name__  # type: ignore[attr-defined]
-    return bound
-
-
 def with_logical_constraint(x: jax.Array, axes: Axes) -> jax.Array:
     """Return `with_sharding_constraint` of x by its logical axes; x itself without a mesh.
 

@@ -81,6 +81,21 @@ def test_the_same_target_is_written_on_any_mesh(capsys, tmp_path) -> None:
         assert len(texts) == 1
 
 
+@pytest.mark.long
+def test_a_hugging_face_folder_is_read_on_a_mesh(run, capsys, tmp_path) -> None:
+    folder = str(tmp_path / "hf")
+    assert main(["export", run, folder]) == 0
+    mesh = make_mesh(MeshConfig(data=1, fsdp=4, tensor=2))
+    assert mesh_of(nnx.state(open_model(folder, mesh=mesh).model, nnx.Param)) == mesh
+    capsys.readouterr()
+    texts = set()
+    for given in ("", "data=1,fsdp=4,tensor=2"):
+        argv = ["generate", folder, "--prompt", "a", "--max-tokens", "5", "--mesh", given]
+        assert main(argv) == 0
+        texts.add(capsys.readouterr().out)
+    assert len(texts) == 1
+
+
 def test_the_mesh_that_is_chosen(run, capsys) -> None:
     assert inference_mesh(run, "", 8) is None
     mesh = inference_mesh(run, "auto", 8)
