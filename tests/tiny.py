@@ -33,10 +33,14 @@ SHAPE = ModelConfig(
 )
 
 
-@functools.cache
 def model(mixer: str, seed: int = 0, **shape: Any) -> LanguageModel:
     """Return a model with random parameters over bytes."""
-    return LanguageModel(replace(SHAPE, mixer=mixer, **shape), rngs=nnx.Rngs(seed))
+    return model_of(replace(SHAPE, mixer=mixer, **shape), seed)
+
+
+@functools.cache
+def model_of(config: ModelConfig, seed: int = 0) -> LanguageModel:
+    return LanguageModel(config, rngs=nnx.Rngs(seed))
 
 
 def with_noise(model: LanguageModel, part: str, size: float) -> LanguageModel:
@@ -101,10 +105,14 @@ def run() -> Run:
     return open_run(folder())
 
 
+def run_of(config: ModelConfig, seed: int = 0) -> Run:
+    """Return the run with another model, with random parameters."""
+    return replace(run(), config=replace(run().config, model=config), model=model_of(config, seed))
+
+
 def run_with(mixer: str, seed: int = 0, **shape: Any) -> Run:
-    """Return the run with another model."""
-    config = replace(run().config, model=replace(SHAPE, mixer=mixer, **shape))
-    return replace(run(), config=config, model=model(mixer, seed, **shape))
+    """Return the run with another model, like `model`."""
+    return run_of(replace(SHAPE, mixer=mixer, **shape), seed)
 
 
 @functools.cache

@@ -9,12 +9,14 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 from flax import nnx
+from memories import MEMORIES
 from oracles import feedback, transformer
 
 import configs
 from famjax.config.derived import mixer_pattern
 from famjax.config.resolved import resolve_model
-from famjax.config.schema import FeedbackConfig, ModelConfig
+from famjax.config.schema import Config, FeedbackConfig, ModelConfig
+from famjax.experiment.load import override
 from famjax.mixers import MIXERS
 from famjax.mixers.mixer import Mixer
 from famjax.stacks import STACKS
@@ -78,6 +80,15 @@ def test_every_stack_and_composition_has_a_case_an_oracle_and_a_schema_entry():
     compositions = {c.feedback.composition for c in CASES.values() if c.stack == "feedback"}
     assert compositions == set(feedback.COMPOSITIONS)
     assert compositions == allowed(FeedbackConfig, "composition")
+
+
+def test_every_memory_is_generated_exported_and_resumed():
+    configs = [override(Config(), keys.split()).model for keys in MEMORIES.values()]
+    residual = [config for config in configs if config.stack == "residual"]
+    assert {mixer for config in residual for mixer in mixer_pattern(config)} == set(MIXERS)
+    assert {config.stack for config in configs} == set(STACKS)
+    for name in ("fam_update", "fam_init", "fam_position"):
+        assert {getattr(config, name) for config in residual} == allowed(ModelConfig, name)
 
 
 @pytest.mark.parametrize("name", MIXERS)

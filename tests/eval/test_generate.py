@@ -14,13 +14,16 @@ import pytest
 import tiny
 from hypothesis import given
 from hypothesis import strategies as st
+from memories import MEMORIES
 from tiny_tokenizers import byte_level
 
+from famjax.config.schema import Config
 from famjax.core.errors import UserError
 from famjax.eval.generate import Generator, cut_at_stop
 from famjax.eval.sampling import Sampling, sample
 from famjax.eval.state_file import load_state, save_state
 from famjax.eval.stream_functions import jit_functions
+from famjax.experiment.load import override
 from famjax.tokenizers.load import load_tokenizer
 from famjax.train.run import Run
 
@@ -34,22 +37,10 @@ def text(generator: Generator, *args: Any, **kwargs: Any) -> str:
     return "".join(generator.generate(*args, **{"max_tokens": 12, **kwargs}))
 
 
-# the memories that the papers compare with FAM
-RIVALS: dict[str, dict[str, Any]] = {
-    "fm": {"mixer": "fm"},
-    "static summary tokens": {"mixer": "fam", "fam_update": "static"},
-    "prefix, positions of zero": {"mixer": "fam", "fam_init": "prefix", "fam_position": "zero"},
-    "Block-Recurrent": {"mixer": "bswa,block_recurrent"},
-    "Transformer-XL": {"mixer": "swa", "window": 8},
-    "RMT": {"mixer": "full", "stack": "rmt"},
-    "AutoCompressor": {"mixer": "full", "stack": "autocompressor", "capacity": 256},
-}
-
-
 @pytest.mark.long
-@pytest.mark.parametrize("rival", RIVALS)
-def test_rivals_generate(rival: str) -> None:
-    run = tiny.run_with(**RIVALS[rival])
+@pytest.mark.parametrize("name", MEMORIES)
+def test_every_memory_generates(name: str) -> None:
+    run = tiny.run_of(override(Config(model=tiny.SHAPE), MEMORIES[name].split()).model)
     generator = Generator(run)
     assert_greedy(generator, run)
     state = generator.read_document(tiny.TEXT)

@@ -7,13 +7,16 @@ from pathlib import Path
 
 import jax
 import pytest
+from memories import MEMORIES
 
 from famjax.config.schema import Config
 from famjax.convert.folder import convert
 from famjax.core.errors import UserError
 from famjax.experiment.load import override
 from famjax.export.export import export
+from famjax.mixers import MIXERS
 from famjax.parallel import sharding
+from famjax.stacks import STACKS
 from famjax.train.loop import train
 from famjax.train.run import open_run
 
@@ -40,34 +43,40 @@ def export_programs(run: Path, folder: Path) -> None:
         assert (folder / name).is_dir()
 
 
+SEGMENTS = "model.block_len=4 model.fam_len=2"
+KEYS = {
+    "feedback": "model.feedback.cache=memory model.dropout.hidden=0.1",
+    "transformer": "",
+    "lstm": "",
+    "rmt": SEGMENTS,
+    "autocompressor": f"{SEGMENTS} data.toy.concatenate=false",
+}
+SLOW, QUICK = ("feedback", "autocompressor"), "lstm"
+
+
 @pytest.mark.parametrize(
     "stack",
     [
         pytest.param(
-            "stack=feedback model.feedback.cache=memory model.dropout.hidden=0.1",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param("stack=transformer", marks=pytest.mark.long),
-        "stack=lstm",
-        pytest.param("stack=rmt model.block_len=4 model.fam_len=2", marks=pytest.mark.long),
-        pytest.param(
-            "stack=autocompressor model.block_len=4 model.fam_len=2 data.toy.concatenate=false",
-            marks=pytest.mark.slow,
-        ),
+            name,
+            marks=pytest.mark.slow if name in SLOW else () if name == QUICK else pytest.mark.long,
+        )
+        for name in STACKS
+        if name != "residual"
     ],
 )
 def test_formats_of_each_stack(stack: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = run_of(f"model.{stack}", tmp_path, monkeypatch)
+    run = run_of(f"model.stack={stack} {KEYS[stack]}", tmp_path, monkeypatch)
     export_programs(run, tmp_path)
     refused = {"hf": "stablehlo or orbax", "peft": "stablehlo or orbax"}
-    if stack.split()[0] in ("stack=feedback", "stack=transformer"):
+    if stack in ("feedback", "transformer"):
         said = export(run, tmp_path / "hf", "hf")
         assert any(line.startswith("compared with transformers ") for line in said)
         lines: list[str] = []
         convert(tmp_path / "hf", tmp_path / "new", report=lines.append)
-        assert any(line.endswith(f"; model.{stack.split()[0]}") for line in lines)
+        assert any(line.endswith(f"; model.stack={stack}") for line in lines)
         assert not any("adds a memory" in line for line in lines)
-        assert open_run(tmp_path / "new").config.model.stack in stack
+        assert open_run(tmp_path / "new").config.model.stack == stack
         refused = {"peft": "hf, stablehlo or orbax"}
     for name, others in refused.items():
         with pytest.raises(UserError, match=f"take --format {others}") as caught:
@@ -75,13 +84,14 @@ def test_formats_of_each_stack(stack: str, tmp_path: Path, monkeypatch: pytest.M
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
-    "given",
+    "name",
     [
-        "model.mixer=fam model.block_len=4 model.fam_len=2 model.fam_position=between",
-        "model.mixer=swa model.block_len=4 model.window=4",  # Transformer-XL
+        pytest.param(name, marks=pytest.mark.long if name in MIXERS else pytest.mark.slow)
+        for name in MEMORIES
+        if name not in STACKS
     ],
 )
-def test_programs_of_memories(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_programs_of_memories(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = f"{SEGMENTS} {MEMORIES[name]}"
     export_programs(run_of(given, tmp_path, monkeypatch), tmp_path)

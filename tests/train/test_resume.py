@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from memories import MEMORIES
 from small import Crash, assert_same, compiled_once, config, crash_at, rows, texts  # noqa: F401
 
 from famjax.config.schema import Config
@@ -34,21 +35,13 @@ MODES += [
 ]
 modes = pytest.mark.parametrize(("layout", "task"), MODES)
 
-# what differs in the state that a run with another memory saves
-MEMORIES = {
-    "rmt": "model.stack=rmt",
-    "autocompressor": "model.stack=autocompressor model.capacity=2048",
-    "lstm": "model.stack=lstm model.block_len=1",
-    "fm": "model.mixer=fm model.memory_segments=1",
-    "block_recurrent": "model.mixer=block_recurrent",
-    "static": "model.fam_update=static",
-    "Transformer-XL": "model.mixer=swa model.window=8",
-    "prefix": "model.fam_init=prefix model.fam_position=zero",
-    "losses": "train.diversity_loss=0.1 train.reconstruction_loss=0.1",
-}
+SAVED = {**MEMORIES, "losses": "train.diversity_loss=0.1 train.reconstruction_loss=0.1"}
 # packed rows of these begin without a memory and without an offset
 WHOLE_ROWS = ("train.rsp=0", "train.rsp_ramp=0", "train.rpo=false")
-QUICK_MEMORIES = [("rmt", "lanes"), ("Transformer-XL", "lanes")]
+QUICK = [("rmt", "lanes"), ("swa", "lanes")]
+# in the tests above, or saved like another
+LIKE_OTHERS = ("fam", "fam-gated", "fam-between", "bswa", "bswa_sg", "full", "n-grams")
+LIKE_OTHERS += ("feedback", "transformer")
 
 
 # `famjax` on one device, so that it reuses programs that were compiled in this process
@@ -168,20 +161,23 @@ def test_resume_after_crashes_at_any_step_is_bitwise_equal(
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
-        *QUICK_MEMORIES,
+        *QUICK,
         *(
-            pytest.param(name, layout, marks=pytest.mark.long)
-            for name in MEMORIES
+            pytest.param(
+                *(name, layout),
+                marks=pytest.mark.slow if name in LIKE_OTHERS else pytest.mark.long,
+            )
+            for name in SAVED
             for layout in ("lanes", "packed")
-            if (name, layout) not in QUICK_MEMORIES
+            if (name, layout) not in QUICK
         ),
     ],
 )
 def test_resume_with_another_memory_is_bitwise_equal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, layout: str
 ) -> None:
-    keys = MEMORIES[name].split()
-    if layout == "packed" and "model.stack" in MEMORIES[name]:
+    keys = SAVED[name].split()
+    if layout == "packed" and "model.stack" in SAVED[name]:
         keys += WHOLE_ROWS
     small = config(tmp_path / "texts", layout, "text", "train.steps=9", *keys)
     reference, resumed = tmp_path / "once", tmp_path / "again"

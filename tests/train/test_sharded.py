@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
+from memories import MEMORIES
 from small import rows, texts
 
 from famjax.config.schema import AXES, Config, MeshConfig
@@ -56,18 +57,6 @@ DROPOUT = (
 )  # fmt: skip
 FAST = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
-RIVALS = [
-    (*LANES, *rival.split())
-    for rival in (
-        "model.mixer=full model.stack=rmt",
-        "model.mixer=full model.stack=autocompressor model.capacity=256",
-        "model.mixer=bswa,block_recurrent",
-        "model.mixer=fm",
-        "model.fam_update=static",
-        "model.fam_init=prefix model.fam_position=zero",
-    )
-]
-
 ONE = (1, 1, 1, 1)
 MESHES = [(2, 2, 2, 1), (8, 1, 1, 1), (1, 4, 2, 1), (1, 1, 1, 8)]
 # of those that CI runs, each axis of a mesh is divided at least once, and each layout has one mesh;
@@ -83,7 +72,7 @@ SLOW += [
     for mesh in [(1, 1, 1, 8), (1, 2, 2, 2)]
     for layout in (ADAPTERS, DROPOUT, OFFSETS, DELTA, GATED)
 ]
-SLOW += [(MESHES[0], rival) for rival in RIVALS]
+SLOW += [(MESHES[0], (*LANES, *keys.split())) for keys in MEMORIES.values()]
 CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.long) for case in LONG)]
 CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW]
 
