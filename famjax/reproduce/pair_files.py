@@ -6,6 +6,7 @@ Files for development and test are beside those to train on, with "val" and "tes
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from famjax.config.schema import Config, DataConfig
@@ -136,10 +137,17 @@ def _exists(names: str, split: str) -> bool:
 
 def _name_part(training: str, split: str) -> str:
     folder, slash, name = training.rpartition("/")
-    if training and "train" not in name:
+    if not training:
+        return training
+    # the last "train" that is a word, in "my_train_task:train:de" that of the split; else any
+    found = list(re.finditer("(?<![A-Za-z])train(?![A-Za-z])", name)) or [
+        *re.finditer("train", name)
+    ]
+    if not found:
         raise UserError(
             f"{training}: cannot find its {split} file: the name of the training file must contain "
             f'"train", and that of the {split} file has "{split}" there; rename them, such as to '
             f"train.en and {split}.en"
         )
-    return folder + slash + name.replace("train", split)
+    start, end = found[-1].span()
+    return folder + slash + name[:start] + split + name[end:]

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import small
 
@@ -26,6 +27,7 @@ from famjax.eval.progress import TokenProgress
 from famjax.experiment.load import override
 from famjax.tokenizers.load import load_tokenizer
 from famjax.train.loop import train
+from famjax.train.metrics import read_metrics
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -328,11 +330,23 @@ def test_a_target_that_is_cut_is_told(home: Path, capsys: pytest.CaptureFixture[
     assert "--max-tokens 99: does not fit the model's cache, model.capacity=32" in said
 
 
-def test_empty_lines_are_told(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "keys", [[], pytest.param(["model.encoder.cross=linear"], marks=pytest.mark.long)]
+)
+def test_empty_lines_are_told(
+    home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], keys: list[str]
+) -> None:
+    """An empty source is one end-of-text token, for linear attention to it as well."""
     for name, text in (("few", "a\n\nb\n"), ("some", "\n\nb\n")):
         (home / name).write_text(text)
+    run = home / "run"
+    if keys:
+        pairs = [f"data.source={home / 'few'}", f"data.target={home / 'some'}"]
+        run = tmp_path / "run"
+        train(override(open_run(home / "run").config, [*keys, *pairs]), run, quiet=True)
+        assert np.isfinite([row["loss"] for row in read_metrics(run / "metrics.jsonl")]).all()
     files = f"translate:{home / 'few'}={home / 'some'}"
-    assert main(["eval", str(home / "run"), "--tasks", files]) == 0
+    assert main(["eval", str(run), "--tasks", files]) == 0
     said = capsys.readouterr().out
     assert "of the pairs 1 has an empty source and 2 have an empty target" in said
 

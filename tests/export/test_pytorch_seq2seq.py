@@ -71,6 +71,8 @@ MODELS = {
     ),
     "bart": replace(BASE, mixer="full", arch=absolute("learned", position_offset=2)),
     "vaswani": replace(BASE, mixer="delta", memory_segments=1, arch=absolute("sinusoidal")),
+    "stop-gradient": replace(BASE, mixer="bswa_sg"),
+    "n-grams": replace(BASE, mixer="bswa", ngram_memory=2, ngram_slots=64),
     "fam": replace(BASE, mixer="fam", fam_update="gated", smeared_keys=True),
     "delta": replace(BASE, mixer="delta", memory_segments=1),
     "linear": replace(BASE, mixer="linear", encoder=LINEAR_CROSS),
@@ -81,6 +83,7 @@ MODELS = {
         BASE, mixer="linear,swa", encoder=LINEAR_CROSS, arch=ARCH, norm="layernorm"
     ),
     "feedback": replace(BASE, stack="feedback", feedback=FeedbackConfig(span=5)),
+    "transformer": replace(BASE, stack="transformer", feedback=FeedbackConfig(span=5)),
     "feedback, linear cross": replace(
         BASE, stack="feedback", feedback=FeedbackConfig(span=5), encoder=LINEAR_CROSS
     ),
@@ -110,8 +113,7 @@ def famjax_and_pytorch(name: str) -> tuple[np.ndarray, Any]:
         model = nnx.merge(graph, params)
         segment = (jnp.arange(source.shape[1]) < lengths[:, None]).astype(jnp.int32)
         ctx = Context(valid=valid, source=model.read_source(source, segment))
-        x, _ = model.stack(model.embed(tokens), model.init_state(len(tokens)), ctx)
-        return model.logits(x)
+        return model(tokens, model.init_state(len(tokens)), ctx)[0]
 
     valid = np.arange(padded.shape[1]) < TARGET_LENGTHS[:, None]
     arguments = [jnp.asarray(a, jnp.int32) for a in (padded, SOURCE, SOURCE_LENGTHS)]
@@ -193,7 +195,7 @@ def test_a_state_goes_on_with_its_source(name: str) -> None:
     torch.testing.assert_close(torch.cat([first.logits, rest.logits], 1), whole)
 
 
-@pytest.mark.parametrize("name", ["own embedding", "fam", "delta", "linear", "feedback"])
+@pytest.mark.parametrize("name", ["own embedding", "fam", "delta", "linear", "feedback", "n-grams"])
 @torch.no_grad()
 def test_generate_is_greedy_and_searches(name: str) -> None:
     _, model = famjax_and_pytorch(name)

@@ -221,6 +221,9 @@ def test_test_files_are_beside_those_to_train_on():
     both = of("wmt/train.1.en,wmt/train.2.en", "train.1.de,wmt/train.2.de")
     assert both == ("wmt/test.1.en,wmt/test.2.en", "test.1.de,wmt/test.2.de")
     assert of("train.jsonl", "") == ("test.jsonl", "")
+    assert of("train.constrained.de", "training.en") == ("test.constrained.de", "testing.en")
+    name = "seqio:my_train_task:train:"
+    assert of(f"{name}inputs", f"{name}targets")[0] == "seqio:my_train_task:test:inputs"
 
 
 @pytest.mark.parametrize("name", ["wmt/commoncrawl.en", "train/news.en"])

@@ -19,10 +19,11 @@ import pytest
 import small
 import torch
 from flax import nnx
+from memories import MEMORIES
 from small import Crash, assert_same, compiled_once, crash_at  # noqa: F401
 from transformers import AutoModelForSeq2SeqLM
 
-from famjax.config.schema import Config, EncoderConfig
+from famjax.config.schema import Config, EncoderConfig, ModelConfig
 from famjax.convert.folder import convert
 from famjax.convert.open import open_model
 from famjax.core.errors import UserError
@@ -34,6 +35,7 @@ from famjax.eval.translate import evaluate
 from famjax.eval.translation_scores import CorpusScore
 from famjax.eval.translator import Translator, longest_source, padded_size
 from famjax.experiment.checks import validate
+from famjax.experiment.encoder_checks import check_encoder
 from famjax.experiment.load import load_config, override
 from famjax.experiment.memory import DeviceMemory
 from famjax.export.export import export
@@ -79,33 +81,47 @@ def learned(folder: Path, *more: str) -> Run:
     return train(config(folder, *keys, *more), folder / "run", quiet=True)
 
 
-# every kind of decoder; those beside full attention take minutes
 # the architecture of Marian
 MARIAN = (
     "model.arch.positions=sinusoidal_halves model.arch.rotary_fraction=0 model.arch.pre_norm=false "
     "model.arch.logit_bias=true model.arch.embed_norm=true model.norm=layernorm model.mlp=swish"
 )
-DECODERS = [
-    "model.mixer=full",
-    *(
-        pytest.param(keys, marks=pytest.mark.slow)
-        for keys in (
-            "model.stack=feedback model.feedback.span=16",
-            "model.stack=transformer model.feedback.span=16",
-            "model.mixer=fam model.block_len=4 model.fam_len=4 model.fam_update=gated",
-            "model.mixer=delta model.block_len=4",
-            "model.mixer=linear model.encoder.cross=linear",
-        )
-    ),
-]
+BLOCKS = "model.block_len=4 model.fam_len=4"
+
+
+def can_decode(keys: str) -> bool:
+    encoder = Config(model=ModelConfig(encoder=EncoderConfig(layers=1)))
+    return not any(check_encoder(override(encoder, keys.split())))
+
+
+# those beside full attention take minutes
+DECODERS = {name: f"{BLOCKS} {keys}" for name, keys in MEMORIES.items() if can_decode(keys)}
+DECODERS["full"] = "model.mixer=full"
+DECODERS["linear"] += " model.encoder.cross=linear"
+for name in ("feedback", "transformer"):
+    DECODERS[name] += " model.feedback.span=16"
+
+
+def decoders(*quick: str, long: Sequence[str] = ()) -> Any:
+    """Parametrize a test with the decoders, those that are neither quick nor long as slow."""
+    marks = dict.fromkeys(DECODERS, pytest.mark.slow)
+    marks |= dict.fromkeys(long, pytest.mark.long)
+    return pytest.mark.parametrize(
+        "name", [*quick, *(pytest.param(n, marks=marks[n]) for n in DECODERS if n not in quick)]
+    )
+
+
+def test_decoders_are_all_memories_but_those_without_attention_to_a_source() -> None:
+    refused = set(MEMORIES) - set(DECODERS)
+    assert refused == {"fm", "rmt", "autocompressor", "lstm"}
 
 
 @pytest.mark.usefixtures("compiled_once")
-@pytest.mark.parametrize("keys", DECODERS)
+@decoders("full")
 def test_resume_after_crashes_is_bitwise_equal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    given = config(tmp_path, "train.steps=13", *keys.split())
+    given = config(tmp_path, "train.steps=13", *DECODERS[name].split())
     reference, resumed = tmp_path / "once", tmp_path / "again"
     train(given, reference, quiet=True)
     for count in (4, 6):
@@ -477,27 +493,17 @@ def test_the_longest_source_of_a_converted_model_is_that_of_its_positions(
 
 
 @pytest.mark.usefixtures("compiled_once")
-@pytest.mark.parametrize(
-    "keys",
-    [
-        "",
-        *(
-            pytest.param(keys, marks=pytest.mark.long)
-            for keys in (
-                "model.stack=feedback model.feedback.span=8",
-                "model.mixer=fam model.fam_update=gated model.block_len=4 model.fam_len=4",
-                "model.mixer=delta model.block_len=4",
-            )
-        ),
-        pytest.param("model.encoder.cross=linear model.mixer=linear", marks=pytest.mark.slow),
-        pytest.param(
-            f"{MARIAN} model.encoder.cross=linear model.mixer=linear",
-            marks=pytest.mark.slow,
-            id="marian",
-        ),
-    ],
-)
-def test_exports_equal_the_run(tmp_path: Path, keys: str) -> None:
+@decoders("full", long=("feedback", "fam-gated", "delta"))
+def test_exports_equal_the_run(tmp_path: Path, name: str) -> None:
+    assert_exports(tmp_path, DECODERS[name])
+
+
+@pytest.mark.slow
+def test_exports_of_a_recurrent_marian_equal_the_run(tmp_path: Path) -> None:
+    assert_exports(tmp_path, f"{MARIAN} model.encoder.cross=linear model.mixer=linear")
+
+
+def assert_exports(tmp_path: Path, keys: str) -> None:
     given = config(tmp_path, "train.steps=1", *keys.split())
     train(given, tmp_path / "run", quiet=True)
     lines = export(tmp_path / "run", tmp_path / "stablehlo", "stablehlo")
@@ -617,10 +623,17 @@ def test_transformers_generates_with_decoders_of_constant_state(tmp_path: Path, 
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    "keys", ["model.encoder.cross=linear", pytest.param(MARIAN, id="marian"), *DECODERS[1:]]
-)
+@pytest.mark.parametrize("keys", ["model.encoder.cross=linear", pytest.param(MARIAN, id="marian")])
 def test_any_mesh_gives_the_loss_of_one_device(tmp_path: Path, keys: str) -> None:
+    assert_same_loss_on_a_mesh(tmp_path, keys)
+
+
+@decoders(long=("fam-gated",))
+def test_any_mesh_gives_the_loss_of_one_device_with_any_decoder(tmp_path: Path, name: str) -> None:
+    assert_same_loss_on_a_mesh(tmp_path, DECODERS[name])
+
+
+def assert_same_loss_on_a_mesh(tmp_path: Path, keys: str) -> None:
     meshes = ["mesh.data=1 mesh.fsdp=1 mesh.tensor=1", "mesh.data=2 mesh.fsdp=2 mesh.tensor=2"]
     losses = []
     for number, mesh in enumerate(meshes):
@@ -634,6 +647,14 @@ def test_any_mesh_gives_the_loss_of_one_device(tmp_path: Path, keys: str) -> Non
                 train(given, folder, quiet=True)
         losses.append(read_metrics(folder / "metrics.jsonl")[-1]["loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+def test_more_hypotheses_than_tokens_are_refused_before_any_step(tmp_path: Path) -> None:
+    source, target = write_pairs(tmp_path)
+    tasks = [f"eval.tasks=translate:{source}={target}", "eval.every=4", "eval.beam=300"]
+    with pytest.raises(UserError, match=r"eval\.beam=300: more hypotheses than .* 258 tokens"):
+        train(config(tmp_path, *tasks), tmp_path / "run", quiet=True)
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
 
 
 def test_an_encoder_is_not_sharded_over_tokens(tmp_path: Path) -> None:
