@@ -20,12 +20,12 @@ from famjax.train.run import Run
 
 # the names that papers use, and the metrics: their ROUGE-L is that of sentences
 _ROUGE = {"ROUGE-L": "rouge_lsum", "ROUGE-1": "rouge_1", "ROUGE-2": "rouge_2"}
-_SPEED = "tokens/s"
+_SPEED, _GREEDY_SPEED = "tokens/s", "greedy tokens/s"
 
 
 @dataclass(frozen=True)
 class PairSummaryMeasure(Measure):
-    """ROUGE of a test set and tokens of the outputs per second, by beam search.
+    """ROUGE of a test set by beam search, and tokens of the outputs per second, greedily as well.
 
     The pairs are functions of Python's standard library and the beginnings of their docstrings. If
     a run is trained on other files, its test files are beside them, with "test" in place of "train"
@@ -50,8 +50,8 @@ class PairSummaryMeasure(Measure):
 
     @property
     def scores(self) -> tuple[Score, ...]:
-        speed = Score(_SPEED, unit="", digits=0)
-        return (*map(Score, _ROUGE), speed, *pair_files.penalty_scores(self.length_penalty))
+        speeds = (Score(name, unit="", digits=0) for name in (_SPEED, _GREEDY_SPEED))
+        return (*map(Score, _ROUGE), *speeds, *pair_files.penalty_scores(self.length_penalty))
 
     def prepare(self, folder: Path) -> tuple[str, ...]:
         check_metrics(tuple(_ROUGE.values()))
@@ -75,13 +75,15 @@ class PairSummaryMeasure(Measure):
             "=".join(files),
             batch=32,
             quiet=quiet,
-            beam=self.beam,
             no_repeat_ngram=self.no_repeat_ngram,
         )
-        request, penalty = pair_files.with_length_penalty(run, request, self.length_penalty)
-        found: Mapping[str, Any] = translate.evaluate(run, request)
+        search = request._replace(beam=self.beam)
+        search, penalty = pair_files.with_length_penalty(run, search, self.length_penalty)
+        found: Mapping[str, Any] = translate.evaluate(run, search)
+        greedy: Mapping[str, Any] = translate.evaluate(run, request)
         scores = {name: found[metric] for name, metric in _ROUGE.items()}
-        scores |= {_SPEED: found["tokens_per_second"], **penalty}
+        scores |= {_SPEED: found["tokens_per_second"]}
+        scores |= {_GREEDY_SPEED: greedy["tokens_per_second"], **penalty}
         return Measured(scores, {"the first words": _first_words(Pairs(*files))})
 
 
