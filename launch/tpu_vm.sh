@@ -152,23 +152,28 @@ start() {
   on all "nohup famjax/launch/tpu_worker.sh train $(shell_quote "$name" "$@") >>train.log 2>&1 </dev/null &"
 }
 
-# training_status ANSWER: the exit status of the training; running; none if it was not started; or unknown
+# training_status ANSWER CONFIG ...: the exit status of this training; running; none if it was not
+# started, or another one after it; or unknown
 training_status() {
-  ask "$1" gcloud compute tpus tpu-vm ssh "$name" "${where[@]}" --quiet --worker=0 \
-    --command="famjax/launch/tpu_worker.sh status || echo none" || echo unknown
+  local answer=$1
+  shift
+  ask "$answer" gcloud compute tpus tpu-vm ssh "$name" "${where[@]}" --quiet --worker=0 \
+    --command="famjax/launch/tpu_worker.sh status $(shell_quote "$name" "$@") || echo none" ||
+    echo unknown
 }
 
 delete() { tpus queued-resources delete "$name" --quiet --force; }
 
-# restart CONFIG ...: install if nothing was started there yet, and start; at most five times on
-# one TPU, unless the training ran for half an hour in between
+# restart CONFIG ...: install if this call has started nothing there yet, and start; at most five
+# times on one TPU, unless the training ran for half an hour in between
 restart() {
   [[ $polls -lt 30 ]] || tries=0
   polls=0
   tries=$((tries + 1))
   [[ $tries -le 5 ]] || die "the training failed five times; see tail. $(cost_warning)"
-  if [[ $status == none ]]; then install || return 0; fi
+  if [[ $status == none || -z $started ]]; then install || return 0; fi
   start "$@" || return 0
+  started=1
 }
 
 cost_warning() { echo "The TPU still exists and costs money: $delete_command"; }
@@ -176,8 +181,9 @@ cost_warning() { echo "The TPU still exists and costs money: $delete_command"; }
 # Until the training ends by itself, whatever happens to the TPU.
 train() {
   # tries: starts on one TPU; polls: since the last start, while it ran; failed: requests for a TPU in
-  # a row; unknown: polls in a row without an answer from the worker
-  local now status answer=none tries=0 polls=0 failed=0 unknown=0 had=""
+  # a row; unknown: polls in a row without an answer from the worker; started: whether this call has
+  # started the training, or seen it running. What ended before is started again, unless it finished
+  local now status answer=none tries=0 polls=0 failed=0 unknown=0 had="" started=""
   now="$(state NONE)"
   [[ $now != UNKNOWN ]] || die "cannot start; see gcloud's message above"
   while :; do
@@ -198,6 +204,10 @@ train() {
     [[ $now == UNKNOWN ]] || had=1
     status="$(training_status "$answer")"
     if [[ $status == unknown ]]; then unknown=$((unknown + 1)); else unknown=0; fi
+    case $status in
+      running) started=1 ;;
+      stopped | 2) [[ -n $started ]] || status="$status before this call" ;;
+    esac
     case $status in
       running) polls=$((polls + 1)) ;;
       unknown) [[ $unknown -lt 60 ]] ||

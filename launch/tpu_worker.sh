@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Called by tpu_vm.sh on each worker of a TPU: install PLACE, train NAME CONFIG ..., status, stop.
+# Called by tpu_vm.sh on each worker of a TPU: install PLACE, train NAME CONFIG ...,
+# status NAME CONFIG ..., stop.
 set -euo pipefail
 # shellcheck source=lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
@@ -80,11 +81,11 @@ stop_previous() {
 
 train() {
   local name=$1 status=0
-  shift
   # an earlier call of this script ends with its training, and must not write the status of this one
-  [[ -n $dry ]] || echo $$ >~/train.pid
-  stop_previous
+  [[ -n $dry ]] || { echo $$ >~/train.pid; shell_quote "$@" >~/train.command; }
+  shift
   run rm -f ~/train.status ~/train.stopped
+  stop_previous
   [[ -n $dry || ! -f ~/place ]] || ensure_mounted "$(<~/place)"
   run ~/venv/bin/famjax train "$@" --run ~/runs/"$name" || status=$?
   [[ -n $dry || $(<~/train.pid) != "$$" ]] || echo "$status" >~/train.status
@@ -96,8 +97,11 @@ stop() {
   run pkill -TERM -f "$training" || say "no training is running"
 }
 
+# status NAME CONFIG ...: of this training; none if the last one that was started is another
 status() {
-  if [[ -f ~/train.status && -f ~/train.stopped ]]; then
+  if [[ "$(cat ~/train.command 2>/dev/null)" != "$(shell_quote "$@")" ]]; then
+    echo none
+  elif [[ -f ~/train.status && -f ~/train.stopped ]]; then
     echo stopped
   elif [[ -f ~/train.status ]]; then
     cat ~/train.status
@@ -110,5 +114,6 @@ status() {
 
 case ${1:-} in
   install | train | status | stop) "$@" ;;
-  *) die "is called by tpu_vm.sh, with install PLACE, train NAME CONFIG ..., status or stop" ;;
+  *) die "is called by tpu_vm.sh, with install PLACE, train NAME CONFIG ...," \
+    "status NAME CONFIG ... or stop" ;;
 esac

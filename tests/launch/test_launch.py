@@ -46,7 +46,7 @@ FAMJAX = [
 DELETE = f"gcloud compute tpus queued-resources delete first --quiet --force {IN}"
 STATUS = (
     f"gcloud compute tpus tpu-vm ssh first {IN} --quiet --worker=0 "
-    "'--command=famjax/launch/tpu_worker.sh status || echo none'"
+    "'--command=famjax/launch/tpu_worker.sh status first text_fam || echo none'"
 )
 
 
@@ -187,8 +187,8 @@ def test_help_shows_the_usage(name: str, fakes: Path, tmp_path: Path) -> None:
         (
             "tpu_worker.sh train first text_fam",
             [
-                "pkill -TERM -f '/home/me/venv/bin/famjax train'",
                 "rm -f /home/me/train.status /home/me/train.stopped",
+                "pkill -TERM -f '/home/me/venv/bin/famjax train'",
                 "/home/me/venv/bin/famjax train text_fam --run /home/me/runs/first",
             ],
         ),
@@ -416,11 +416,28 @@ def test_a_stopped_training_is_not_restarted(worker: Path, tmp_path: Path, fakes
     fake(fakes, "touch", '/bin/touch "$@"')
     script("tpu_worker.sh train first text_fam", fakes, **home)
     script("tpu_worker.sh stop", fakes, **home)
-    assert script("tpu_worker.sh status", fakes, **home).stdout == "stopped\n"
+    assert script("tpu_worker.sh status first text_fam", fakes, **home).stdout == "stopped\n"
     done = watch(tmp_path, fakes, ["ACTIVE"], ["running", "stopped"])
     assert done.returncode == 0
     assert "train" not in recorded_calls(tmp_path)
     assert "stopped, and saved. The TPU still exists" in done.stderr
+
+
+@pytest.mark.parametrize("end", ["1", "2", "stopped", "143"])
+def test_a_training_that_ended_before_is_installed_and_started_again(
+    end: str, tmp_path: Path, fakes: Path
+) -> None:
+    done = watch(tmp_path, fakes, ["ACTIVE"], [end, "running", "0"])
+    assert done.returncode == 0, done.stderr
+    assert recorded_calls(tmp_path) == ["install", "train", "delete"]
+
+
+def test_the_end_of_another_training_does_not_count(worker: Path, fakes: Path) -> None:
+    home = {"HOME": str(worker)}
+    script("tpu_worker.sh train first text_fam 'data.files=a b'", fakes, **home)
+    for arguments, status in (("text_fam 'data.files=a b'", "0"), ("text_fam", "none")):
+        line = f"tpu_worker.sh status first {arguments}"
+        assert script(line, fakes, **home).stdout == f"{status}\n"
 
 
 @pytest.mark.long
@@ -428,7 +445,7 @@ def test_failures_long_after_each_other_do_not_end_the_loop(tmp_path: Path, fake
     ends = [end for _ in range(7) for end in ("1", *["running"] * 30)]
     done = watch(tmp_path, fakes, ["ACTIVE"], [*ends, "0"])
     assert done.returncode == 0, done.stderr
-    assert recorded_calls(tmp_path) == [*["train"] * 7, "delete"]
+    assert recorded_calls(tmp_path) == ["install", *["train"] * 7, "delete"]
 
 
 @pytest.mark.long
@@ -506,7 +523,7 @@ def test_runs_are_mounted_again_before_training(worker: Path, fakes: Path, tmp_p
     fake(fakes, "gcsfuse", "exit 1")
     script("tpu_worker.sh train first text_fam", fakes, **home)
     assert not (worker / "words").exists()
-    assert script("tpu_worker.sh status", fakes, **home).stdout == "none\n"
+    assert script("tpu_worker.sh status first text_fam", fakes, **home).stdout == "none\n"
 
 
 def test_an_earlier_call_does_not_write_the_status_of_a_later_one(
@@ -516,13 +533,13 @@ def test_an_earlier_call_does_not_write_the_status_of_a_later_one(
     # another call begins while this one trains
     fake(worker / "venv/bin", "famjax", f"echo 1 >{worker}/train.pid; exit 137")
     script("tpu_worker.sh train first text_fam", fakes, **home)
-    assert script("tpu_worker.sh status", fakes, **home).stdout == "none\n"
+    assert script("tpu_worker.sh status first text_fam", fakes, **home).stdout == "none\n"
 
 
 def test_repeated_failures_end_the_loop(tmp_path: Path, fakes: Path) -> None:
     done = watch(tmp_path, fakes, ["ACTIVE"], ["1"])
     assert done.returncode == 2
-    assert recorded_calls(tmp_path) == ["train"] * 5
+    assert recorded_calls(tmp_path) == ["install", *["train"] * 5]
     assert "the training failed five times" in done.stderr.splitlines()[-1]
 
 
@@ -571,9 +588,9 @@ def test_a_worker_returns_the_status_of_the_training(
 ) -> None:
     (worker / "end").write_text(str(status))
     home = {"HOME": str(worker)}
-    assert script("tpu_worker.sh status", fakes, **home).stdout == "none\n"
+    assert script("tpu_worker.sh status first text_fam", fakes, **home).stdout == "none\n"
     script("tpu_worker.sh train first text_fam", fakes, **home)
-    assert script("tpu_worker.sh status", fakes, **home).stdout == f"{status}\n"
+    assert script("tpu_worker.sh status first text_fam", fakes, **home).stdout == f"{status}\n"
 
 
 def test_a_running_training_ends_before_the_next_starts(
