@@ -31,7 +31,13 @@ need python3 "install Python 3.11 or newer"
 bin="$root/.venv/bin"
 if [[ -n $dry ]]; then check_config "$root/.venv" "$@"; fi
 if [[ -n $dry || ! -x $bin/python ]]; then run python3 -m venv "$root/.venv"; fi
-if [[ -n $dry ]] || ! "$bin/python" -c 'import famjax, jax_cuda13_plugin' 2>/dev/null; then
+# JAX for CUDA 12, which older drivers need, is installed by hand
+installed='
+import famjax
+from importlib.util import find_spec
+assert any(find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
+'
+if [[ -n $dry ]] || ! "$bin/python" -c "$installed" 2>/dev/null; then
   run "$bin/python" -m pip install --quiet --editable "${root}[cuda]"
 fi
 run "$bin/famjax" train "$@"

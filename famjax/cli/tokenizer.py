@@ -56,7 +56,10 @@ def run(argv: list[str]) -> int:
         if value is not None and value < 1:
             raise UserError(f"--{name.replace('_', '-')} {value}: must be at least 1")
     with ticker(_report, _PATIENCE, _INTERVAL):
-        tokenizer = _train(arguments)
+        try:
+            tokenizer = _train(arguments)
+        except UserError as error:
+            raise UserError(str(error).replace("data.files", "tokenizer train", 1)) from None
     size = f"{tokenizer.vocab_size:,} tokens"
     if arguments.kind != "words" and tokenizer.vocab_size < (arguments.vocab_size or 0):
         size += f", the text does not yield {arguments.vocab_size:,}"

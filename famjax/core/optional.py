@@ -26,6 +26,8 @@ _PACKAGES = {
 }
 
 
+# modules that serve as well
+_ALTERNATIVES = {"jax_cuda13_plugin": ("jax_cuda12_plugin",)}
 # the oldest major version of a module that works
 _OLDEST = {"transformers": 5}
 
@@ -53,7 +55,8 @@ def missing_message(modules: Sequence[str]) -> str:
 
 
 def _is_installed(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
+    names = (name, *_ALTERNATIVES.get(name, ()))
+    return any(importlib.util.find_spec(each) is not None for each in names)
 
 
 def _old_version(name: str) -> str:

@@ -48,6 +48,7 @@ DECOMPRESSORS = {".gz": "gzip", ".xz": "xz", ".zst": "zstd"}
 _JSON_LINES = (".jsonl", ".ndjson")
 # endings of formats that are not text, in which data sets are often kept
 _BINARY_FORMATS = (".arrow", ".bin")
+_MARK = codecs.BOM_UTF8
 # ASCII white space never occurs inside a multi-byte character
 SPACE = re.compile(rb"[ \t\n\r]")
 
@@ -161,9 +162,17 @@ def read_text_pieces(path: str) -> Iterator[str]:
 def iter_pieces(
     stream: BinaryIO, path: str, begin: int, end: int | None
 ) -> Iterator[tuple[int, bytes]]:
-    """Yield (offset, bytes) of the text from byte `begin` to `end`, cut between characters."""
+    """Yield (offset, bytes) of the text from byte `begin` to `end`, cut between characters.
+
+    A byte order mark is not part of the text.
+    """
     seek_text(stream, path, begin)
     offset, buffer, ended = begin, b"", False
+    if begin == 0:
+        with wrap_read_errors(path):
+            buffer = stream.read(len(_MARK) if end is None else min(len(_MARK), end))
+        if buffer == _MARK:
+            offset, buffer = len(_MARK), b""
     while True:
         while not ended and len(buffer) < 2 * PIECE_BYTES:
             wanted = 2 * PIECE_BYTES - len(buffer)

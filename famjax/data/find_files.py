@@ -44,8 +44,7 @@ def find_files(
     skipped: Counter[str] = Counter()
     by_path: dict[str, TextFile] = {}
     named: set[str] = set()
-    parts = [part.strip() for part in files.split(",")]
-    entries = [files] if os.path.exists(files) else [part for part in parts if part]
+    entries = split_entries(files)
     if not entries and not files.strip():
         entries = [""]
     if not entries or "\0" in files:
@@ -80,6 +79,23 @@ def find_files(
     return indexed, skipped
 
 
+def split_entries(files: str) -> list[str]:
+    """Return the entries of a list of files, folders and globs that are separated by commas.
+
+    A name may have commas, too, if there is such a file or folder.
+    """
+    parts, entries = files.split(","), []
+    while parts:
+        joined = (",".join(parts[:n]).strip() for n in range(2, len(parts) + 1))
+        found = next((name for name in joined if os.path.exists(os.path.expanduser(name))), None)
+        first = parts[0].strip()
+        if found is None or os.path.exists(os.path.expanduser(first)):
+            found = first
+        entries.append(found)
+        del parts[: found.count(",") + 1]
+    return [entry for entry in entries if entry]
+
+
 def list_files(files: str, option: str, repeated: bool = False) -> list[str]:
     """Return the files named by a list of files, folders and globs, whatever they contain.
 
@@ -89,7 +105,7 @@ def list_files(files: str, option: str, repeated: bool = False) -> list[str]:
     """
     found: list[str] = []
     try:
-        for entry in filter(None, (part.strip() for part in files.split(","))):
+        for entry in split_entries(files):
             for path, *_ in _expand_entry(os.path.expanduser(entry), Counter(), MAX_FILES):
                 found.append(path)
     except UserError as error:

@@ -18,7 +18,7 @@ from famjax.core.errors import UserError
 from famjax.core.json_files import MAX_BYTES, parse_json, shorten
 from famjax.data.files import TextFile, open_text, wrap_read_errors
 from famjax.data.other_json import conversion
-from famjax.data.parquet import is_parquet
+from famjax.data.parquet import FORM_KEYS, is_parquet
 from famjax.tokenizers.chat import ChatTemplate
 
 _SCAN_BYTES = 1 << 20
@@ -124,7 +124,8 @@ def parse_record(
       UserError, ValueError: see `wrap_line_errors`.
     """
     record = _parse_object(line)
-    if record.get("text") is not None or record.keys() == {"text"}:
+    # a null counts as a text, and is an error, unless the line has another form
+    if record.get("text") is not None or record.keys() & FORM_KEYS == {"text"}:
         return [(_get_string(record, "text"), 1.0)], []
     if "targets" in record:
         return [(_get_string(record, "inputs"), 0.0), (_get_string(record, "targets"), 1.0)], []

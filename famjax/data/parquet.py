@@ -11,6 +11,8 @@ from typing import Any, BinaryIO, cast
 from famjax.core.errors import UserError
 from famjax.core.optional import missing_message, missing_modules
 
+# keys of the forms that a line of JSON or a row may have (`famjax.data.json_lines`)
+FORM_KEYS = frozenset({"text", "inputs", "targets", "prompt", "response", "messages"})
 # rows decoded at a time: documents may have megabytes each
 _ROWS = 16
 
@@ -22,8 +24,8 @@ def is_parquet(path: str) -> bool:
 def open_parquet(path: str) -> BinaryIO:
     """Open a Parquet file as a stream of JSON lines, which reads forwards only.
 
-    Lines have the columns that JSON can express, without nulls. Bytes are taken as UTF-8; a value
-    that is not is left out.
+    Lines have what JSON can express of the columns, without nulls, but for that of a text. Bytes
+    are taken as UTF-8; a value that is not is left out.
 
     Raises:
       UserError: pyarrow is not installed, or cannot read such a file; also when it is read.
@@ -41,6 +43,8 @@ def open_parquet(path: str) -> BinaryIO:
                     for row in batch.to_pylist():
                         # if there is nothing but nulls, the error is to name them
                         kept = _without_nulls(row) or dict.fromkeys(row)
+                        if row.get("text", "") is None:
+                            kept["text"] = None
                         yield json.dumps(kept, ensure_ascii=False).encode() + b"\n"
         except UnicodeDecodeError:
             raise UserError(f"{path}: a text is not UTF-8; write the file again") from None
@@ -62,30 +66,40 @@ def _json_columns(path: str, schema: Any) -> list[str]:
     name, count = Counter(schema.names).most_common(1)[0] if schema.names else ("", 1)
     if count > 1:
         raise UserError(f"{path}: {count} columns are named {name!r}; give each its own name")
-    return [field.name for field in schema if _is_bytes(field.type) or _is_json(field.type)]
-
-
-def _is_bytes(kind: Any) -> bool:
-    from pyarrow import types
-
-    return types.is_binary(kind) or types.is_large_binary(kind)
+    for field in schema:
+        if field.name in FORM_KEYS and not _is_json(field.type):
+            raise UserError(
+                f"{path}: the column {field.name!r} has the type {field.type}, which is not read; "
+                "write it as strings, or rename it"
+            )
+    return [field.name for field in schema if _is_json(field.type)]
 
 
 def _is_json(kind: Any) -> bool:
+    """Return whether JSON can express values of a type, or a part of them."""
     from pyarrow import types
 
     if types.is_dictionary(kind):
         return _is_json(kind.value_type)
     if types.is_struct(kind):
-        return all(_is_json(field.type) for field in kind)
-    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        return any(_is_json(field.type) for field in kind)
+    if _is_any(kind, "list", "large_list", "fixed_size_list", "list_view", "large_list_view"):
         return _is_json(kind.value_type)
-    scalar = (types.is_string, types.is_large_string, types.is_integer, types.is_floating)
-    return any(test(kind) for test in (*scalar, types.is_boolean, types.is_null))
+    texts = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
+    return _is_any(kind, *texts, "integer", "floating", "boolean", "null")
+
+
+def _is_any(kind: Any, *names: str) -> bool:
+    from pyarrow import types
+
+    return any(getattr(types, f"is_{name}")(kind) for name in names)
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return a value without the nulls that Parquet has for the keys that an object lacks."""
+    """Return what JSON can express of a value, without nulls.
+
+    Parquet has nulls for the keys that an object lacks.
+    """
     if isinstance(value, dict):
         kept = ((key, _without_nulls(each)) for key, each in value.items())
         return {key: each for key, each in kept if each is not None}
@@ -96,7 +110,7 @@ def _without_nulls(value: Any) -> Any:
             return value.decode("utf-8")
         except UnicodeDecodeError:
             return None
-    return value
+    return value if isinstance(value, str | int | float) else None
 
 
 class _Stream(io.RawIOBase):

@@ -25,6 +25,7 @@ from famjax.core.units import byte_size, counted
 from famjax.data.files import (
     PIECE_BYTES,
     SPACE,
+    TextFile,
     decode_text,
     decode_utf8,
     is_compressed,
@@ -409,7 +410,17 @@ class TextSource(Source):
     def name(self, key: Key) -> str:
         """Return the file of a document, and its line if the file has several."""
         path, row, *_ = key
-        return path if len(self._files[path]) == 1 else f"{path}:{row + 1}"
+        file = self._find_file(path)
+        return path if file is not None and len(file) == 1 else f"{path}:{row + 1}"
+
+    def _find_file(self, path: str) -> TextFile | None:
+        """Return the file of a key, also if the folder was elsewhere when the key was saved."""
+        if file := self._files.get(path):
+            return file
+        ends = [file for file in self._files.values() if path.endswith(f"/{file.name}")]
+        longest = max((len(file.name) for file in ends), default=0)
+        found = [file for file in ends if len(file.name) == longest]
+        return found[0] if len(found) == 1 else None
 
     def scored_texts(self, key: Key) -> Iterator[str]:
         """Yield the parts of a document's text that are predicted: all except inputs."""
@@ -455,14 +466,14 @@ class TextSource(Source):
         file = None
         with suppress(TypeError, ValueError):  # a key that famjax has not made
             path, row, *_ = key
-            file = self._files.get(path)
+            file = self._find_file(path)
         if file is None or not isinstance(row, int) or not 0 <= row < len(file):
             label = shorten(key[0] if isinstance(key, list) and key else key)
             raise UserError(
                 f"{label}: changed since the run was saved; restore it, or start another run"
             )
         if file.rows is None:
-            return self._open_file(path), None
+            return self._open_file(file.path), None
         line = read_json_line(file, row, self._tokenizer.chat_template)
         return io.BytesIO(b"".join(data for data, _ in line.parts)), line
 

@@ -138,12 +138,13 @@ class Generator:
 
     def _encode_prompt(self, prompt: str, state: StreamState | None, chat: bool) -> np.ndarray:
         """Return the tokens [t] of a prompt, with bos if it starts a document."""
-        if state is not None and not prompt:
-            raise UserError("the prompt is empty; a saved memory needs at least one character")
         if chat:
             tokens = self._tokenizer.encode_chat([{"role": "user", "content": prompt}])
         else:
             tokens = self._tokenizer.encode(prompt)
+        if state is not None and not len(tokens):
+            what = f"{prompt!r} has no token" if prompt else "is empty"
+            raise UserError(f"the prompt {what}; a saved memory needs at least one")
         return np.append(self._tokenizer.bos_id, tokens) if state is None else tokens
 
     def search(

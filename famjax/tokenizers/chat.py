@@ -115,6 +115,8 @@ class ChatTemplate:
         whole, ends = self._renderer.render(escaped, False, _FIXED_DATE, cuts)
         texts, start = [], 0
         for i, begin, end in zip(answers, ends[::2], ends[1::2], strict=True):
+            if begin is not None and end is None:
+                end = self._find_answer_end(whole, begin, escaped[i])
             if begin is None or end is None or not start <= begin <= end:
                 raise UserError(
                     f"{self._label}: does not write message {i + 1} after the text of those "
@@ -127,6 +129,22 @@ class ChatTemplate:
         texts[0] = (texts[0][0].removeprefix(self._bos), 0.0)
         texts[-1] = (texts[-1][0].removesuffix(self._eos), 1.0)
         return [(self._drop_stray_marks(text), weight) for text, weight in texts]
+
+    def _find_answer_end(self, text: str, begin: int, message: Mapping[str, Any]) -> int | None:
+        """Return the end of an answer that the template writes in another way as the last one.
+
+        Qwen 3's, for example, has empty thoughts in the last answer only. None if between `begin`
+        and the next control token there is anything but the answer.
+        """
+        content = message.get("content")
+        if not isinstance(content, str) or not (content := content.strip()):
+            return None
+        at = text.find(content, begin)
+        after = text[at + len(content) :].lstrip()
+        if at < 0 or text[begin:at].strip() or not after.startswith(self._controls):
+            return None
+        control = max(filter(after.startswith, self._controls), key=len)
+        return len(text) - len(after) + len(control)
 
     def _find_message_end(self, text: str) -> int:
         """Return where the last message ends: at its control token if only white space follows."""

@@ -276,6 +276,11 @@ def test_every_parameter_is_sharded_by_the_mesh(folder):
         ({"rope_scaling": "x"}, "a value of an unexpected type"),
         ({"model_type": ["llama"]}, "model_type=['llama'] is not supported"),
         ({"hidden_act": ["silu"]}, "a value of an unexpected type"),
+        ({"num_hidden_layers": 0}, "model.layers=0"),
+        (
+            {"num_hidden_layers": 0, "model_type": "qwen2", "layer_types": []},
+            "model.layers=0",
+        ),
         ({"hidden_act": "relu"}, "hidden_act='relu' is not supported here (known: silu)"),
         ({"model": {}, "optimizer": {}}, "is a famjax run; famjax train CONFIG init="),
     ],

@@ -73,6 +73,14 @@ def test_optional_libraries_are_imported_lazily() -> None:
 OPTIONAL = set(optional._PACKAGES)
 
 
+def test_jax_for_cuda_12_serves_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = optional.importlib.util.find_spec
+    fake = lambda name: True if name == "jax_cuda12_plugin" else spec(name)  # noqa: E731
+    assert optional.missing_modules(["jax_cuda13_plugin"]) == ["jax_cuda13_plugin"]
+    monkeypatch.setattr(optional.importlib.util, "find_spec", fake)
+    assert optional.missing_modules(["jax_cuda13_plugin"]) == []
+
+
 def test_the_doctor_checks_every_dependency() -> None:
     assert required() <= set(doctor.REQUIRED)
 

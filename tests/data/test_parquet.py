@@ -107,8 +107,27 @@ def test_columns_that_json_lacks_are_left_out(tmp_path):
     assert len(make(path)) == 1
     # what should be a text is not made one
     path = write(tmp_path / "b.parquet", [{"text": datetime.date(2026, 11, 26), "id": 1}])
-    with pytest.raises(UserError, match=r"b\.parquet, row 1: no \"text\".*it has 'id'"):
+    with pytest.raises(UserError, match=r"b\.parquet: the column 'text' has the type date32"):
         make(path)
+
+
+def test_parts_of_a_value_that_json_lacks_are_left_out(tmp_path):
+    """Messages may have a time, which is not read."""
+    day = datetime.datetime(2026, 11, 26)
+    messages = [{"role": "user", "content": "a", "sent": day, "raw": b"\xff"}]
+    path = write(tmp_path / "a.parquet", [{"messages": messages}])
+    with open_text(str(path)) as stream:
+        assert json.loads(stream.read()) == {"messages": [{"role": "user", "content": "a"}]}
+
+
+@pytest.mark.parametrize("kind", [pyarrow.string_view(), pyarrow.binary_view()])
+def test_texts_may_be_views(tmp_path, kind):
+    table = pyarrow.table({"text": pyarrow.array(["a", "b"], pyarrow.string()).cast(kind)})
+    try:
+        pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    except pyarrow.ArrowNotImplementedError:
+        pytest.skip("this pyarrow does not write views")
+    assert sorted(make(tmp_path / "a.parquet").texts()) == ["a", "b"]
 
 
 def test_texts_may_be_bytes(tmp_path):
@@ -135,6 +154,9 @@ def test_columns_of_the_same_name_are_rejected(tmp_path):
 def test_a_row_without_a_document_is_named(tmp_path):
     path = write(tmp_path / "a.parquet", [{"text": "a"}, {"text": None}])
     with pytest.raises(UserError, match=r'a\.parquet, row 2: "text" is null, not a string'):
+        make(path)
+    path = write(tmp_path / "c.parquet", [{"text": "a", "id": 1}, {"text": None, "id": 2}])
+    with pytest.raises(UserError, match=r'c\.parquet, row 2: "text" is null, not a string'):
         make(path)
     path = write(tmp_path / "b.parquet", [{"content": "a", "id": 1}])
     with pytest.raises(UserError, match=r"b\.parquet, row 1: no \"text\".*it has 'content', 'id'"):

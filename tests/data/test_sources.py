@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from famjax.core.errors import UserError
 from famjax.data.files import check_text, read_text_pieces, zstd
-from famjax.data.find_files import find_files
+from famjax.data.find_files import find_files, list_files
 from famjax.data.hashes import fingerprint_contents
 from famjax.data.json_lines import parse_record
 from famjax.data.parts import TextParts
@@ -493,6 +493,32 @@ def test_files_are_found_by_folder_glob_and_list(tmp_path):
     ]
 
 
+def test_names_may_have_commas(tmp_path):
+    for name in ("Melville, Herman.txt", "b.txt", "c,d"):
+        (tmp_path / name).write_text(name)
+    both = f"{tmp_path}/Melville, Herman.txt, {tmp_path}/b.txt"
+    assert sorted(epoch(make(both))[0]) == ["Melville, Herman.txt", "b.txt"]
+    assert list_files(f"{tmp_path}/b.txt,{tmp_path}/c,d", "data.source") == [
+        f"{tmp_path}/b.txt",
+        f"{tmp_path}/c,d",
+    ]
+    with pytest.raises(UserError, match=r"no such file or folder: .*/x"):
+        make(f"{tmp_path}/x, y,{tmp_path}/b.txt")
+
+
+def test_a_byte_order_mark_is_not_text(tmp_path, small_pieces):
+    (tmp_path / "a.txt").write_text("first and second", encoding="utf-8-sig")
+    source = make(tmp_path)
+    assert epoch(source)[0] == ["first and second"]
+    whole = tokens(source, source.key(0, 1, 0))
+    for piece in range(1, 4):
+        rest = tokens(source, source.key(0, 1, 0), piece)
+        np.testing.assert_array_equal(rest, whole[len(whole) - len(rest) :])
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb")
+    with pytest.raises(UserError, match="not UTF-8"):
+        make(tmp_path / "a.txt")
+
+
 def test_folders_follow_links_like_globs(tmp_path):
     for name in ("folder/b", "folder/b/inner", "elsewhere/deep"):
         (tmp_path / name).mkdir(parents=True, exist_ok=True)
@@ -853,6 +879,17 @@ def test_invalid_holdouts_are_rejected(folder):
 def test_a_document_deleted_since_the_save_is_an_error(folder):
     with pytest.raises(UserError, match="changed since the run was saved"):
         tokens(make(folder), [str(folder / "99.txt"), 0, 0])
+
+
+def test_a_run_continues_where_its_folder_was_moved(folder, tmp_path_factory):
+    moved = tmp_path_factory.mktemp("home") / "texts"
+    saved, key = make(folder), [str(folder / "07.txt"), 0, 0]
+    state = saved.get_state()
+    folder.rename(moved)
+    source = make(moved)
+    source.set_state(state)
+    assert text(source, key) == "document 7"
+    assert source.name(key) == key[0]
 
 
 def test_a_hash_of_contents_sees_what_changed(tmp_path):

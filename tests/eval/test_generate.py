@@ -72,6 +72,18 @@ def test_a_document_and_a_prompt_equal_one_prompt(generator: Generator, temperat
     assert asked == text(generator, "the", temperature=temperature, state=state)
 
 
+def test_a_prompt_without_tokens_after_a_memory_is_an_error(
+    generator: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = generator.read_document(tiny.TEXT)
+    with pytest.raises(UserError, match="the prompt is empty; a saved memory needs at least one"):
+        generator.generate("", state=state)
+    # as word lists do with white space
+    monkeypatch.setattr(generator._tokenizer, "encode", lambda text: np.zeros(0, np.int32))
+    with pytest.raises(UserError, match="the prompt ' ' has no token; a saved memory needs"):
+        generator.generate(" ", state=state)
+
+
 def test_a_saved_state_generates_the_same_text(generator: Generator, tmp_path: Path) -> None:
     file = tmp_path / "document.txt"
     file.write_text(tiny.TEXT * 3, encoding="utf-8")

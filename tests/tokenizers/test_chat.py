@@ -290,6 +290,29 @@ def test_assistant_messages_have_weight_one(chatml, tmp_path, monkeypatch):
     ]
 
 
+def test_an_answer_may_be_written_in_another_way_as_the_last(chatml):
+    """As by Qwen 3, whose template writes empty thoughts before the last answer only."""
+    source = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{% if loop.last and m.role == 'assistant' %}<think></think>\n{% endif %}"
+        "{{ m.content }}{{ extra }}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    said = (("user", "b?"), ("assistant", "b"), ("user", "c?"), ("assistant", "d"))
+    talk = [{"role": role, "content": content} for role, content in said]
+    controls = ["<|im_start|>", "<|im_end|>"]
+    parts = ChatTemplate("t", source, {}, "", "", controls).render_document(talk)
+    answers = ["b<|im_end|>", "<think></think>\nd<|im_end|>"]
+    assert [text for text, weight in parts if weight] == answers
+    assert "".join(text for text, _ in parts) == (
+        "<|im_start|>user\nb?<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
+        "<|im_start|>user\nc?<|im_end|>\n<|im_start|>assistant\n<think></think>\nd<|im_end|>"
+    )
+    # anything else before the control token may not be the answer's
+    with pytest.raises(UserError, match="message 2 after the text of those before it"):
+        ChatTemplate("t", source, {"extra": "!"}, "", "", controls).render_document(talk)
+
+
 def test_text_parts_of_a_message_are_joined(chatml, tmp_path):
     tokenizer = load_chatml(chatml)
     parts = [{"type": "text", "text": text} for text in ("what is", " two?")]

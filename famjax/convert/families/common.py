@@ -40,10 +40,9 @@ class Family(NamedTuple):
 def shortest_pattern(names: Sequence[str]) -> str:
     """Return the shortest pattern of mixers that repeats to these layers."""
     count = len(names)
-    for n in range(1, count + 1):
-        if count % n == 0 and list(names) == list(names[:n]) * (count // n):
-            break
-    return ",".join(names[:n])
+    periods = (n for n in range(1, count + 1) if count % n == 0)
+    fits = (n for n in periods if list(names) == list(names[:n]) * (count // n))
+    return ",".join(names[: next(fits, 0)])
 
 
 def parse_mixers(hf: HF, default: Sequence[str]) -> dict[str, Any]:
