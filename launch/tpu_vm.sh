@@ -152,8 +152,8 @@ start() {
   on all "nohup famjax/launch/tpu_worker.sh train $(shell_quote "$name" "$@") >>train.log 2>&1 </dev/null &"
 }
 
-# training_status ANSWER CONFIG ...: the exit status of this training; running; none if it was not
-# started, or another one after it; or unknown
+# training_status ANSWER CONFIG ...: the exit status of this training; running; stopped; another if
+# one with other arguments was started last; none if none was; or unknown
 training_status() {
   local answer=$1
   shift
@@ -202,11 +202,15 @@ train() {
       failed=0 unknown=0
     fi
     [[ $now == UNKNOWN ]] || had=1
-    status="$(training_status "$answer")"
+    status="$(training_status "$answer" "$@")"
     if [[ $status == unknown ]]; then unknown=$((unknown + 1)); else unknown=0; fi
     case $status in
       running) started=1 ;;
       stopped | 2) [[ -n $started ]] || status="$status before this call" ;;
+      another)
+        [[ -z $started ]] || die "another training was started on $name, so this call ends"
+        status="another before this call"
+        ;;
     esac
     case $status in
       running) polls=$((polls + 1)) ;;

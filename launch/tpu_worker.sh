@@ -91,16 +91,16 @@ train() {
   [[ -n $dry || $(<~/train.pid) != "$$" ]] || echo "$status" >~/train.status
 }
 
-# Leaves a mark, so that `tpu_vm.sh train` does not restart it.
+# Leaves a mark, so that a `tpu_vm.sh train` that waits for it does not restart it.
 stop() {
   run touch ~/train.stopped
   run pkill -TERM -f "$training" || say "no training is running"
 }
 
-# status NAME CONFIG ...: of this training; none if the last one that was started is another
+# status NAME CONFIG ...: of this training, or another if one with other arguments was started last
 status() {
-  if [[ "$(cat ~/train.command 2>/dev/null)" != "$(shell_quote "$@")" ]]; then
-    echo none
+  if [[ -f ~/train.command && "$(<~/train.command)" != "$(shell_quote "$@")" ]]; then
+    echo another
   elif [[ -f ~/train.status && -f ~/train.stopped ]]; then
     echo stopped
   elif [[ -f ~/train.status ]]; then

@@ -59,7 +59,7 @@ def run(argv: list[str]) -> int:
         try:
             tokenizer = _train(arguments)
         except UserError as error:
-            raise UserError(str(error).replace("data.files", "tokenizer train", 1)) from None
+            raise UserError(_name_command(str(error))) from None
     size = f"{tokenizer.vocab_size:,} tokens"
     if arguments.kind != "words" and tokenizer.vocab_size < (arguments.vocab_size or 0):
         size += f", the text does not yield {arguments.vocab_size:,}"
@@ -70,6 +70,14 @@ def run(argv: list[str]) -> int:
 def _report(seconds: float) -> None:
     note = f"famjax: reading the texts and making the tokenizer, {format_seconds(seconds)} so far"
     print(note, file=sys.stderr)
+
+
+def _name_command(error: str) -> str:
+    """Return an error about data.files as one about this command."""
+    for given, named in (("data.files=", "tokenizer train "), ("data.files:", "tokenizer train:")):
+        if error.startswith(given):
+            return named + error.removeprefix(given)
+    return error
 
 
 def _train(arguments: Arguments) -> Tokenizer:

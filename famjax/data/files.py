@@ -170,9 +170,9 @@ def iter_pieces(
     offset, buffer, ended = begin, b"", False
     if begin == 0:
         with wrap_read_errors(path):
-            buffer = stream.read(len(_MARK) if end is None else min(len(_MARK), end))
-        if buffer == _MARK:
-            offset, buffer = len(_MARK), b""
+            buffer = stream.read(len(_MARK))[:end]
+        if _MARK.startswith(buffer) and (buffer == _MARK or end is not None):
+            offset, buffer = len(buffer), b""
     while True:
         while not ended and len(buffer) < 2 * PIECE_BYTES:
             wanted = 2 * PIECE_BYTES - len(buffer)
@@ -288,7 +288,7 @@ def probe_text(path: str, explicit: bool) -> str | None:
             return "not regular"  # a dangling link
     if os.path.realpath(path).startswith(_KERNEL):
         return "not regular"
-    if not (head := read_head(path)):
+    if (head := read_head(path)) in (b"", _MARK):
         return "empty"
     return _TextCheck(path, explicit).add(head, is_end=is_probed_whole(path))
 

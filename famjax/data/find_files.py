@@ -18,6 +18,8 @@ from famjax.data.tables import check_not_all_tables, check_not_table
 from famjax.tokenizers.chat import ChatTemplate
 
 MAX_FILES = 1_000_000
+# maximum size of a file's name, in most file systems
+_MAX_NAME = 255
 # reasons for skipping a folder
 _UNREADABLE = "folder without permission"
 _RUN = "folder of a run"
@@ -84,16 +86,30 @@ def split_entries(files: str) -> list[str]:
 
     A name may have commas, too, if there is such a file or folder.
     """
-    parts, entries = files.split(","), []
-    while parts:
-        joined = (",".join(parts[:n]).strip() for n in range(2, len(parts) + 1))
-        found = next((name for name in joined if os.path.exists(os.path.expanduser(name))), None)
-        first = parts[0].strip()
-        if found is None or os.path.exists(os.path.expanduser(first)):
-            found = first
-        entries.append(found)
-        del parts[: found.count(",") + 1]
+    parts = files.split(",")
+    entries, at = [], 0
+    while at < len(parts):
+        end = _find_entry_end(parts, at)
+        entries.append(",".join(parts[at:end]).strip())
+        at = end
     return [entry for entry in entries if entry]
+
+
+def _find_entry_end(parts: Sequence[str], begin: int) -> int:
+    """Return the end of the parts from `begin` on that are one name."""
+    if not _exists(parts[begin]):
+        size = len(parts[begin])
+        for end in range(begin + 2, len(parts) + 1):
+            size += 1 + len(parts[end - 1])
+            if size > len(parts[begin]) + _MAX_NAME:
+                break
+            if _exists(",".join(parts[begin:end])):
+                return end
+    return begin + 1
+
+
+def _exists(entry: str) -> bool:
+    return bool(entry.strip()) and os.path.exists(os.path.expanduser(entry.strip()))
 
 
 def list_files(files: str, option: str, repeated: bool = False) -> list[str]:

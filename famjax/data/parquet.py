@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, BinaryIO, cast
 
 from famjax.core.errors import UserError
@@ -24,8 +24,8 @@ def is_parquet(path: str) -> bool:
 def open_parquet(path: str) -> BinaryIO:
     """Open a Parquet file as a stream of JSON lines, which reads forwards only.
 
-    Lines have what JSON can express of the columns, without nulls, but for that of a text. Bytes
-    are taken as UTF-8; a value that is not is left out.
+    Lines have the columns that JSON can express, without nulls but for that of a text; of those
+    in `FORM_KEYS`, the parts that it can. Bytes are taken as UTF-8; others are left out.
 
     Raises:
       UserError: pyarrow is not installed, or cannot read such a file; also when it is read.
@@ -67,25 +67,30 @@ def _json_columns(path: str, schema: Any) -> list[str]:
     if count > 1:
         raise UserError(f"{path}: {count} columns are named {name!r}; give each its own name")
     for field in schema:
-        if field.name in FORM_KEYS and not _is_json(field.type):
+        if field.name in FORM_KEYS and not _is_read(field):
             raise UserError(
                 f"{path}: the column {field.name!r} has the type {field.type}, which is not read; "
                 "write it as strings, or rename it"
             )
-    return [field.name for field in schema if _is_json(field.type)]
+    return [field.name for field in schema if _is_read(field)]
 
 
-def _is_json(kind: Any) -> bool:
-    """Return whether JSON can express values of a type, or a part of them."""
+def _is_read(field: Any) -> bool:
+    is_bytes = _is_any(field.type, "binary", "large_binary", "binary_view")
+    return is_bytes or _is_json(field.type, any if field.name in FORM_KEYS else all)
+
+
+def _is_json(kind: Any, parts: Callable[[Iterable[bool]], bool]) -> bool:
+    """Return whether JSON can express values of a type; any or all parts of an object."""
     from pyarrow import types
 
     if types.is_dictionary(kind):
-        return _is_json(kind.value_type)
+        return _is_json(kind.value_type, parts)
     if types.is_struct(kind):
-        return any(_is_json(field.type) for field in kind)
+        return parts(_is_json(field.type, parts) for field in kind)
     if _is_any(kind, "list", "large_list", "fixed_size_list", "list_view", "large_list_view"):
-        return _is_json(kind.value_type)
-    texts = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
+        return _is_json(kind.value_type, parts)
+    texts = ("string", "large_string", "string_view")
     return _is_any(kind, *texts, "integer", "floating", "boolean", "null")
 
 
@@ -96,10 +101,7 @@ def _is_any(kind: Any, *names: str) -> bool:
 
 
 def _without_nulls(value: Any) -> Any:
-    """Return what JSON can express of a value, without nulls.
-
-    Parquet has nulls for the keys that an object lacks.
-    """
+    """Return what JSON can express of a value, without the nulls of keys that an object lacks."""
     if isinstance(value, dict):
         kept = ((key, _without_nulls(each)) for key, each in value.items())
         return {key: each for key, each in kept if each is not None}

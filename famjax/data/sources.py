@@ -415,11 +415,14 @@ class TextSource(Source):
 
     def _find_file(self, path: str) -> TextFile | None:
         """Return the file of a key, also if the folder was elsewhere when the key was saved."""
-        if file := self._files.get(path):
+        if (file := self._files.get(path)) or not isinstance(path, str):
             return file
+
+        def folder(path: str, file: TextFile) -> str:
+            return os.path.basename(path.removesuffix(file.name).rstrip("/"))
+
         ends = [file for file in self._files.values() if path.endswith(f"/{file.name}")]
-        longest = max((len(file.name) for file in ends), default=0)
-        found = [file for file in ends if len(file.name) == longest]
+        found = [file for file in ends if folder(path, file) == folder(file.path, file)]
         return found[0] if len(found) == 1 else None
 
     def scored_texts(self, key: Key) -> Iterator[str]:

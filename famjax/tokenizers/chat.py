@@ -131,7 +131,7 @@ class ChatTemplate:
         return [(self._drop_stray_marks(text), weight) for text, weight in texts]
 
     def _find_answer_end(self, text: str, begin: int, message: Mapping[str, Any]) -> int | None:
-        """Return the end of an answer that the template writes in another way as the last one.
+        """Return the end of an answer that the template writes differently from the last one.
 
         Qwen 3's, for example, has empty thoughts in the last answer only. None if between `begin`
         and the next control token there is anything but the answer.

@@ -454,6 +454,7 @@ def test_tokenizer_train_passes_its_flags(
         ("train a --vocab 5 --out m", "unknown option --vocab; did you mean '--vocab-size'?"),
         ("train --vocab-size 5 --out m", "tokenizer train needs files"),
         ("train a --vocab-size 0 --out m", "--vocab-size 0: must be at least 1"),
+        ("train a.txt --vocab-size 9 --out m", "tokenizer train: no such file or folder: a.txt"),
     ],
 )
 def test_tokenizer_mistakes_are_one_line_errors(

@@ -74,10 +74,11 @@ OPTIONAL = set(optional._PACKAGES)
 
 
 def test_jax_for_cuda_12_serves_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = optional.importlib.util.find_spec
-    fake = lambda name: True if name == "jax_cuda12_plugin" else spec(name)  # noqa: E731
+    installed: set[str] = set()
+    find = lambda name: name if name in installed else None  # noqa: E731
+    monkeypatch.setattr(optional.importlib.util, "find_spec", find)
     assert optional.missing_modules(["jax_cuda13_plugin"]) == ["jax_cuda13_plugin"]
-    monkeypatch.setattr(optional.importlib.util, "find_spec", fake)
+    installed.add("jax_cuda12_plugin")
     assert optional.missing_modules(["jax_cuda13_plugin"]) == []
 
 

@@ -514,6 +514,13 @@ def test_a_byte_order_mark_is_not_text(tmp_path, small_pieces):
     for piece in range(1, 4):
         rest = tokens(source, source.key(0, 1, 0), piece)
         np.testing.assert_array_equal(rest, whole[len(whole) - len(rest) :])
+    # held-out tails and parts begin elsewhere
+    (tmp_path / "a.txt").write_text("word " * 40, encoding="utf-8-sig")
+    halves = [make(tmp_path, holdout=2, split=split) for split in ("train", "holdout")]
+    assert "".join(text for half in halves for text in half.texts()) == "word " * 40
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf")
+    with pytest.raises(UserError, match="no text found; skipped 1 empty"):
+        make(tmp_path)
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb")
     with pytest.raises(UserError, match="not UTF-8"):
         make(tmp_path / "a.txt")
@@ -882,14 +889,21 @@ def test_a_document_deleted_since_the_save_is_an_error(folder):
 
 
 def test_a_run_continues_where_its_folder_was_moved(folder, tmp_path_factory):
-    moved = tmp_path_factory.mktemp("home") / "texts"
-    saved, key = make(folder), [str(folder / "07.txt"), 0, 0]
-    state = saved.get_state()
+    """As `data.files=~/texts` is in another home."""
+    moved = tmp_path_factory.mktemp("home") / folder.name
+    (folder / "sub").mkdir()
+    (folder / "sub" / "07.txt").write_text("another")
+    saved = make(folder)
+    state, keys = saved.get_state(), [saved.key(0, 1, k) for k in range(31)]
+    said = [text(saved, key) for key in keys]
     folder.rename(moved)
     source = make(moved)
     source.set_state(state)
-    assert text(source, key) == "document 7"
-    assert source.name(key) == key[0]
+    assert [text(source, key) for key in keys] == said
+    assert source.name(keys[0]) == keys[0][0]
+    for damaged in (None, 5, "07.txt", f"{folder}/08.tx"):
+        with pytest.raises(UserError, match="changed since the run was saved"):
+            text(source, [damaged, 0, 0])
 
 
 def test_a_hash_of_contents_sees_what_changed(tmp_path):

@@ -347,7 +347,7 @@ case "$*" in
       *) cat now ;;
     esac ;;
   *tpu-vm\\ describe*) cat node 2>/dev/null || echo READY ;;
-  *tpu_worker.sh\\ status*)
+  *tpu_worker.sh\\ status\\ first\\ text_fam\\ *)
     next ends >end
     [[ $(cat end) != LOST ]] || exit 255
     cat end ;;
@@ -435,9 +435,16 @@ def test_a_training_that_ended_before_is_installed_and_started_again(
 def test_the_end_of_another_training_does_not_count(worker: Path, fakes: Path) -> None:
     home = {"HOME": str(worker)}
     script("tpu_worker.sh train first text_fam 'data.files=a b'", fakes, **home)
-    for arguments, status in (("text_fam 'data.files=a b'", "0"), ("text_fam", "none")):
+    for arguments, status in (("text_fam 'data.files=a b'", "0"), ("text_fam", "another")):
         line = f"tpu_worker.sh status first {arguments}"
         assert script(line, fakes, **home).stdout == f"{status}\n"
+
+
+def test_another_training_ends_the_polling_of_this_one(tmp_path: Path, fakes: Path) -> None:
+    done = watch(tmp_path, fakes, ["ACTIVE"], ["another", "running", "another"])
+    assert done.returncode == 2
+    assert recorded_calls(tmp_path) == ["install", "train"]
+    assert "another training was started on first, so this call ends" in done.stderr
 
 
 @pytest.mark.long

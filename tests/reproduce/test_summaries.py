@@ -93,8 +93,10 @@ def test_what_is_measured(tmp_path, monkeypatch):
 
     monkeypatch.setattr(translate, "evaluate", evaluate)
     measured = PairSummaryMeasure(0, beam=4, length_penalty=0.8).measure(Run, tmp_path, quiet=True)
-    assert measured.scores == {"ROUGE-L": 0.3, "ROUGE-1": 0.4, "ROUGE-2": 0.1, "tokens/s": 20.0}
-    (request,) = requests
+    rouge = {"ROUGE-L": 0.3, "ROUGE-1": 0.4, "ROUGE-2": 0.1}
+    assert measured.scores == {**rouge, "tokens/s": 20.0, "greedy tokens/s": 20.0}
+    request, greedy = requests
+    assert greedy == request._replace(beam=1, length_penalty=greedy.length_penalty)
     assert request.task == "summarize"
     assert request.files == f"{tmp_path}/test.functions={tmp_path}/test.summaries"
     assert (request.beam, request.length_penalty, request.no_repeat_ngram) == (4, 0.8, 3)
@@ -124,7 +126,8 @@ def test_the_length_penalty_is_tuned_on_the_development_files(tmp_path, monkeypa
 
     monkeypatch.setattr(translate, "evaluate", evaluate)
     PairSummaryMeasure(0).measure(Run, tmp_path, quiet=True)
-    tuned, measured = requests
+    tuned, measured, greedy = requests
+    assert greedy.beam == 1
     assert tuned.files == f"{tmp_path}/val.functions={tmp_path}/val.summaries"
     assert tuned.tune
     assert tuned == measured._replace(files=tuned.files, tune=True, length_penalty=1.0)

@@ -290,7 +290,7 @@ def test_assistant_messages_have_weight_one(chatml, tmp_path, monkeypatch):
     ]
 
 
-def test_an_answer_may_be_written_in_another_way_as_the_last(chatml):
+def test_an_answer_may_be_written_differently_from_the_last(chatml):
     """As by Qwen 3, whose template writes empty thoughts before the last answer only."""
     source = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n"
