@@ -177,7 +177,8 @@ def test_resume_with_another_memory_is_bitwise_equal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, layout: str
 ) -> None:
     keys = SAVED[name].split()
-    if layout == "packed" and "model.stack" in SAVED[name]:
+    # rotated keys of linear attention have no offset
+    if layout == "packed" and ("model.stack" in SAVED[name] or name == "linear"):
         keys += WHOLE_ROWS
     small = config(tmp_path / "texts", layout, "text", "train.steps=9", *keys)
     reference, resumed = tmp_path / "once", tmp_path / "again"
