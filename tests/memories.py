@@ -23,7 +23,7 @@ MEMORIES: dict[str, str] = {
     "n-grams": "model.mixer=bswa model.ngram_memory=2",
     "rmt": "model.stack=rmt",
     "autocompressor": "model.stack=autocompressor model.capacity=2048",
-    "feedback": "model.stack=feedback model.block_len=1",
-    "transformer": "model.stack=transformer model.block_len=1",
+    "feedback": "model.stack=feedback model.block_len=1 model.feedback.span=16",
+    "transformer": "model.stack=transformer model.block_len=1 model.feedback.span=16",
     "lstm": "model.stack=lstm model.block_len=1",
 }

@@ -98,8 +98,6 @@ def can_decode(keys: str) -> bool:
 DECODERS = {name: f"{BLOCKS} {keys}" for name, keys in MEMORIES.items() if can_decode(keys)}
 DECODERS["full"] = "model.mixer=full"
 DECODERS["linear"] += " model.encoder.cross=linear"
-for name in ("feedback", "transformer"):
-    DECODERS[name] += " model.feedback.span=16"
 
 
 def decoders(*quick: str, long: Sequence[str] = ()) -> Any:
