@@ -86,6 +86,8 @@ def split_entries(files: str) -> list[str]:
 
     A name may have commas, too, if there is such a file or folder.
     """
+    if _exists(files):
+        return [files.strip()]
     parts = files.split(",")
     entries, at = [], 0
     while at < len(parts):

@@ -502,6 +502,8 @@ def test_names_may_have_commas(tmp_path):
         f"{tmp_path}/b.txt",
         f"{tmp_path}/c,d",
     ]
+    (tmp_path / "c").write_text("c")
+    assert list_files(f"{tmp_path}/c,d", "data.source") == [f"{tmp_path}/c,d"]
     with pytest.raises(UserError, match=r"no such file or folder: .*/x"):
         make(f"{tmp_path}/x, y,{tmp_path}/b.txt")
 
