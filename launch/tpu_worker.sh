@@ -99,7 +99,9 @@ stop() {
 
 # status NAME CONFIG ...: of this training, or another if one with other arguments was started last
 status() {
-  if [[ -f ~/train.command && "$(<~/train.command)" != "$(shell_quote "$@")" ]]; then
+  # without train.command, an older version has started it
+  if [[ -f ~/train.command || -f ~/train.status ]] &&
+    [[ "$(cat ~/train.command 2>/dev/null)" != "$(shell_quote "$@")" ]]; then
     echo another
   elif [[ -f ~/train.status && -f ~/train.stopped ]]; then
     echo stopped

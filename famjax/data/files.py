@@ -170,7 +170,7 @@ def iter_pieces(
     offset, buffer, ended = begin, b"", False
     if begin == 0:
         with wrap_read_errors(path):
-            buffer = stream.read(len(_MARK))[:end]
+            buffer = stream.read(len(_MARK))[:end]  # of a mark, a part if the text ends in it
         if _MARK.startswith(buffer) and (buffer == _MARK or end is not None):
             offset, buffer = len(buffer), b""
     while True:

@@ -142,9 +142,10 @@ class Generator:
             tokens = self._tokenizer.encode_chat([{"role": "user", "content": prompt}])
         else:
             tokens = self._tokenizer.encode(prompt)
-        if state is not None and not len(tokens):
+        # of a chat the template writes tokens, whatever the prompt
+        if state is not None and not (prompt and len(tokens)):
             what = f"{prompt!r} has no token" if prompt else "is empty"
-            raise UserError(f"the prompt {what}; a saved memory needs at least one")
+            raise UserError(f"the prompt {what}; after a memory it needs at least one token")
         return np.append(self._tokenizer.bos_id, tokens) if state is None else tokens
 
     def search(

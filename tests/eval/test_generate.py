@@ -76,11 +76,11 @@ def test_a_prompt_without_tokens_after_a_memory_is_an_error(
     generator: Generator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     state = generator.read_document(tiny.TEXT)
-    with pytest.raises(UserError, match="the prompt is empty; a saved memory needs at least one"):
+    with pytest.raises(UserError, match="the prompt is empty; after a memory it needs"):
         generator.generate("", state=state)
     # as word lists do with white space
     monkeypatch.setattr(generator._tokenizer, "encode", lambda text: np.zeros(0, np.int32))
-    with pytest.raises(UserError, match="the prompt ' ' has no token; a saved memory needs"):
+    with pytest.raises(UserError, match="the prompt ' ' has no token; after a memory"):
         generator.generate(" ", state=state)
 
 
