@@ -72,9 +72,12 @@ SLOW += [
     for mesh in [(1, 1, 1, 8), (1, 2, 2, 2)]
     for layout in (ADAPTERS, DROPOUT, OFFSETS, DELTA, GATED)
 ]
-SLOW += [(MESHES[0], (*LANES, *keys.split())) for keys in MEMORIES.values()]
 CASES = [*QUICK, *(pytest.param(*case, marks=pytest.mark.long) for case in LONG)]
 CASES += [pytest.param(*case, marks=pytest.mark.slow) for case in SLOW]
+CASES += [
+    pytest.param(MESHES[0], (*LANES, *keys.split()), marks=pytest.mark.slow, id=name)
+    for name, keys in MEMORIES.items()
+]
 
 
 Sizes = tuple[int, int, int, int]
