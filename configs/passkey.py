@@ -9,8 +9,8 @@ Command:  make demo (trains the tokenizer, this config, and BSWA M1 and M2)
 Cost:     5 to 9 minutes on two cores; with rmt 1.8 times as much, with autocompressor 3.8
 Expected: all keys at every length up to 262,144 tokens with seed 0, with the key anywhere in the
           first 4,096 and questions anywhere, after training on at most 4,096 tokens; 98% at 512
-          tokens with seeds 1 and 2: docs/memory.md. The other memories of Figure 8, rmt and autocompressor
-          (docs/alternatives.md), were not trained that long
+          tokens with seeds 1 and 2: docs/memory.md. The other memories of Figure 8, rmt and
+          autocompressor (docs/alternatives.md), were not trained that long
 """
 
 from famjax.config.schema import (
