@@ -60,17 +60,24 @@ class PasskeyMeasure(Measure):
     def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
         anywhere = asks_anywhere(run.config)
         rows = evaluate_passkey(
-            run, self.lengths, self.examples, quiet=quiet, whole=False, anywhere=anywhere
+            run, self.lengths, self._examples_of, quiet=quiet, whole=False, anywhere=anywhere
         )
         return Measured(
             self._means({row["length"]: row["key_accuracy"] for row in rows}),
             {"guessing digits": self._means({row["length"]: row["key_chance"] for row in rows})},
         )
 
+    def _examples_of(self, length: int) -> int:
+        return self.examples
+
     def _means(self, by_length: Mapping[int, float]) -> dict[str, float]:
         mean = float(np.mean(list(by_length.values())))
         return {"mean": mean, **{f"{length:,}": value for length, value in by_length.items()}}
 
+
+# tokens over all documents of a length to which `KeysAndCodeMeasure` limits long ones, and its
+# minimum number of documents
+_MAX_TOKENS, _FEWEST = 3_200_000, 8
 
 # folder with the beginnings of held-out modules, and their size: many short documents can be read
 # side by side by models that read token by token
@@ -168,6 +175,32 @@ class CodeMeasure(CodeTexts):
             "token accuracy": result["accuracy"],
         }
         return {score.name: values[score.name] for score in self.scores}
+
+
+@dataclass(frozen=True)
+class KeysAndCodeMeasure(PasskeyMeasure):
+    """Passkeys, and bits per byte of held-out code, for models that are pretrained on code.
+
+    The vocabulary is that of the code. There are fewer documents of the longest lengths.
+    """
+
+    vocabulary: int = 1024
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        return (*super().scores, CodeMeasure().scores[0])
+
+    def prepare(self, folder: Path) -> tuple[str, ...]:
+        return CodeMeasure(self.vocabulary).prepare(folder)
+
+    def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
+        keys = super().measure(run, folder, quiet)
+        code = CodeMeasure().measure(run, folder, quiet)
+        bits = self.scores[-1].name
+        return Measured({**keys.scores, bits: code.scores[bits]}, keys.baselines)
+
+    def _examples_of(self, length: int) -> int:
+        return max(min(self.examples, _MAX_TOKENS // length), _FEWEST)
 
 
 # the trivial baselines of toy tasks, and their keys in `famjax.tasks.toy.baselines`
