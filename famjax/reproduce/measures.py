@@ -75,6 +75,7 @@ class PasskeyMeasure(Measure):
         return {"mean": mean, **{f"{length:,}": value for length, value in by_length.items()}}
 
 
+_BITS = "bits per byte"
 # tokens over all documents of a length to which `KeysAndCodeMeasure` limits long ones, and its
 # minimum number of documents
 _MAX_TOKENS, _FEWEST = 3_200_000, 8
@@ -152,7 +153,7 @@ class CodeMeasure(CodeTexts):
         perplexity = Score("perplexity", higher_is_better=False, unit="", digits=2)
         return (
             *((perplexity,) if self.has_perplexity else ()),
-            Score("bits per byte", higher_is_better=False, unit="", digits=4),
+            Score(_BITS, higher_is_better=False, unit="", digits=4),
             Score("token accuracy"),
         )
 
@@ -171,10 +172,50 @@ class CodeMeasure(CodeTexts):
     def _scores(self, result: TextScores) -> dict[str, float]:
         values = {
             "perplexity": result["perplexity"],
-            "bits per byte": result["bits_per_byte"],
+            _BITS: result["bits_per_byte"],
             "token accuracy": result["accuracy"],
         }
         return {score.name: values[score.name] for score in self.scores}
+
+
+@dataclass(frozen=True)
+class CodeByPosition(CodeTexts):
+    """Nats per token of the held-out modules, by the position of the token in its module.
+
+    Attributes:
+      far: position from which tokens are far from the beginning of a module, a power of two.
+      first, last: ends of the first and the last range of positions, from a power of two to the
+        next one.
+    """
+
+    far: int = 8192
+    first: int = 1024
+    last: int = 65_536
+
+    @property
+    def scores(self) -> tuple[Score, ...]:
+        """The mean over far tokens, then each range, then bits per byte of all tokens."""
+        names = (f"beyond {self.far:,}", *self.points, _BITS)
+        return tuple(Score(name, higher_is_better=False, unit="", digits=4) for name in names)
+
+    @property
+    def points(self) -> Mapping[str, float]:
+        ends = (2**n for n in range(self.first.bit_length() - 1, self.last.bit_length()))
+        return {f"to {end:,}": end for end in ends}
+
+    def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
+        result = evaluate_text(run, self.held_out(folder), batch=16, quiet=quiet)
+        rows = result["by_position"]
+        ends = {f"to {row['to'] + 1:,}": row["loss"] for row in rows}
+        tokens, nats = np.array(
+            [
+                (row["tokens"], row["tokens"] * row["loss"])
+                for row in rows
+                if row["from"] >= self.far
+            ]
+        ).sum(0)
+        scores = {self.scores[0].name: nats / tokens, _BITS: result["bits_per_byte"]}
+        return Measured({**scores, **{name: ends[name] for name in self.points}}, {})
 
 
 @dataclass(frozen=True)
@@ -196,8 +237,7 @@ class KeysAndCodeMeasure(PasskeyMeasure):
     def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
         keys = super().measure(run, folder, quiet)
         code = CodeMeasure().measure(run, folder, quiet)
-        bits = self.scores[-1].name
-        return Measured({**keys.scores, bits: code.scores[bits]}, keys.baselines)
+        return Measured({**keys.scores, _BITS: code.scores[_BITS]}, keys.baselines)
 
     def _examples_of(self, length: int) -> int:
         return max(min(self.examples, _MAX_TOKENS // length), _FEWEST)
