@@ -15,7 +15,13 @@ from famjax.reproduce import measures as measures_module
 from famjax.reproduce.cell import TRAININGS, Cell
 from famjax.reproduce.experiment import SIZES, Experiment
 from famjax.reproduce.experiments import EXPERIMENTS
-from famjax.reproduce.measures import CodeMeasure, CodeTexts, PasskeyMeasure
+from famjax.reproduce.measures import (
+    CodeByPosition,
+    CodeMeasure,
+    CodeTexts,
+    KeysAndCodeMeasure,
+    PasskeyMeasure,
+)
 from famjax.reproduce.penn_treebank import PennTreebankMeasure
 from famjax.reproduce.runner import make_cells
 from famjax.reproduce.summary_measure import PairSummaryMeasure
@@ -77,6 +83,7 @@ def test_each_file_has_experiments_with_ids_of_their_own():
 def no_data(monkeypatch):
     for measure in (
         CodeTexts,
+        KeysAndCodeMeasure,
         PasskeyMeasure,
         PennTreebankMeasure,
         PairSummaryMeasure,
@@ -208,6 +215,64 @@ def test_questions_are_where_they_were_in_training(multiple, anywhere, monkeypat
     monkeypatch.setattr(measures_module, "evaluate_passkey", evaluate)
     PasskeyMeasure((128,)).measure(Run, Path("x"), quiet=True)
     assert asked == [anywhere]
+
+
+def test_a_pretrained_model_is_measured_on_keys_and_on_code(monkeypatch, tmp_path):
+    experiment, counts = EXPERIMENTS["memory-finetune-keys"], {}
+
+    class Run:
+        config = experiment.make_config(experiment.variants[0], 0, "here")
+
+    def evaluate(run, lengths, examples, **_):
+        counts.update({n: examples(n) for n in lengths})
+        return [{"length": n, "key_accuracy": 1 / n, "key_chance": 0.0} for n in lengths]
+
+    monkeypatch.setattr(measures_module, "evaluate_passkey", evaluate)
+    text = {"perplexity": 20.0, "bits_per_byte": 1.5, "accuracy": 0.4}
+    text = {**text, "uniform": text, "unigram": text}
+    monkeypatch.setattr(measures_module, "evaluate_text", lambda *_, **__: text)
+    monkeypatch.setattr(CodeMeasure, "held_out", lambda *_: "code")
+    measure = KeysAndCodeMeasure((100, 200_000, 3_200_000), examples=32)
+    found = measure.measure(Run, tmp_path, quiet=True)
+    assert found.scores["100"] == 0.01
+    assert found.scores["bits per byte"] == 1.5
+    assert {score.name for score in measure.scores} == set(found.scores)
+    assert not measure.scores[-1].higher_is_better
+    assert counts == {100: 32, 200_000: 16, 3_200_000: 8}
+
+
+def test_a_finetuned_models_block_holds_the_shortest_document(tmp_path, monkeypatch):
+    experiment = EXPERIMENTS["memory-finetune-keys"]
+    for variant in experiment.variants:
+        config = experiment.make_config(variant, 0, "here")
+        assert config.data.passkey.min_length <= config.model.block_len
+        assert config.data.passkey.start_length == config.model.block_len
+        assert config.data.length == config.data.passkey.max_length == 15 * config.model.block_len
+        assert config.data.passkey.needle_within in (0, config.data.length)
+
+
+def test_losses_far_from_the_beginning_are_of_all_tokens_there(monkeypatch, tmp_path):
+    # 100 tokens that cost 1 nat each up to 16,384, and 300 that cost 2 up to 65,536
+    rows = [
+        {"from": 2**n // 2, "to": 2**n - 1, "tokens": 100, "loss": float(n)} for n in range(10, 14)
+    ]
+    rows += [
+        {"from": 8192, "to": 16_383, "tokens": 100, "loss": 1.0},
+        {"from": 16_384, "to": 32_767, "tokens": 200, "loss": 2.0},
+        {"from": 32_768, "to": 65_535, "tokens": 100, "loss": 2.0},
+    ]
+    result = {"by_position": rows, "bits_per_byte": 1.5}
+    monkeypatch.setattr(measures_module, "evaluate_text", lambda *_, **__: result)
+    monkeypatch.setattr(CodeByPosition, "held_out", lambda *_: "code")
+    measure = CodeByPosition()
+    found = measure.measure(None, tmp_path, quiet=True).scores
+    assert found["beyond 8,192"] == 1.75
+    assert found["bits per byte"] == 1.5
+    assert found["to 1,024"] == 10.0
+    assert found["to 8,192"] == 13.0
+    assert found["to 32,768"] == 2.0
+    assert [score.name for score in measure.scores][1:-1] == list(measure.points)
+    assert set(found) == {score.name for score in measure.scores}
 
 
 def test_bptt_is_increased_and_not_only_longer():

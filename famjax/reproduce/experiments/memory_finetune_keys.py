@@ -92,5 +92,6 @@ MEMORY_FINETUNE_KEYS = Experiment(
     f"three rows of passkeys and one of text, each of {_ROW:,} tokens. The key comes first, and "
     "questions are anywhere in a block. Keys retrieved of 32 documents, of 14 of the longest "
     "length, and bits per byte of held-out code.",
+    unequal_parameters="Adapters are a seventh of the parameters; `all parameters` has none.",
     minutes=12.0,
 )
