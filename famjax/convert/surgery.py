@@ -87,7 +87,8 @@ def describe_window(old: ModelConfig, new: ModelConfig, given: Collection[str]) 
         line = f"{name}: {sizes}: a token sees {span} tokens directly (before: "
         line += f"{' or '.join(old_spans)})"
         key = "model.window" if name == "swa" else "model.block_len"
-        yield line if key in given else f"{line}; {key}=512 would change it"
+        other = 512 if new.block_len < 512 or name == "swa" else 2 * new.block_len
+        yield line if key in given else f"{line}; {key}={other} would change it"
     unchanged = after and old.mixer == new.mixer
     has_none = set(after) <= _WITHOUT_MEMORY and not new.ngram_memory
     if unchanged and has_none and not new.encoder.layers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import json
 import os
@@ -44,8 +45,20 @@ def fingerprint_contents(paths: Sequence[str | Path], whole: int = _WHOLE) -> st
 
 
 def choose_holdout(files: Sequence[TextFile], holdout: int) -> np.ndarray:
-    """Return which documents are held out, [documents] bool: at least one, and not all."""
-    hashes = np.concatenate([_splitmix64(_hash_name(file.name), len(file)) for file in files])
+    """Return which documents are held out, [documents] bool: at least one, and not all.
+
+    A document is chosen by its file's name. A name that most files have does not tell them apart,
+    so there its number among them counts as well.
+    """
+    counts = collections.Counter(file.name for file in files)
+    seeds, numbers = [], collections.Counter[str]()
+    for file in files:
+        repeated = counts[file.name] > 1 and len(files) < 2 * counts[file.name]
+        seeds.append(_hash_name(f"{file.name}#{numbers[file.name]}" if repeated else file.name))
+        numbers[file.name] += 1
+    hashes = np.concatenate(
+        [_splitmix64(seed, len(file)) for seed, file in zip(seeds, files, strict=True)]
+    )
     held = hashes % np.uint64(holdout) == 0
     order = hashes.argsort(kind="stable")
     held[order[0]], held[order[-1]] = True, False

@@ -139,7 +139,8 @@ class Generator:
     def _encode_prompt(self, prompt: str, state: StreamState | None, chat: bool) -> np.ndarray:
         """Return the tokens [t] of a prompt, with bos if it starts a document."""
         if chat:
-            tokens = self._tokenizer.encode_chat([{"role": "user", "content": prompt}])
+            message = {"role": "user", "content": prompt}
+            tokens = self._tokenizer.encode_chat([message], continues=state is not None)
         else:
             tokens = self._tokenizer.encode(prompt)
         # of a chat the template writes tokens, whatever the prompt

@@ -273,7 +273,9 @@ class PasskeySource(Source):
         """
         c = self.config
         if before and before[3]:
-            _, needle, _, rest, part, *count = before
+            # the needle is of the lane of its first document: a change of data.batch may give the
+            # documents that follow to another lane
+            lane, needle, _, rest, part, *count = before
             rest, part = rest - c.ask_every, part + 1
             rng = np.random.default_rng([self.seed, lane, needle, 2, part])
             length = self._end_anywhere(c.ask_every, rest, part, self.task.question_len, rng)

@@ -68,10 +68,21 @@ class ChatTemplate:
         """
         return self._renderer.render(messages, add_generation_prompt).text
 
-    def render_prompt(self, messages: Messages, add_generation_prompt: bool) -> str:
-        """Return a prompt without a leading bos; split it with `split_escaped`."""
+    def render_prompt(
+        self, messages: Messages, add_generation_prompt: bool, continues: bool = False
+    ) -> str:
+        """Return a prompt without a leading bos; split it with `split_escaped`.
+
+        Args:
+          messages, add_generation_prompt, continues: as in `Tokenizer.encode_chat`.
+        """
         _, text = self._render_whole(messages, add_generation_prompt)
-        return self._drop_stray_marks(text.removeprefix(self._bos))
+        return self._drop_stray_marks(self._drop_bos(text, continues))
+
+    def _drop_bos(self, text: str, continues: bool) -> str:
+        """Return a rendered text without its leading bos, unless that is the header of messages."""
+        written = sum(part.count(self._bos) for part, acts in split_escaped(text) if acts)
+        return text if continues and written > 1 else text.removeprefix(self._bos)
 
     def render_unfinished(self, messages: Messages) -> str:
         """Return a prompt like `render_prompt` that ends with the content of the last message.

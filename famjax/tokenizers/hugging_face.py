@@ -358,8 +358,15 @@ class _SiblingFiles:
         return None
 
     def stop_token_ids(self) -> frozenset[int]:
-        """Return the ids, in addition to eos, at which generation stops."""
-        return frozenset(self._read_token_ids("generation_config.json", "eos_token_id"))
+        """Return the ids, in addition to eos, at which generation stops.
+
+        As in transformers, those of config.json count if there is no generation_config.json. The
+        config may be another tokenizer's.
+        """
+        if (self._folder / "generation_config.json").exists():
+            return frozenset(self._read_token_ids("generation_config.json", "eos_token_id"))
+        numbers = set(self._read_token_ids("config.json", "eos_token_id"))
+        return frozenset(numbers & set(self._ids.values()))
 
     def _read_token_ids(self, file: str, key: str) -> list[int]:
         value = self._read(file).get(key)

@@ -90,7 +90,10 @@ class Tokenizer(abc.ABC):
         return self.encode(text)
 
     def encode_chat(
-        self, messages: list[dict[str, Any]], add_generation_prompt: bool = True
+        self,
+        messages: list[dict[str, Any]],
+        add_generation_prompt: bool = True,
+        continues: bool = False,
     ) -> np.ndarray:
         """Return the ids of a conversation, [t] int32.
 
@@ -101,6 +104,8 @@ class Tokenizer(abc.ABC):
         Args:
           messages: each with "role" and "content", and other fields that the template uses.
           add_generation_prompt: append the header of an assistant message.
+          continues: whether the conversation continues a document, and the caller adds no bos. It
+            is kept then where it begins messages as well, as in SmolLM2's template.
 
         Raises:
           UserError: there is no template, or it rejects the messages.
@@ -111,7 +116,7 @@ class Tokenizer(abc.ABC):
                 "tokenizer.json, or write plain text"
             )
         return self.encode_rendered(
-            self.chat_template.render_prompt(messages, add_generation_prompt)
+            self.chat_template.render_prompt(messages, add_generation_prompt, continues)
         )
 
     def stop_ids_with(self, stop: Sequence[str]) -> frozenset[int]:

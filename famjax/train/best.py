@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from dataclasses import asdict
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from famjax.config.schema import EvalConfig
+from famjax.core.errors import UserError
 from famjax.processes.collective import process_index
 from famjax.tasks import TASKS
 from famjax.tasks.parse import parse_tasks
@@ -39,9 +41,9 @@ class Best(Hook):
         self._step: int | None = None
         self._is_new = False
 
-    def before_first_step(self, session: Session) -> None:
-        # a process that was killed may have saved the checkpoint without keeping it
-        if session.step and self._step == session.step:
+    def after_resume(self, session: Session) -> None:
+        # an earlier process may have saved the checkpoint, and ended before it kept it
+        if self._step == session.step:
             self._keep(session)
 
     def before_log(self, session: Session, row: dict[str, float]) -> dict[str, float]:
@@ -51,7 +53,9 @@ class Best(Hook):
         return {}
 
     def _is_better(self, name: str, value: float) -> bool:
-        if self._value is None:
+        if math.isnan(value):
+            return False
+        if self._value is None or math.isnan(self._value):
             return True
         lower = name not in TASKS or TASKS[name].lower_is_better
         return value < self._value if lower else value > self._value
@@ -114,15 +118,25 @@ def keep(run: Path, checkpoint: Path) -> None:
 
     Checkpoint files are hard links if the file system supports them. If the process is killed
     meanwhile, RUN/best is the old run, the new one, or missing until the run is resumed.
+
+    Raises:
+      UserError: the disk is full or fails; RUN/best is written when the run is resumed.
     """
     partial, target = run / f"{BEST}.partial", run / BEST
     shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
-    copy_run_files(run, partial)
-    checkpoints = partial / checkpoint.parent.name
-    shutil.copytree(checkpoint, checkpoints / checkpoint.name, copy_function=_link)
-    shutil.rmtree(target, ignore_errors=True)
-    partial.rename(target)
+    try:
+        partial.mkdir()
+        copy_run_files(run, partial)
+        checkpoints = partial / checkpoint.parent.name
+        shutil.copytree(checkpoint, checkpoints / checkpoint.name, copy_function=_link)
+        shutil.rmtree(target, ignore_errors=True)
+        partial.rename(target)
+    except OSError as error:
+        # of several files, `shutil.Error` has (source, target, reason)
+        reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error
+        raise UserError(
+            f"cannot write {target}: {reason}; free some space or check its permissions, and resume"
+        ) from error
 
 
 def _link(source: str, target: str) -> None:

@@ -20,6 +20,9 @@ from famjax.train.warmup import halve_memory, row_length_at
 class Hook:
     """Base class of hooks; each method does nothing by default."""
 
+    def after_resume(self, session: Session) -> None:
+        """Called once the state is restored from a checkpoint, even if no step is left to run."""
+
     def before_first_step(self, session: Session) -> None:
         """Called once the state is created or restored, before this process runs a step."""
 
@@ -63,8 +66,12 @@ class AttentionSpans(Hook):
     faster is cut off at the margin until the next update.
     """
 
+    def __init__(self) -> None:
+        # whether the spans may grow further than they were given room for
+        self._is_stale = True
+
     def before_first_step(self, session: Session) -> None:
-        if session.latest_step is None:
+        if self._is_stale:
             self._update(session)
 
     def after_step(self, session: Session, is_logged: bool) -> None:
@@ -95,6 +102,12 @@ class AttentionSpans(Hook):
     def load_state_dict(self, session: Session, saved: dict[str, Any]) -> None:
         if saved.get("looked"):
             session.set_attention_span(tuple(saved["looked"]))
+            train, optimizer = saved["config"]["train"], saved["config"]["optimizer"]
+            now = session.config
+            self._is_stale = (
+                train["log_every"] < now.train.log_every
+                or optimizer["learning_rate"] < now.optimizer.learning_rate
+            )
 
 
 class Profiling(Hook):

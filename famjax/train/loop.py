@@ -71,6 +71,8 @@ def train_session(session: Session) -> None:
     start_or_resume(session, hooks)
     if session.latest_step is not None:
         save_continued(session)
+        for hook in hooks:
+            hook.after_resume(session)
     if session.step >= train.steps:
         done = f"step {session.step:,} of train.steps={train.steps} is done"
         session.progress.note(f"nothing to do: {done}; raise it to continue")

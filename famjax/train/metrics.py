@@ -8,10 +8,10 @@ resumed writes the same file as one that was not, except for fields that measure
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,28 +19,10 @@ from typing import Any
 from famjax.core.atomic import write_file
 from famjax.core.errors import UserError
 from famjax.core.json_files import parse_json, regular_file_size
-
-
-def _import_summary_writer() -> Any:
-    """Import TensorBoard's writer, but not PyTorch.
-
-    The writer would import PyTorch if it is installed, to draw graphs of its modules. No run draws
-    such graphs, and the import takes two seconds at every start.
-    """
-    if "torch" in sys.modules:
-        from tensorboardX import SummaryWriter
-    else:
-        sys.modules["torch"] = None  # type: ignore[assignment]  # its import raises ImportError
-        try:
-            from tensorboardX import SummaryWriter
-        finally:
-            del sys.modules["torch"]
-    return SummaryWriter
-
-
-SummaryWriter = _import_summary_writer()
+from famjax.train.tensorboard import TensorBoard
 
 METRICS = "metrics.jsonl"
+_TENSORBOARD = "tensorboard"
 # a longer line counts as damaged
 _MAX_ROW_BYTES = 1 << 20
 
@@ -67,8 +49,7 @@ class MetricsWriter:
             _drop_rows_after(self._path, last)
             # Unbuffered: a row is one write, so that a kill can truncate only the last row.
             self._file = self._path.open("ab", buffering=0)
-            # TensorBoard hides earlier events from purge_step on.
-            self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=last + 1)
+            self._board = TensorBoard(run_dir / _TENSORBOARD, purge_step=last + 1)
         except OSError as error:
             raise _write_error(self._path, error) from error
 
@@ -81,19 +62,30 @@ class MetricsWriter:
             numbers.
 
         Raises:
-          UserError: the disk is full or fails; the file ends with the previous row.
+          UserError: the disk is full or fails; metrics.jsonl ends with a whole row.
         """
         row = {"step": int(step)} | {name: _to_python(value) for name, value in fields.items()}
         line = json.dumps({name: _to_json_value(value) for name, value in row.items()}) + "\n"
         self._append(line.encode())
-        for name, value in row.items():
-            if name != "step" and isinstance(value, int | float) and math.isfinite(value):
-                self._board.add_scalar(name, value, step)
-        self._board.flush()
+        scalars = {
+            name: value
+            for name, value in row.items()
+            if name != "step" and isinstance(value, int | float) and math.isfinite(value)
+        }
+        with self._board_errors():
+            self._board.write(step, scalars)
 
     def close(self) -> None:
         self._file.close()
-        self._board.close()
+        with self._board_errors():
+            self._board.close()
+
+    @contextlib.contextmanager
+    def _board_errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise _write_error(self._path.with_name(_TENSORBOARD), error) from error
 
     def __enter__(self) -> MetricsWriter:
         return self

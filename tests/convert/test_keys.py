@@ -194,9 +194,12 @@ def test_invalid_windows_are_rejected(name, changes, said):
 def test_defaults_of_windows():
     hf = small_config("mistral", sliding_window=16, layer_types=["sliding_attention"] * 3)
     assert FAMILIES["mistral"].model(hf).mixer == "swa"
+    assert FAMILIES["mistral"].model(hf).block_len == 16
     hf = small_config("mistral", max_position_embeddings=9000)
     del hf["sliding_window"]
-    assert FAMILIES["mistral"].model(hf).window == 4096
+    windowed = FAMILIES["mistral"].model(hf)
+    # a short text takes a block, not a window
+    assert (windowed.window, windowed.block_len) == (4096, 512)
     hf = small_config("gemma3_text", num_hidden_layers=7)
     del hf["layer_types"]
     assert FAMILIES["gemma3_text"].model(hf).mixer == "swa,swa,swa,swa,swa,full,swa"

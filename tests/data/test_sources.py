@@ -144,6 +144,17 @@ def test_the_estimate_counts_parts(tmp_path):
     assert source.epoch_tokens() == sum(count_tokens(source)) == 5500 + 2 * 11
 
 
+def test_files_of_one_name_are_not_held_out_together(tmp_path):
+    paths = [tmp_path / str(i) / "output.html" for i in range(20)]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text(f"document {path.parent.name}")
+    named = ",".join(map(str, paths))
+    counts = [len(epoch(make(named, holdout=20, split=split))[0]) for split in ("train", "holdout")]
+    assert sum(counts) == 20
+    assert 1 <= counts[1] <= 5
+
+
 def test_holdout_is_disjoint_stable_and_never_empty(folder):
     train, held = make(folder, holdout=5), make(folder, holdout=5, split="holdout")
     train_texts, held_texts = set(epoch(train)[0]), set(epoch(held)[0])

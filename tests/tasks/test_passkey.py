@@ -8,6 +8,8 @@ import pytest
 
 from famjax.config.schema import PasskeyConfig
 from famjax.core.errors import UserError
+from famjax.data.lanes import Reader, document_start
+from famjax.data.reassign import ReassignedSource, resize_rows
 from famjax.data.train_tokenizer import train_sentencepiece
 from famjax.experiment.load import load_config
 from famjax.tasks.passkey import (
@@ -133,6 +135,41 @@ def test_a_key_is_asked_for_repeatedly(words):
         assert len(answers) == 1
     with pytest.raises(UserError, match=r"ask_every=10: the question takes \d+ tokens"):
         PasskeySource(replace(config, ask_every=10), words, seed=0)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 3, 8])
+def test_questions_are_of_the_rows_own_key_after_a_change_of_the_batch(words, rows):
+    """Documents that continue a row's may be assigned from another lane."""
+    config = PasskeyConfig(min_length=96, start_length=1000, max_length=1000, ask_every=64)
+    source, needles, states = PasskeySource(config, words, seed=0), {}, [document_start(0)] * 4
+
+    def read(readers, count):
+        """Read documents; return the number of those that continue a text."""
+        continued = 0
+        for row, reader in enumerate(readers):
+            for _ in range(count):
+                span = reader.take(2000)
+                digits = re.findall(r"\d{5}", words.decode(span.tokens))
+                continued += span.pass_state
+                if not span.pass_state:
+                    needles[row] = digits[0]
+                assert digits[-1] == needles[row]
+                assert span.last
+        return continued
+
+    readers = [Reader(source, i, 4) for i in range(4)]
+    for reader, state in zip(readers, states, strict=True):
+        reader.set_state(state)
+    # so that rows are within texts
+    assert read(readers, 7) > 0
+    states = [reader.get_state() for reader in readers]
+    resized = resize_rows({"batches": {"rows": states}, "source": source.get_state()}, rows, source)
+    reassigned = ReassignedSource(source)
+    reassigned.set_assignments(resized)
+    readers = [Reader(reassigned, i, rows) for i in range(rows)]
+    for reader, state in zip(readers, resized["batches"]["rows"], strict=True):
+        reader.set_state(state)
+    assert read(readers, 40) > 0
 
 
 def test_questions_are_anywhere_and_no_memory_knows_the_answer(words):

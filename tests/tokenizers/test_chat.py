@@ -91,6 +91,24 @@ def test_bos_is_left_to_the_caller(chatml, llama):
         assert tokenizer.bos_id not in tokenizer.encode_chat(TALK[1:])
 
 
+@pytest.mark.parametrize(
+    ("template", "kept"),
+    [
+        # as in SmolLM2, whose bos begins every message
+        ("{% for m in messages %}<|bos|>{{ m.role }} {{ m.content }}{% endfor %}<|bos|>", True),
+        ("<|bos|>{% for m in messages %}{{ m.role }} {{ m.content }}{% endfor %}", False),
+    ],
+)
+def test_bos_is_kept_after_a_document_if_it_begins_messages(chatml, tmp_path, template, kept):
+    tokenizer = load_tokenizer(str(with_template(chatml, template, tmp_path)))
+    # plain text, which is no header
+    talk = [{"role": "user", "content": "<|bos|>"}]
+    alone = tokenizer.encode_chat(talk).tolist()
+    bos = [tokenizer.bos_id] if kept else []
+    assert tokenizer.encode_chat(talk, continues=True).tolist() == [*bos, *alone]
+    assert alone[0] != tokenizer.bos_id
+
+
 def test_the_template_is_the_file_or_the_default_of_a_list(chatml, tmp_path):
     folder = with_template(chatml, "file", tmp_path)
     assert load_tokenizer(str(folder)).chat_template.render([], False) == "file"

@@ -143,7 +143,15 @@ def special(number, content, **changes):
             },
             (1, 2, {0, 2, 5}),
         ),
-        ({"config.json": {"bos_token_id": 1, "eos_token_id": [2, 7]}}, (1, 2, {2})),
+        # as in transformers, if there is no generation_config.json; 99,999 is no token
+        ({"config.json": {"bos_token_id": 1, "eos_token_id": [2, 7, 99_999]}}, (1, 2, {2, 7})),
+        (
+            {
+                "config.json": {"bos_token_id": 1, "eos_token_id": [2, 7]},
+                "generation_config.json": {"bos_token_id": 1},
+            },
+            (1, 2, {2}),
+        ),
     ],
 )
 def test_bos_and_eos_are_detected(folder, files, expected):

@@ -1,5 +1,8 @@
 """`eval.tasks` and `eval.best`: what a run scores while it trains, and its best checkpoint."""
 
+import errno
+import math
+import os
 import re
 from contextlib import nullcontext
 from dataclasses import asdict, replace
@@ -77,10 +80,41 @@ def test_the_best_checkpoint_is_a_run(tmp_path: Path, monkeypatch: pytest.Monkey
     assert kept.fingerprint() != open_run(tmp_path / "run").fingerprint()
 
 
+def test_a_full_disk_is_told_and_the_best_checkpoint_kept_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = tmp_path / "checkpoints" / "000000004"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "params").write_text("best")
+    (tmp_path / "config.json").write_text("{}")
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(best, "_link", full)
+        with pytest.raises(UserError, match=r"cannot write .*best: .*No space left.*and resume"):
+            best.keep(tmp_path, checkpoint)
+    best.keep(tmp_path, checkpoint)
+    assert (tmp_path / "best" / "checkpoints" / "000000004" / "params").read_text() == "best"
+    assert not (tmp_path / "best.partial").exists()
+
+
+def test_a_value_that_is_no_number_is_never_the_best() -> None:
+    hook, session = best.Best([]), SimpleNamespace(config=override(Config(), ["eval.best=text"]))
+    kept = []
+    for value in (math.nan, 2.0, math.nan, 1.5, 1.7):
+        hook._is_new = False
+        hook.before_log(session, {"text": value})  # type: ignore[arg-type]
+        kept.append(hook._is_new)
+    assert kept == [False, True, False, True, False]
+
+
 @pytest.mark.long
+@pytest.mark.parametrize("last", [4, 8])
 @pytest.mark.usefixtures("compiled_once")
 def test_a_best_checkpoint_that_a_kill_kept_from_its_folder_is_kept_on_resuming(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int
 ) -> None:
     before_log = best.Best.before_log
 
@@ -92,7 +126,7 @@ def test_a_best_checkpoint_that_a_kill_kept_from_its_folder_is_kept_on_resuming(
 
     monkeypatch.setattr(best.Best, "before_log", measured)
     keys = ["eval.every=4", "data.holdout=3", "eval.best=heldout_bits_per_byte"]
-    keys += ["train.steps=8", "train.log_every=4", "train.checkpoint_every=8"]
+    keys += [f"train.steps={last}", "train.log_every=4", "train.checkpoint_every=8"]
     config = small.config(tmp_path / "texts", "lanes", "text", *keys)
     with monkeypatch.context() as patch:
         patch.setattr(best, "keep", killed)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -23,6 +24,7 @@ from famjax.experiment.load import load_config, override
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_params import remap_params
 from famjax.parallel import sharding
+from famjax.train.hooks import AttentionSpans
 from famjax.train.loop import train
 from famjax.train.metrics import read_metrics
 from famjax.train.run import open_run
@@ -50,6 +52,29 @@ SHAPE = [
     "train.checkpoint_every=4",
 ]
 SPANS = ["model.feedback.adaptive_span=true", "model.feedback.span_ramp=4"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_stale"),
+    [
+        ((), False),
+        (("train.log_every=20",), True),
+        (("optimizer.learning_rate=1",), True),
+        (("train.log_every=1",), False),
+    ],
+)
+def test_spans_get_room_to_grow_until_the_next_log_of_a_continued_run(
+    monkeypatch: pytest.MonkeyPatch, changes: tuple[str, ...], is_stale: bool
+) -> None:
+    updated = []
+    monkeypatch.setattr(AttentionSpans, "_update", lambda self, session: updated.append(1))
+    hook = AttentionSpans()
+    session: Any = SimpleNamespace(
+        config=config(*SPANS, *changes), set_attention_span=lambda _: None
+    )
+    hook.load_state_dict(session, {"looked": [8], "config": asdict(config(*SPANS))})
+    hook.before_first_step(session)
+    assert bool(updated) == is_stale
 
 
 def config(*more: str) -> Config:

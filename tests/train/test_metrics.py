@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -9,9 +10,9 @@ import os
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tensorboardX.proto.event_pb2 import Event
 
 from famjax.core.errors import UserError
-from famjax.train import metrics
 from famjax.train.metrics import MetricsWriter, read_metrics
 
 
@@ -124,6 +125,24 @@ def test_a_full_disk_leaves_complete_rows(tmp_path):
     assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 3]
 
 
+def test_a_full_disk_stops_tensorboard_and_does_not_block(tmp_path):
+    def fail():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    writer = MetricsWriter(tmp_path, None)
+    events = writer._board._events
+    flush, events._py_recordio_writer.flush = events._py_recordio_writer.flush, fail
+    for step in (1, 2):
+        with pytest.raises(UserError, match=r"cannot write .*tensorboard: No space left .* resume"):
+            writer.write(step, dict.fromkeys(map(str, range(100)), 1.0))
+    events._py_recordio_writer.flush = flush
+    writer.write(3, {"loss": 1.0})
+    writer.close()
+    assert [row["step"] for row in read_metrics(tmp_path / "metrics.jsonl")] == [1, 2, 3]
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    assert b"loss" in file.read_bytes()
+
+
 def test_a_path_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "run").write_text("a file where the run's folder should be")
     with pytest.raises(UserError, match="cannot write"):
@@ -138,14 +157,24 @@ def test_a_pipe_does_not_block(tmp_path):
             read()
 
 
-def test_tensorboard_purges_repeated_steps(tmp_path, monkeypatch):
-    seen = {}
-    real = metrics.SummaryWriter
+def test_tensorboard_purges_repeated_steps(tmp_path):
+    write(tmp_path, [25], resume=20)
+    (file,) = (tmp_path / "tensorboard").iterdir()
+    version, purge, start, row = read_events(file.read_bytes())
+    assert version.file_version == purge.file_version == "brain.Event:2"
+    assert purge.step == start.step == 21
+    assert start.session_log.status == start.session_log.START
+    assert row.step == 25
+    assert {each.tag: each.simple_value for each in row.summary.value} == {
+        "loss": pytest.approx(1 / 26)
+    }
 
-    def spy(folder, purge_step):
-        seen["purge_step"] = purge_step
-        return real(folder, purge_step=purge_step)
 
-    monkeypatch.setattr(metrics, "SummaryWriter", spy)
-    write(tmp_path, [21], resume=20)
-    assert seen == {"purge_step": 21}
+def read_events(data):
+    """Return the events of a file: each has its size, two checksums of 4 bytes and the message."""
+    found = []
+    while data:
+        size = int.from_bytes(data[:8], "little")
+        found.append(Event.FromString(data[12 : 12 + size]))
+        data = data[16 + size :]
+    return found

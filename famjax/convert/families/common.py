@@ -13,6 +13,8 @@ from famjax.convert.tensors import Tensors
 from famjax.core.errors import UserError
 from famjax.mixers import MIXERS
 
+_BLOCK_LEN = 512
+
 
 class Family(NamedTuple):
     """One family of pretrained models.
@@ -70,7 +72,17 @@ def parse_mixers(hf: HF, default: Sequence[str]) -> dict[str, Any]:
         return {"mixer": shortest_pattern(names)}
     if not window:
         raise UserError("config.json: layer_types has sliding layers but no sliding_window; set it")
-    return {"mixer": shortest_pattern(names), "window": window, "block_len": window}
+    block_len = choose_block_len(window)
+    return {"mixer": shortest_pattern(names), "window": window, "block_len": block_len}
+
+
+def choose_block_len(window: int) -> int:
+    """Return the length of the blocks in which a sliding window is computed.
+
+    Only the cost depends on it: a short text takes a whole block, and each block reads the window
+    before it.
+    """
+    return min(window, _BLOCK_LEN)
 
 
 def layer_types(model: ModelConfig) -> list[str]:

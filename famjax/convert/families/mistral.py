@@ -8,7 +8,7 @@ from typing import Any
 from famjax.config.resolved import ResolvedModelConfig
 from famjax.config.schema import ModelConfig
 from famjax.convert.families import llama
-from famjax.convert.families.common import Family
+from famjax.convert.families.common import Family, choose_block_len
 from famjax.convert.families.keys import HF, Keys, UnsupportedKey
 from famjax.core.errors import UserError
 
@@ -30,7 +30,8 @@ def parse(hf: HF) -> ModelConfig:
     if window is not None and window < 1:
         raise UserError(f"config.json: sliding_window={window}: must be at least 1, or null")
     if window and window < model.capacity:
-        return replace(model, mixer="swa", window=window, block_len=window)
+        block_len = choose_block_len(window)
+        return replace(model, mixer="swa", window=window, block_len=block_len)
     return model
 
 
