@@ -222,10 +222,13 @@ class CodeByPosition(CodeTexts):
 class KeysAndCodeMeasure(PasskeyMeasure):
     """Passkeys, and bits per byte of held-out code, for models that are pretrained on code.
 
-    The vocabulary is that of the code. There are fewer documents of the longest lengths.
+    There are fewer documents of the longest lengths.
+
+    Attributes:
+      vocabulary: number of SentencePiece tokens, of the code.
     """
 
-    vocabulary: int = 1024
+    vocabulary: int = 512
 
     @property
     def scores(self) -> tuple[Score, ...]:
