@@ -237,6 +237,11 @@ def evaluate_long(
     }
 
 
+# version of how documents are tokenized: an evaluation is not continued with another. 2: spaces
+# between sentences are encoded with the next word
+_TOKENIZATION = 2
+
+
 def _settings(
     run: Run,
     name: str,
@@ -252,6 +257,7 @@ def _settings(
     """Return what the examples of `evaluate_long` depend on, besides their lengths."""
     return {
         "run": repr(run.config),
+        "tokenization": _TOKENIZATION,
         "weights": None if folder is None else weights_version(folder.parent, run.step),
         "material": material.version,
         "texts": material.source and material.source.content_version(),

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from long_texts import facts, load
+from tiny_tokenizers import byte_level
 
 from famjax.core.errors import UserError
 from famjax.data.sources import TextSource
@@ -57,7 +58,8 @@ def test_a_document_tells_what_its_questions_ask(name: str, length: int, files: 
         assert text.startswith(content.head)
         assert "".join(read(task, length, number, files)[1]) == text
         for fact in content.facts:
-            assert sum(piece.endswith(fact + content.separator) for piece in pieces) == 1
+            found = (piece.removesuffix(content.separator) for piece in pieces)
+            assert sum(piece.endswith(fact) for piece in found) == 1
         for question in content.questions:
             for reference in question.references if content.facts else ():
                 if not question.any_of:
@@ -71,6 +73,17 @@ def test_a_document_tells_what_its_questions_ask(name: str, length: int, files: 
         # numbers of many digits are reserved for the facts' labels
         left += 7 * len(content.facts) * bool(content.label)
         assert length - left <= used <= length
+
+
+@pytest.mark.parametrize("name", ["niah_single_1", "niah_multikey_2", "vt", "cwe"])
+def test_a_document_has_the_tokens_of_its_text(name: str, files: str, tmp_path: Path) -> None:
+    """No lone space is between sentences, which tokenizers have with the next word."""
+    tokenizer = load_tokenizer(str(byte_level(tmp_path)))
+    document = LONG[name].evaluated_document(tokenizer, 12_000, 0, 5, load(LONG[name], files))
+    tokens = np.concatenate([*document.tokens(), document.questions[0]])[1:]
+    text = tokenizer.decode(tokens)
+    assert "  " not in text
+    assert tokens.tolist() == tokenizer.encode(text).tolist()
 
 
 @pytest.mark.parametrize("name", LONG)
@@ -362,8 +375,8 @@ def test_other_files_are_told(name: str, text: str, says: str, tmp_path: Path) -
 
 def test_a_document_is_streamed() -> None:
     document = LONG["niah_single_1"].evaluated_document(TOKENIZER, 10**12, 1, 5)
-    pieces = islice(document.tokens(), 1, 50)
-    assert all(TOKENIZER.decode(tokens) == NOISE + " " for tokens in pieces)
+    pieces = islice(document.tokens(), 2, 50)
+    assert all(TOKENIZER.decode(tokens) == " " + NOISE for tokens in pieces)
 
 
 def test_sentences_are_split_at_their_ends_and_at_lines() -> None:

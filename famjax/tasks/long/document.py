@@ -37,7 +37,7 @@ class Question(NamedTuple):
     """A question about a document.
 
     Attributes:
-      text: the question, up to where the answer begins.
+      text: the question with the white space before it, up to where the answer begins.
       references: strings that an answer should contain, all of them unless `any_of` is set.
       facts: indices of the facts that are needed to answer.
       wrong: for a question with few possible answers, the wrong ones; see
@@ -65,7 +65,9 @@ class Content(NamedTuple):
       facts: sentences that are put into the filler.
       questions: questions that may be asked.
       in_order: whether the facts keep their order in the context.
-      separator: text after each fact and each sentence of the filler.
+      separator: text after each fact and each sentence of the filler, or a space, which is only
+        between them and encoded with the following one: tokenizers have words with a space before
+        them.
       label: text before each fact and each sentence, in which "{}" is replaced by its number, from
         1; "" is no label.
       near: sentences that the filler takes first, wherever it puts them; other sentences fill the
@@ -141,8 +143,10 @@ class Document:
     def _facts(self) -> list[np.ndarray]:
         return [self._encode(fact) for fact in self.content.facts]
 
-    def _encode(self, sentence: str) -> np.ndarray:
-        return encode_sentence(self.tokenizer, sentence + self.content.separator)
+    def _encode(self, sentence: str, is_first: bool = False) -> np.ndarray:
+        """Return the tokens of a fact or sentence with its separator, [n]."""
+        text = separate(sentence, self.content.separator, is_first)
+        return encode_sentence(self.tokenizer, text)
 
     def _label(self, number: int) -> np.ndarray:
         """Return the tokens of the label of a fact or sentence, by its number, [n]."""
@@ -171,27 +175,49 @@ class Document:
     def room(self) -> int:
         """Number of tokens of filler that fit; negative if not even facts and question do."""
         labels = len(self._facts) * len(self._label(_LARGEST_NUMBER))
+        # without the space before it, a fact may have more tokens
+        longer = [
+            len(self._encode(fact, is_first=True)) - len(tokens)
+            for fact, tokens in zip(self.content.facts, self._facts, strict=True)
+        ]
         fixed = len(self._head) + sum(map(len, self._facts)) + max(map(len, self.questions))
-        fixed += labels
+        fixed += labels + max([0, *longer])
         return self.length - fixed - self.max_written
 
     def tokens(self) -> Iterator[np.ndarray]:
         """Yield the tokens before the question, in pieces [n] of one sentence each."""
         yield self._head
+        for number, sentence in enumerate(self._sentences(), 1):
+            tokens = self._encode(sentence, is_first=number == 1)
+            yield np.concatenate([self._label(number), tokens])
+
+    def _sentences(self) -> Iterator[str]:
+        """Yield the facts, and as many sentences of the filler as fit, in their order."""
         waiting = sorted(range(len(self._facts)), key=lambda i: self.depths[i])
         written, number = 0, 1
         for sentence in self.filler(self.room):
-            tokens = self._encode(sentence)
             while waiting and self.depths[waiting[0]] * self.room <= written:
-                yield np.concatenate([self._label(number), self._facts[waiting.pop(0)]])
+                yield self.content.facts[waiting.pop(0)]
                 number += 1
-            label = self._label(number)
-            if written + len(label) + len(tokens) > self.room:
+            tokens = self._encode(sentence, is_first=number == 1)
+            written += len(self._label(number)) + len(tokens)
+            if written > self.room:
                 break
-            written, number = written + len(label) + len(tokens), number + 1
-            yield np.concatenate([label, tokens])
-        for later, i in enumerate(waiting):
-            yield np.concatenate([self._label(number + later), self._facts[i]])
+            yield sentence
+            number += 1
+        for i in waiting:
+            yield self.content.facts[i]
+
+
+def separate(sentence: str, separator: str, is_first: bool = False) -> str:
+    """Return a sentence with its separator: see `Content.separator`.
+
+    Args:
+      is_first: whether it is the first one of the context, which has no space before it.
+    """
+    if separator != " ":
+        return sentence + separator
+    return sentence if is_first else separator + sentence
 
 
 @functools.lru_cache(maxsize=1024)
@@ -316,7 +342,7 @@ class LongTask(Task):
         label = len(encode_label(tokenizer, content.label, _LARGEST_NUMBER))
 
         def size(sentence: str) -> int:
-            return label + len(encode_sentence(tokenizer, sentence + content.separator))
+            return label + len(encode_sentence(tokenizer, separate(sentence, content.separator)))
 
         def filler(room: int) -> Iterator[str]:
             rng = np.random.default_rng([*seed, _FILLER])

@@ -28,14 +28,14 @@ class PasskeyDepth(EvaluationTask, LongTask):
 
     def make_content(self, rng: np.random.Generator, material: Material) -> Content:
         key = "".join(map(str, rng.integers(0, 10, _DIGITS)))
-        # the separator adds the space at its end
-        needle = NEEDLE.format(key=key).rstrip()
-        return Content("", (needle,), (Question(QUESTION, (key,), (0,)),))
+        # sentences end with a space and are encoded with it, as those of `passkey`
+        needle = NEEDLE.format(key=key)
+        return Content("", (needle,), (Question(QUESTION, (key,), (0,)),), separator="")
 
     def make_filler(
         self, rng: np.random.Generator, content: Content, material: Material, room: Room
     ) -> Iterator[str]:
         number = int(rng.integers(len(FILLER)))
         while True:
-            yield FILLER[number % len(FILLER)].rstrip()
+            yield FILLER[number % len(FILLER)]
             number += 1
