@@ -46,7 +46,7 @@ from famjax.data.find_files import list_files
 from famjax.data.standard_library import standard_library
 from famjax.data.train_tokenizer import train_sentencepiece
 from famjax.demo import LOG, format_count, read_result
-from famjax.eval.passkey import evaluate_passkey
+from famjax.eval.passkey import count_documents, evaluate_passkey
 from famjax.eval.text import evaluate_text
 from famjax.experiment.load import load_config, override
 from famjax.export.export import export
@@ -143,7 +143,7 @@ class FinetuneDemo:
     Attributes:
       folder: folder of its output.
       examples: maximum number of documents of one length; there are fewer long ones, see
-        `count_documents`.
+        `famjax.eval.passkey.count_documents`.
       base: the model that is pretrained.
       blocks: lengths of the evaluated documents, in blocks.
       block: number of tokens of a block.
@@ -172,7 +172,6 @@ class FinetuneDemo:
         return tuple(self.block * n for n in self.blocks)
 
 
-_FEWEST_DOCUMENTS = 8
 # maximum number of blocks of documents that are evaluated before finetuning: an untrained memory
 # finds nothing in longer ones
 _BLOCKS_BEFORE = 16
@@ -442,7 +441,7 @@ def measure_before(demo: FinetuneDemo, model: TunedModel, evaluation: str) -> di
 
 def measure(demo: FinetuneDemo, run: Run, lengths: Sequence[int]) -> dict[str, Any]:
     """Return retrieved keys by length, and bits per byte of the held-out texts."""
-    count = functools.partial(count_documents, demo)
+    count = functools.partial(count_documents, demo.examples, demo.tokens)
     rows = evaluate_passkey(run, lengths, count, 4, True, whole=False, anywhere=True)
     return {"passkey": rows, "bits_per_byte": measure_text(demo, run)}
 
@@ -467,11 +466,6 @@ def measure_base(demo: FinetuneDemo) -> dict[str, float]:
     bits = measure_text(demo, run, run.config.data.length)
     write_json(file, {"held_out": texts, "bits_per_byte": bits})
     return bits
-
-
-def count_documents(demo: FinetuneDemo, length: int) -> int:
-    """Return the number of evaluated documents of a length."""
-    return min(demo.examples, max(demo.tokens // length, _FEWEST_DOCUMENTS))
 
 
 def _count(tree: Any) -> int:

@@ -87,7 +87,8 @@ def describe_window(old: ModelConfig, new: ModelConfig, given: Collection[str]) 
         line = f"{name}: {sizes}: a token sees {span} tokens directly (before: "
         line += f"{' or '.join(old_spans)})"
         key = "model.window" if name == "swa" else "model.block_len"
-        other = 512 if new.block_len < 512 or name == "swa" else 2 * new.block_len
+        size = new.window if name == "swa" else new.block_len
+        other = 512 if size < 512 else 2 * size
         yield line if key in given else f"{line}; {key}={other} would change it"
     unchanged = after and old.mixer == new.mixer
     has_none = set(after) <= _WITHOUT_MEMORY and not new.ngram_memory

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import collections
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
+from famjax.core.errors import UserError
 from famjax.data.files import TextFile
 
 # total bytes up to which files are hashed as a whole, and bytes hashed at each end of larger files
@@ -47,21 +48,23 @@ def fingerprint_contents(paths: Sequence[str | Path], whole: int = _WHOLE) -> st
 def choose_holdout(files: Sequence[TextFile], holdout: int) -> np.ndarray:
     """Return which documents are held out, [documents] bool: at least one, and not all.
 
-    A document is chosen by its file's name. A name that most files have does not tell them apart,
-    so there its number among them counts as well.
+    Raises:
+      UserError: most documents are held out together, since their files have one name.
     """
-    counts = collections.Counter(file.name for file in files)
-    seeds, numbers = [], collections.Counter[str]()
-    for file in files:
-        repeated = counts[file.name] > 1 and len(files) < 2 * counts[file.name]
-        seeds.append(_hash_name(f"{file.name}#{numbers[file.name]}" if repeated else file.name))
-        numbers[file.name] += 1
-    hashes = np.concatenate(
-        [_splitmix64(seed, len(file)) for seed, file in zip(seeds, files, strict=True)]
-    )
+    hashes = np.concatenate([_splitmix64(_hash_name(file.name), len(file)) for file in files])
     held = hashes % np.uint64(holdout) == 0
     order = hashes.argsort(kind="stable")
     held[order[0]], held[order[-1]] = True, False
+    alike = Counter({file.name: 0 for file in files})
+    for file in files:
+        alike[file.name] += len(file) == 1
+    name, count = alike.most_common(1)[0]
+    if min(count, held.sum()) > len(held) / 2:
+        raise UserError(
+            f"data.holdout={holdout}: holds out {held.sum()} of {len(held)} documents, since "
+            f"{count} of the files are named {name}, and a document is chosen by its name; give "
+            "their folder, or a pattern such as FOLDER/*/NAME, in place of the files"
+        )
     return held
 
 

@@ -32,6 +32,7 @@ from famjax.train.run import Run
 
 # last number of the seeds of a document and of its shift; no seed in training is equal to these
 _EVALUATION, _SHIFT = 2, 3
+_FEWEST_DOCUMENTS = 8
 
 
 class PasskeyRow(TypedDict):
@@ -103,6 +104,17 @@ def evaluate(run: Run, request: Request) -> list[PasskeyRow]:
         file=file,
         ablate=request.ablate,
     )
+
+
+def count_documents(examples: int, tokens: int, length: int) -> int:
+    """Return how many documents of a length to evaluate: fewer long ones, which take their time.
+
+    Args:
+      examples: maximum number of documents.
+      tokens: maximum number of tokens over all of them, for more than 8.
+      length: tokens of a document.
+    """
+    return min(examples, max(tokens // length, _FEWEST_DOCUMENTS))
 
 
 def evaluate_passkey(

@@ -11,7 +11,7 @@ import numpy as np
 from famjax.core.atomic import fill_folder
 from famjax.data.standard_library import standard_library
 from famjax.data.train_tokenizer import train_sentencepiece
-from famjax.eval.passkey import asks_anywhere, evaluate_passkey
+from famjax.eval.passkey import asks_anywhere, count_documents, evaluate_passkey
 from famjax.eval.text import evaluate_text
 from famjax.eval.text_results import TextScores
 from famjax.eval.toy import evaluate_toy
@@ -76,9 +76,8 @@ class PasskeyMeasure(Measure):
 
 
 _BITS = "bits per byte"
-# tokens over all documents of a length to which `KeysAndCodeMeasure` limits long ones, and its
-# minimum number of documents
-_MAX_TOKENS, _FEWEST = 3_200_000, 8
+# tokens over all documents of a length to which `KeysAndCodeMeasure` limits long ones
+_MAX_TOKENS = 3_200_000
 
 # folder with the beginnings of held-out modules, and their size: many short documents can be read
 # side by side by models that read token by token
@@ -243,7 +242,7 @@ class KeysAndCodeMeasure(PasskeyMeasure):
         return Measured({**keys.scores, _BITS: code.scores[_BITS]}, keys.baselines)
 
     def _examples_of(self, length: int) -> int:
-        return max(min(self.examples, _MAX_TOKENS // length), _FEWEST)
+        return count_documents(self.examples, _MAX_TOKENS, length)
 
 
 # the trivial baselines of toy tasks, and their keys in `famjax.tasks.toy.baselines`

@@ -80,7 +80,10 @@ class ChatTemplate:
         return self._drop_stray_marks(self._drop_bos(text, continues))
 
     def _drop_bos(self, text: str, continues: bool) -> str:
-        """Return a rendered text without its leading bos, unless that is the header of messages."""
+        """Return a rendered text without its leading bos, unless messages begin with it, too.
+
+        That is so if a continued text has it more than once.
+        """
         written = sum(part.count(self._bos) for part, acts in split_escaped(text) if acts)
         return text if continues and written > 1 else text.removeprefix(self._bos)
 

@@ -104,8 +104,8 @@ class Tokenizer(abc.ABC):
         Args:
           messages: each with "role" and "content", and other fields that the template uses.
           add_generation_prompt: append the header of an assistant message.
-          continues: whether the conversation continues a document, and the caller adds no bos. It
-            is kept then where it begins messages as well, as in SmolLM2's template.
+          continues: whether the conversation continues a document, and the caller adds no bos. The
+            template's is kept then if it has several, as SmolLM2's, whose bos begins each message.
 
         Raises:
           UserError: there is no template, or it rejects the messages.

@@ -43,7 +43,9 @@ class Best(Hook):
 
     def after_resume(self, session: Session) -> None:
         # an earlier process may have saved the checkpoint, and ended before it kept it
-        if self._step == session.step:
+        checkpoint = session.checkpoints.path(session.step)
+        kept = session.folder / BEST / checkpoint.parent.name / checkpoint.name
+        if self._step == session.step and not kept.exists():
             self._keep(session)
 
     def before_log(self, session: Session, row: dict[str, float]) -> dict[str, float]:

@@ -102,12 +102,8 @@ class AttentionSpans(Hook):
     def load_state_dict(self, session: Session, saved: dict[str, Any]) -> None:
         if saved.get("looked"):
             session.set_attention_span(tuple(saved["looked"]))
-            train, optimizer = saved["config"]["train"], saved["config"]["optimizer"]
-            now = session.config
-            self._is_stale = (
-                train["log_every"] < now.train.log_every
-                or optimizer["learning_rate"] < now.optimizer.learning_rate
-            )
+            before, now = saved["config"]["train"], session.config.train
+            self._is_stale = before["log_every"] < now.log_every
 
 
 class Profiling(Hook):

@@ -90,8 +90,13 @@ class MetricsWriter:
     def __enter__(self) -> MetricsWriter:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            self.close()
+        except UserError:
+            # an earlier error is the cause
+            if kind is None:
+                raise
 
     def _append(self, line: bytes) -> None:
         before = os.fstat(self._file.fileno()).st_size

@@ -145,14 +145,19 @@ def test_the_estimate_counts_parts(tmp_path):
 
 
 def test_files_of_one_name_are_not_held_out_together(tmp_path):
+    """Given one by one, they would be; their folder tells them apart."""
     paths = [tmp_path / str(i) / "output.html" for i in range(20)]
     for path in paths:
         path.parent.mkdir()
         path.write_text(f"document {path.parent.name}")
     named = ",".join(map(str, paths))
-    counts = [len(epoch(make(named, holdout=20, split=split))[0]) for split in ("train", "holdout")]
+    with pytest.raises(UserError, match=r"holds out 19 of 20 .* named output.html, .* folder"):
+        make(named, holdout=20)
+    splits = ("train", "holdout")
+    counts = [len(epoch(make(tmp_path, holdout=20, split=split))[0]) for split in splits]
     assert sum(counts) == 20
     assert 1 <= counts[1] <= 5
+    assert len(epoch(make(named, holdout=19))[0]) == 19
 
 
 def test_holdout_is_disjoint_stable_and_never_empty(folder):

@@ -2,12 +2,14 @@
 
 import importlib
 import re
+import sysconfig
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from famjax.config.derived import mixer_pattern
+from famjax.data.train_tokenizer import train_sentencepiece
 from famjax.experiment.load import to_json
 from famjax.experiment.size import count_params
 from famjax.reproduce import experiments
@@ -26,6 +28,7 @@ from famjax.reproduce.penn_treebank import PennTreebankMeasure
 from famjax.reproduce.runner import make_cells
 from famjax.reproduce.summary_measure import PairSummaryMeasure
 from famjax.reproduce.translation_measure import TranslationMeasure
+from famjax.tasks.passkey import Passkey
 
 each = pytest.mark.parametrize("experiment", EXPERIMENTS.values(), ids=lambda e: e.id)
 
@@ -241,11 +244,16 @@ def test_a_pretrained_model_is_measured_on_keys_and_on_code(monkeypatch, tmp_pat
     assert counts == {100: 32, 200_000: 16, 3_200_000: 8}
 
 
-def test_a_finetuned_models_block_holds_the_shortest_document(tmp_path, monkeypatch):
+def test_a_finetuned_models_block_holds_the_shortest_document(tmp_path):
     experiment = EXPERIMENTS["memory-finetune-keys"]
+    # a part of the library: another Python has another one
+    texts = Path(sysconfig.get_paths()["stdlib"], "email")
+    vocabulary = experiment.measure.vocabulary
+    tokenizer = train_sentencepiece(str(texts), vocabulary, tmp_path / "m.model")
+    shortest = Passkey(tokenizer, 5).shortest
     for variant in experiment.variants:
         config = experiment.make_config(variant, 0, "here")
-        assert config.data.passkey.min_length <= config.model.block_len
+        assert shortest <= config.data.passkey.min_length <= config.model.block_len
         assert config.data.passkey.start_length == config.model.block_len
         assert config.data.length == config.data.passkey.max_length == 15 * config.model.block_len
         assert config.data.passkey.needle_within in (0, config.data.length)

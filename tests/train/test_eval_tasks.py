@@ -135,6 +135,10 @@ def test_a_best_checkpoint_that_a_kill_kept_from_its_folder_is_kept_on_resuming(
     assert not (tmp_path / "run" / "best").exists()
     train(config, tmp_path / "run", quiet=True)
     assert open_run(tmp_path / "run" / "best").step == 4
+    report = tmp_path / "run" / "best" / "eval"
+    report.mkdir()
+    train(config, tmp_path / "run", quiet=True)
+    assert report.exists()
 
 
 def test_a_value_of_another_search_is_another_measure() -> None:

@@ -59,7 +59,6 @@ SPANS = ["model.feedback.adaptive_span=true", "model.feedback.span_ramp=4"]
     [
         ((), False),
         (("train.log_every=20",), True),
-        (("optimizer.learning_rate=1",), True),
         (("train.log_every=1",), False),
     ],
 )

@@ -143,6 +143,22 @@ def test_a_full_disk_stops_tensorboard_and_does_not_block(tmp_path):
     assert b"loss" in file.read_bytes()
 
 
+def test_a_full_disk_at_the_end_hides_no_earlier_error(tmp_path):
+    def fail():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def end(error):
+        with MetricsWriter(tmp_path, None) as writer:
+            writer._board._events._py_recordio_writer.flush = fail
+            if error:
+                raise error
+
+    with pytest.raises(KeyboardInterrupt):
+        end(KeyboardInterrupt())
+    with pytest.raises(UserError, match=r"cannot write .*tensorboard"):
+        end(None)
+
+
 def test_a_path_that_cannot_be_written_is_an_error(tmp_path):
     (tmp_path / "run").write_text("a file where the run's folder should be")
     with pytest.raises(UserError, match="cannot write"):

@@ -79,8 +79,8 @@ def parse_mixers(hf: HF, default: Sequence[str]) -> dict[str, Any]:
 def choose_block_len(window: int) -> int:
     """Return the length of the blocks in which a sliding window is computed.
 
-    Only the cost depends on it: a short text takes a whole block, and each block reads the window
-    before it.
+    For the window only the cost depends on it: a short text takes a whole block, and each block
+    reads the window before it. Layers that are converted to other mixers get blocks of this length.
     """
     return min(window, _BLOCK_LEN)
 

@@ -76,21 +76,22 @@ MEMORY_FINETUNE_KEYS = Experiment(
                 *("smeared keys", "32 tokens", "no segment", "threshold 0.9", "all parameters"),
             )
         ),
-        Ordering("FAM 700", "FAM anywhere"),
         Ordering("FAM anywhere 1400", "FAM anywhere"),
     ),
     overrides=_SHAPE,
     base=_BASE,
     base_config="text_bswa",
     axis="tokens of the document",
-    unequal="Its curve is by steps.",
-    note="FAM and the delta memory with the number of steps; each remedy has 700. The base of a "
+    unequal="Its curves are by steps.",
+    note="FAM and the delta memory with the number of steps; a remedy without a number has "
+    f"{_STEPS}. The base of a "
     "seed is a Transformer with full attention and the mathematics of a Llama, 2 layers of width "
     "64, trained on Python's standard library for 350 steps of 4,096 tokens. It is converted to "
     f"blocks of {_BLOCK} tokens with one memory segment, and finetuned with LoRA of rank 16 on "
-    f"three rows of passkeys and one of text, each of {_ROW:,} tokens. The key comes first, and "
-    "questions are anywhere in a block. Keys retrieved of 32 documents, of 11 of the longest "
+    f"three rows of passkeys and one of text, each of {_ROW:,} tokens. The key comes first, in "
+    f"`anywhere` it is in the first {_ROW:,} tokens, also when it is asked for; questions are "
+    "anywhere in a block. Keys retrieved of 32 documents, of 11 of the longest "
     "length, and bits per byte of held-out code.",
-    unequal_parameters="Adapters are a seventh of the parameters; `all parameters` has none.",
+    unequal_parameters="Adapters are a fifth of the parameters; `all parameters` has none.",
     minutes=16.0,
 )
