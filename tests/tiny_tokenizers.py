@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,8 +47,8 @@ def edit(folder: Path, **changes: Any) -> None:
     write(folder, "tokenizer.json", {**data, **changes})
 
 
-def byte_level(folder: Path, awkward: bool = False) -> Path:
-    """Write a tokenizer like Qwen's, with a ChatML template.
+def byte_level(folder: Path, awkward: bool = False, corpus: Sequence[str] = CORPUS) -> Path:
+    """Write a tokenizer like Qwen's, with a ChatML template, that is trained on a corpus.
 
     Awkward: it also splits by a pattern, puts a space in front of the text, composes characters,
     adds bos, truncates and pads.
@@ -63,7 +64,7 @@ def byte_level(folder: Path, awkward: bool = False) -> Path:
     trainer = BpeTrainer(
         vocab_size=400, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.train_from_iterator(corpus, trainer)
     tokenizer.add_tokens([AddedToken("<think>", lstrip=awkward, rstrip=awkward), "    "])
     if awkward:
         tokenizer.normalizer = normalizers.NFC()

@@ -177,41 +177,31 @@ class CodeMeasure(CodeTexts):
         return {score.name: values[score.name] for score in self.scores}
 
 
+# ends of the ranges of positions, each of which begins at half of its end; and the position from
+# which tokens are far from the beginning of a module
+_ENDS, _FAR = tuple(2**n for n in range(10, 17)), 8192
+
+
 @dataclass(frozen=True)
 class CodeByPosition(CodeTexts):
-    """Nats per token of the held-out modules, by the position of the token in its module.
-
-    Attributes:
-      far: position from which tokens are far from the beginning of a module, a power of two.
-      first, last: ends of the first and the last range of positions, from a power of two to the
-        next one.
-    """
-
-    far: int = 8192
-    first: int = 1024
-    last: int = 65_536
+    """Nats per token of the held-out modules, by the position of the token in its module."""
 
     @property
     def scores(self) -> tuple[Score, ...]:
         """The mean over far tokens, then each range, then bits per byte of all tokens."""
-        names = (f"beyond {self.far:,}", *self.points, _BITS)
+        names = (f"beyond {_FAR:,}", *self.points, _BITS)
         return tuple(Score(name, higher_is_better=False, unit="", digits=4) for name in names)
 
     @property
     def points(self) -> Mapping[str, float]:
-        ends = (2**n for n in range(self.first.bit_length() - 1, self.last.bit_length()))
-        return {f"to {end:,}": end for end in ends}
+        return {f"to {end:,}": end for end in _ENDS}
 
     def measure(self, run: Run, folder: Path, quiet: bool) -> Measured:
         result = evaluate_text(run, self.held_out(folder), batch=16, quiet=quiet)
         rows = result["by_position"]
         ends = {f"to {row['to'] + 1:,}": row["loss"] for row in rows}
         tokens, nats = np.array(
-            [
-                (row["tokens"], row["tokens"] * row["loss"])
-                for row in rows
-                if row["from"] >= self.far
-            ]
+            [(row["tokens"], row["tokens"] * row["loss"]) for row in rows if row["from"] >= _FAR]
         ).sum(0)
         scores = {self.scores[0].name: nats / tokens, _BITS: result["bits_per_byte"]}
         return Measured({**scores, **{name: ends[name] for name in self.points}}, {})

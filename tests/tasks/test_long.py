@@ -77,8 +77,9 @@ def test_a_document_tells_what_its_questions_ask(name: str, length: int, files: 
 
 @pytest.mark.parametrize("name", ["niah_single_1", "niah_multikey_2", "vt", "cwe"])
 def test_a_document_has_the_tokens_of_its_text(name: str, files: str, tmp_path: Path) -> None:
-    """No lone space is between sentences, which tokenizers have with the next word."""
-    tokenizer = load_tokenizer(str(byte_level(tmp_path)))
+    """No lone space is between sentences: a tokenizer of such texts has it with the next word."""
+    corpus = [read(LONG[name], 12_000, 0, files)[0]]
+    tokenizer = load_tokenizer(str(byte_level(tmp_path, corpus=corpus)))
     document = LONG[name].evaluated_document(tokenizer, 12_000, 0, 5, load(LONG[name], files))
     tokens = np.concatenate([*document.tokens(), document.questions[0]])[1:]
     text = tokenizer.decode(tokens)
