@@ -20,6 +20,7 @@ MEMORIES: dict[str, str] = {
     "linear": "model.mixer=linear",
     "delta": "model.mixer=delta",
     "block_recurrent": "model.mixer=block_recurrent",
+    "conv": "model.mixer=fam model.short_conv=4",
     "n-grams": "model.mixer=bswa model.ngram_memory=2",
     "rmt": "model.stack=rmt",
     "autocompressor": "model.stack=autocompressor model.capacity=2048",

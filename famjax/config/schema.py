@@ -78,8 +78,8 @@ class LoraConfig:
     """Low-rank adapters of frozen weights.
 
     Trained along with the adapters: the FAM prompt, memory gates, the weights of smeared keys, the
-    parameters of delta-rule memories and of the n-gram memory, and feature maps; in rmt and
-    autocompressor, the memory tokens and the norm of the memory.
+    short convolution, the parameters of delta-rule memories and of the n-gram memory, and feature
+    maps; in rmt and autocompressor, the memory tokens and the norm of the memory.
     """
 
     # r, rank of the adapters; 0 = no adapters, everything is trained
@@ -254,6 +254,9 @@ class ModelConfig:
     # blends each key with the previous token's key, in bswa, bswa_sg, fam, delta and
     # block_recurrent; one layer can then find what followed an earlier token (Olsson et al. 2022)
     smeared_keys: bool = False
+    # k, number of tokens, each token itself included, that a causal convolution of the embeddings
+    # spans, before the first layer; 0 is none. Layers then find what followed k-1 earlier tokens
+    short_conv: int = 0
     # swa: number of tokens that a query attends to, itself included; window=block_len is
     # Transformer-XL (B.4.5)
     window: int = 128

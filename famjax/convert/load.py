@@ -34,9 +34,10 @@ from famjax.mixers import convert_settings
 from famjax.models.language_model import LanguageModel
 from famjax.models.remap_checks import check_compatible
 from famjax.models.remap_params import (
+    AT_INPUT,
     abstract_inference_model,
     canonical_name,
-    extend_ngrams,
+    extend_with_zeros,
     init_fam_prompt,
     init_mixer_param,
     is_of_mixer,
@@ -256,7 +257,7 @@ class ParameterLoader:
         if name == "stack.prompt" and self.native.get((name, None)) != shape.shape:
             assert self.embedding is not None
             return jax.device_put(init_fam_prompt(self.embedding, self.config), placement)
-        if name.startswith("stack.ngram_memory."):
+        if name.startswith(AT_INPUT):
             native_shape = self.native.get((name, None))
             given = None
             if native_shape is not None:
@@ -264,7 +265,7 @@ class ParameterLoader:
                 given = self.load_tensors(
                     tensor, [tensor.name], native_shape, native_shape, placement
                 )
-            return jax.device_put(extend_ngrams(given, shape), placement)
+            return jax.device_put(extend_with_zeros(given, shape), placement)
         if name == "logit_bias" and not self.has_logit_bias:
             return jnp.zeros(shape.shape, jnp.float32, device=placement)
         if first is None:

@@ -108,6 +108,8 @@ def _check_model(config: Config) -> Iterator[str]:
             f"model.arch.rope_low={m.arch.rope_low} is not below "
             f"model.arch.rope_high={m.arch.rope_high}; Llama 3 has 1 and 4"
         )
+    if m.short_conv == 1:
+        yield "model.short_conv=1 spans each token alone, which adds nothing; set 4, or 0 for none"
     if m.lora.rank:
         yield from _check_adapters(m)
     if m.kv_heads and m.heads % m.kv_heads:
@@ -317,6 +319,8 @@ def _check_other_stacks(config: Config) -> Iterator[str]:
             f"model.arch.positions={m.arch.positions}: {named} has relative positions only; set "
             f"{able}"
         )
+    if m.short_conv:
+        yield f"model.short_conv={m.short_conv}: {named} has no short convolution; set 0"
     if m.ngram_memory:
         yield f"model.ngram_memory={m.ngram_memory}: {named} has no n-gram memory; set 0"
     if m.arch.embed_norm:

@@ -80,8 +80,7 @@ def load_config(name_or_path: str, overrides: Sequence[str] = ()) -> Config:
     given = [key for key, _ in _parse_overrides(overrides)]
     if config.init:
         config = _apply_convert_settings(config, started.model, given)
-    if "model.smeared_keys" not in given:
-        config = _without_unused_smearing(config)
+    config = _without_unused_parts(config, given)
     validate(config)
     check_unused_keys(config, given)
     return config
@@ -139,17 +138,24 @@ def _apply_convert_settings(config: Config, old: ModelConfig, given: Sequence[st
     return replace_values(config, {k: v for k, v in changes.items() if k not in given})
 
 
-def _without_unused_smearing(config: Config) -> Config:
-    """Return the config with model.smeared_keys=false if no mixer smears its keys.
+def _without_unused_parts(config: Config, given: Sequence[str]) -> Config:
+    """Return the config without smeared keys and short convolution where the model has none.
 
-    The config file may set it for its own mixer, and the given one be another. A model that is
-    converted later would otherwise get smeared keys that it was not trained with.
+    The config file may set them for its own mixer and stack, and the given ones be others. A model
+    that is converted later would otherwise get parts that it was not trained with.
+
+    Args:
+      given: keys that are not changed.
     """
     # imported late, as in `load_config`
     from famjax.mixers import mixer_specs
 
-    is_used = any(spec.smears_keys for spec in mixer_specs(config.model))
-    return config if is_used else replace_values(config, {"model.smeared_keys": False})
+    unused: dict[str, Any] = {}
+    if not any(spec.smears_keys for spec in mixer_specs(config.model)):
+        unused["model.smeared_keys"] = False
+    if config.model.stack != "residual":
+        unused["model.short_conv"] = 0
+    return replace_values(config, {k: v for k, v in unused.items() if k not in given})
 
 
 def _check_task_words(init: str, init_config: Config, config: Config) -> None:

@@ -33,6 +33,7 @@ _LOWEST: dict[str, float] = {
     "model.fam_previous": 1,
     "model.delta_order": 1,
     "model.delta_heads": 0,
+    "model.short_conv": 0,
     "model.ngram_memory": 0,
     "model.ngram_slots": 1,
     "model.arch.position_offset": 0,
@@ -114,8 +115,9 @@ HIGHEST = {
     # ten times the deepest model ever trained; each layer is a name in a checkpoint
     "model.layers": 10_000,
     "model.encoder.layers": 10_000,
-    # each length is a part of the program
+    # each length, and each token of the convolution, is a part of the program
     "model.ngram_memory": 12,
+    "model.short_conv": 64,
     "data.passkey.digits": 1000,
     "data.passkey.keys": 8,
     # an episode is generated as a whole, in memory

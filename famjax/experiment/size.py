@@ -12,7 +12,7 @@ from typing import NamedTuple
 from famjax.config.derived import is_segmented, mixer_pattern, segment_transformer
 from famjax.config.resolved import sizes
 from famjax.config.schema import Config, ModelConfig
-from famjax.layers import ngram_memory
+from famjax.layers import ngram_memory, short_conv
 from famjax.layers.feature_map import count_params as feature_map_params
 from famjax.mixers import MIXERS, MixerSpec, mixer_specs
 from famjax.optimizers import OPTIMIZERS
@@ -85,6 +85,7 @@ def _decoder_params(model: ModelConfig) -> ParamCount:
     weights = vocabulary + top + of_mixers
     weights += layers * (_query_params(model) + _kv_params(model) + _mlp_params(model))
     weights += _position_params(model) + ngram_memory.count_params(model)
+    weights += short_conv.count_params(model)
     has_prompt = model.fam_init == "prompt" and any(spec.has_memory_prompt for spec in specs)
     weights += model.fam_len * s.d if has_prompt else 0
     adapters = _adapter_params(model, ("q", "k", "v", "out", "gate", "up", "down"))
@@ -209,7 +210,7 @@ def state_bytes(model: ModelConfig) -> int:
         return 2 * (1 if c.shared_kv and not per_layer else layers) * s.g * s.e * c.span * size
     specs = _pattern(model)
     held = layers * sum(spec.state_bytes(model) for spec in specs) // len(specs)
-    return held + ngram_memory.state_bytes(model)
+    return held + ngram_memory.state_bytes(model) + short_conv.state_bytes(model, size)
 
 
 def weight_bytes(model: ModelConfig, only: str = "all") -> int:

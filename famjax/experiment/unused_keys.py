@@ -311,7 +311,12 @@ _RULES = (
         _unused_unless(lambda c: c.model.fam_update == "gated", "model.fam_update"),
         "model.fam_update=gated",
     ),
-    Rule(("model.ngram_memory",), _requires_stack("residual"), "model.stack=residual", switch=True),
+    Rule(
+        ("model.short_conv", "model.ngram_memory"),
+        _requires_stack("residual"),
+        "model.stack=residual",
+        switch=True,
+    ),
     Rule(
         ("model.ngram_slots",),
         _unused_unless(lambda c: c.model.ngram_memory > 0, "model.ngram_memory"),

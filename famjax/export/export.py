@@ -86,11 +86,12 @@ def _check_supported(source: ExportSource, format: str) -> None:
             raise UserError(
                 f"--format {format}: does not support model.stack={stack}; take --format {others}"
             )
-    if format == "peft" and source.model.ngram_memory:
-        raise UserError(
-            "--format peft: does not support model.ngram_memory="
-            f"{source.model.ngram_memory}; take --format hf, which merges the adapters"
-        )
+    for name in ("short_conv", "ngram_memory"):
+        if format == "peft" and (value := getattr(source.model, name)):
+            raise UserError(
+                f"--format peft: does not support model.{name}={value}; take --format hf, which "
+                "merges the adapters"
+            )
     for spec in mixer_specs(source.model):
         if format not in spec.formats:
             raise UserError(

@@ -41,6 +41,7 @@ CODE = (
     "attention_famjax",
     "linear_famjax",
     "ngrams_famjax",
+    "short_conv_famjax",
     "modeling_famjax",
     "modeling_famjax_seq2seq",
     "modeling_famjax_feedback",

@@ -11,6 +11,7 @@ from famjax.layers.adaptive import Cluster
 from famjax.layers.linear import Linear
 from famjax.layers.lora import Lora
 from famjax.layers.ngram_memory import NgramMemory
+from famjax.layers.short_conv import ShortConv
 from famjax.models.language_model import LanguageModel
 
 
@@ -31,6 +32,8 @@ def _cast_params(model: LanguageModel) -> Iterator[tuple[nnx.Param, jnp.dtype]]:
         match module:
             case Linear():
                 params = [module.kernel, module.bias]
+            case ShortConv():
+                params = [module.kernel]
             case Lora():
                 params = [module.a, module.b]
             case NgramMemory():

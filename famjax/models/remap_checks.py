@@ -18,12 +18,12 @@ from famjax.models.remap_feedback import check_same_stack
 # same shape, and else get their initial value: the FAM prompt (fam_len), which in a segmented stack
 # holds the memory or summary tokens (`init_fam_prompt`); the prefixes of fam_init, the gates of
 # fam_update=gated with biases from fam_min_timescale and fam_max_timescale, the shares of
-# smeared_keys, and feature maps (`init_mixer_param`); those of the n-gram memory, 0; and those of a
-# Feedback Transformer (`feedback_weight`).
+# smeared_keys, and feature maps (`init_mixer_param`); those of the short convolution and of the
+# n-gram memory, 0; and those of a Feedback Transformer (`feedback_weight`).
 #
 # `check_compatible` checks the values that the given weights depend on: stack, arch, linear,
-# smeared_keys, ngram_memory, the gates' timescales and threshold, the encoder's layers and
-# embedding, and with learned positions capacity.
+# smeared_keys, short_conv, ngram_memory, the gates' timescales and threshold, the encoder's layers
+# and embedding, and with learned positions capacity.
 _MAY_DIFFER = {
     "mixer",
     "block_len",
@@ -40,6 +40,7 @@ _MAY_DIFFER = {
     "fam_gate_threshold",
     "delta_order",
     "delta_heads",
+    "short_conv",
     "ngram_memory",
     "ngram_slots",
     "recurrent_gate",
@@ -73,7 +74,7 @@ def check_compatible(old: ModelConfig, new: ModelConfig) -> None:
         if field not in _MAY_DIFFER:
             _check_equal(f"model.{field}", getattr(new, field), getattr(old, field))
     _check_smearing(old, new)
-    _check_ngrams(old, new)
+    _check_at_input(old, new)
     for name in ("layers", "shared"):
         new_value, old_value = (getattr(model.encoder, name) for model in (new, old))
         _check_equal(f"model.encoder.{name}", new_value, old_value)
@@ -122,8 +123,13 @@ def _check_smearing(old: ModelConfig, new: ModelConfig) -> None:
             )
 
 
-def _check_ngrams(old: ModelConfig, new: ModelConfig) -> None:
-    """Raise a `UserError` for an n-gram memory that would lose weights."""
+def _check_at_input(old: ModelConfig, new: ModelConfig) -> None:
+    """Raise a `UserError` for a short convolution or n-gram memory that would lose weights."""
+    if new.short_conv < old.short_conv:
+        raise UserError(
+            f"model.short_conv={new.short_conv}: the given weights have a short convolution of "
+            f"{old.short_conv} tokens, which cannot be taken away; set it to {old.short_conv}"
+        )
     if new.ngram_memory < old.ngram_memory:
         raise UserError(
             f"model.ngram_memory={new.ngram_memory}: the given weights have an n-gram memory of "

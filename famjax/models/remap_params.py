@@ -24,6 +24,8 @@ from famjax.models.remap_feedback import feedback_weight
 from famjax.models.seq2seq import make_model
 from famjax.parallel.sharding import path_name
 
+# parts of the residual stack that add to the embeddings, whose parameters start as 0
+AT_INPUT = ("stack.short_conv.", "stack.ngram_memory.")
 _MIXER, _CROSS_MAP = "layer.mixer.", "layer.cross.map."
 
 
@@ -94,8 +96,8 @@ def map_params(params: Params, old: ModelConfig, new: ModelConfig) -> Params:
             if prompt is None or prompt.shape != abstract.shape:
                 return init_fam_prompt(_embedding_table(source), new)
             return prompt
-        if name.startswith("stack.ngram_memory."):
-            return extend_ngrams(source.get((name, None)), abstract)
+        if name.startswith(AT_INPUT):
+            return extend_with_zeros(source.get((name, None)), abstract)
         if name.startswith("stack.memory_norm.") and (name, index) not in source:
             # starts as the final norm, see `famjax.stacks.segments`; a copy, since parameters are
             # donated
@@ -113,8 +115,8 @@ def map_params(params: Params, old: ModelConfig, new: ModelConfig) -> Params:
     return jax.tree_util.tree_map_with_path(value, shapes)
 
 
-def extend_ngrams(given: Array | None, abstract: jax.ShapeDtypeStruct) -> Array:
-    """Return parameters of the n-gram memory [o ...]; those of further contexts are 0."""
+def extend_with_zeros(given: Array | None, abstract: jax.ShapeDtypeStruct) -> Array:
+    """Return parameters of a part in `AT_INPUT`; those of further contexts or tokens are 0."""
     new = jnp.zeros(abstract.shape, abstract.dtype)
     if given is None:
         return new

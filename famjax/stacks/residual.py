@@ -31,6 +31,7 @@ from famjax.layers.mlp import FeedForward
 from famjax.layers.ngram_memory import NgramMemory
 from famjax.layers.norm import Norm
 from famjax.layers.positions import Positions
+from famjax.layers.short_conv import ShortConv
 from famjax.mixers import MIXERS, make_mixer
 from famjax.mixers.full import lengthen_caches, shorten_caches
 from famjax.mixers.mixer import MemoryLosses
@@ -164,6 +165,7 @@ class ResidualStack(Stack):
         self.layers = nnx.List([make_layers(name) for name in names])
         arch = config.arch
         self.positions = Positions(config, rngs=rngs) if arch.positions != "none" else None
+        self.short_conv = ShortConv(config) if config.short_conv else None
         self.ngram_memory = NgramMemory(config) if config.ngram_memory else None
         self.reads_tokens = self.ngram_memory is not None
         self.embed_norm = Norm(config.norm, config.width, arch) if arch.embed_norm else None
@@ -174,8 +176,11 @@ class ResidualStack(Stack):
         bounded = [count for count in blocks if count is not None]
         is_bounded = len(bounded) == len(blocks) and not self.reads_tokens
         is_bounded = is_bounded and self.positions is None  # which depend on all tokens before
+        convolved_blocks = math.ceil(max(config.short_conv - 1, 0) / config.block_len)
         self.receptive_field = (
-            self.repeats * sum(bounded) * config.block_len if is_bounded else None
+            (self.repeats * sum(bounded) + convolved_blocks) * config.block_len
+            if is_bounded
+            else None
         )
         prompt = jax.random.normal(rngs.params(), (config.fam_len, config.width))
         has_prompt = config.fam_init == "prompt" and any(spec.has_memory_prompt for spec in specs)
@@ -192,8 +197,8 @@ class ResidualStack(Stack):
     def init_state(self, batch: int, offset: Array | None = None) -> State:
         """Return the initial states, [repeats b ...] for each layer of the pattern.
 
-        After them come the states of position embeddings and of the n-gram memory, if there are
-        any.
+        After them come the states of the short convolution, of position embeddings and of the
+        n-gram memory, if there are any.
 
         Args:
           offset: [b], as in `Context`, for encoding the FAM prompt.
@@ -228,9 +233,10 @@ class ResidualStack(Stack):
         states = self._scan_repeats(layers, self._prompt(offset), None, gather=gather)[1]
         return (*states, *(part.init_state(batch) for part in self._input_parts()))
 
-    def _input_parts(self) -> list[Positions | NgramMemory]:
+    def _input_parts(self) -> list[ShortConv | Positions | NgramMemory]:
         """Return what adds to the embeddings and has a state, in the order of the states."""
-        return [part for part in (self.positions, self.ngram_memory) if part is not None]
+        parts = (self.short_conv, self.positions, self.ngram_memory)
+        return [part for part in parts if part is not None]
 
     def state_axes(self) -> State:
         def with_repeats(axes: tuple) -> tuple:
@@ -427,7 +433,7 @@ class ResidualStack(Stack):
         """Return the first layer's input for token embeddings [b t d], and the next states.
 
         Args:
-          states: those of position embeddings and of the n-gram memory, if there are any.
+          states: those that follow the layers' states, see `init_state`.
         """
         new = []
         for part, state in zip(self._input_parts(), states, strict=True):

@@ -26,7 +26,7 @@ from famjax.config.derived import (
 )
 from famjax.config.resolved import ResolvedConfig, ResolvedModelConfig, num_features, sizes
 from famjax.config.schema import DataConfig, ModelConfig
-from famjax.layers import feature_map, ngram_memory
+from famjax.layers import feature_map, ngram_memory, short_conv
 from famjax.mixers import MIXERS
 from famjax.mixers.mixer import attention_flops, layer_weights
 
@@ -96,7 +96,8 @@ def forward_flops(
     if model.stack != "residual":
         return _feedback_flops(model) + encoder + _vocabulary_flops(model)
     layers = (MIXERS[name].flops(model, computed) for name in layer_mixers(model))
-    return sum(layers) + ngram_memory.flops(model) + encoder + _vocabulary_flops(model)
+    at_input = ngram_memory.flops(model) + short_conv.flops(model)
+    return sum(layers) + at_input + encoder + _vocabulary_flops(model)
 
 
 def _source_weight_flops(model: ResolvedModelConfig, sources: SourceTokens) -> float:

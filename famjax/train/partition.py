@@ -28,7 +28,10 @@ _TRAINED_WITH_ADAPTERS = nnx.Any(
     Adapter,
     _MIXERS_OWN,
     _CROSS_OWN,
-    *map(nnx.PathContains, ("prompt", "ngram_memory", "memory_norm", "mix", "distances", "span")),
+    *map(
+        nnx.PathContains,
+        ("prompt", "short_conv", "ngram_memory", "memory_norm", "mix", "distances", "span"),
+    ),
 )
 
 Frozen = tuple[Any, ...]

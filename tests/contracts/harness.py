@@ -139,6 +139,18 @@ CASES: dict[str, ModelConfig] = {
     "block_recurrent-lstm": replace(
         BASE, mixer="bswa,block_recurrent", memory_segments=0, recurrent_gate="lstm", kv_heads=1
     ),
+    "bswa-conv": replace(BASE, mixer="bswa", short_conv=4),
+    # longer than a block, and with other states beside it
+    "fam-conv": replace(
+        BASE,
+        mixer="fam",
+        memory_segments=0,
+        short_conv=6,
+        ngram_memory=2,
+        ngram_slots=64,
+        norm="layernorm",
+        tied=False,
+    ),
     "bswa-ngrams": replace(BASE, mixer="bswa", ngram_memory=5, ngram_slots=512),
     # with collisions, and other states beside it
     "fam-ngrams": replace(
@@ -179,7 +191,7 @@ CASES: dict[str, ModelConfig] = {
 # one case of each mixer and stack, for tests that gain little from all variants
 KINDS = ["full", "swa-2", "bswa-1", "bswa_sg-2", "fam-1-3", "fam-gated", "fam-smeared"]
 KINDS += ["fam-static", "fam-zero", "fm-2", "delta-smeared", "block_recurrent"]
-KINDS += ["bswa,fam", "bswa-ngrams"]
+KINDS += ["bswa,fam", "bswa-conv", "bswa-ngrams"]
 KINDS += ["linear", "feedback-all", "feedback-same_and_lower", "transformer-shared", "lstm"]
 KINDS += ["rmt", "autocompressor"]
 
@@ -453,7 +465,7 @@ def perturb_params(params: Any) -> Any:
             return rng.normal(size=a.shape)
         if any(f"'{own}'" in name for own in ("memory_gate", "key_smear", "delta_memory")):
             return 0.5 * rng.normal(size=a.shape)
-        if "'ngram_memory'" in name:
+        if "'ngram_memory'" in name or "'short_conv'" in name:
             return 0.2 * rng.normal(size=a.shape)
         sharp = 1.5 if "'q'" in name or "'k'" in name else 1.0
         return np.asarray(a) * (2 * sharp if "'out'" in name or "'down'" in name else sharp)

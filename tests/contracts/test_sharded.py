@@ -23,7 +23,7 @@ LANES = 4
 SHARDED = ("full", "swa-2", "bswa_sg-2", "fam-1-3", "fam-gated", "delta-smeared", "bswa,fam")
 SHARDED += ("block_recurrent", "fam-static", "fam-zero", "fm-2", "linear", "linear-rfa")
 SHARDED += ("feedback-all", "feedback-same_and_lower", "transformer-shared", "lstm")
-SHARDED += ("rmt", "autocompressor", "bswa-ngrams")
+SHARDED += ("rmt", "autocompressor", "bswa-conv", "bswa-ngrams")
 MORE = ("fam-gated", "fam-static", "fam-zero", "bswa,fam", "linear-rfa", "feedback-same_and_lower")
 
 
@@ -87,7 +87,7 @@ QUICK = ("bswa-3", "linear", "lstm")
 LONG = ("delta-smeared", "full")
 SLOW = ("swa-6", "bswa_sg-2", "bswa-0", "fam-0-1", "bswa,fam", "fam,linear", "linear-rfa")
 SLOW += ("fam-1-3", "fam-gated", "fam-smeared", "fam-static", "fam-zero", "fm-1", "fm-2")
-SLOW += ("bswa-smeared", "bswa-ngrams")
+SLOW += ("bswa-smeared", "bswa-conv", "bswa-ngrams")
 SLOW += ("delta", "block_recurrent", "block_recurrent-lstm")
 SLOW += ("feedback-all", "feedback-same_and_lower", "transformer-shared")
 SLOW += ("rmt", "autocompressor")

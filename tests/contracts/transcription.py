@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from oracles import feedback, linear, lstm, ngrams, segments, transformer
+from oracles import feedback, linear, lstm, ngrams, segments, short_conv, transformer
 
 from famjax.config.derived import is_segmented, segment_transformer
 from famjax.config.schema import ModelConfig
@@ -165,11 +165,13 @@ def model(c: ModelConfig, p: Any, tokens: Any, **kw: Any) -> Outputs:
     An `offset` shifts all positions of a residual stack (B.2.2).
     """
     embedded = p["embedding"][tokens] * c.width**0.5  # as in `LanguageModel.embed`, not in the head
+    recalled = 0
     if c.ngram_memory:
         w = p["stack"]["ngram_memory"]
-        embedded = embedded + ngrams.recalled(
-            tokens, embedded, w["kernel"], w["bias"], c.ngram_slots
-        )
+        recalled = ngrams.recalled(tokens, embedded, w["kernel"], w["bias"], c.ngram_slots)
+    if c.short_conv:
+        embedded = short_conv.convolve(embedded, p["stack"]["short_conv"]["kernel"])
+    embedded = embedded + recalled
     x, memory = STACKS[c.stack](c, p["stack"], embedded, **kw)
     if "norm" in p:
         x = np.stack([transformer.norm(y, p["norm"]["scale"], p["norm"].get("bias")) for y in x])

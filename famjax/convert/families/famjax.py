@@ -41,7 +41,7 @@ _LATER = (
     *("fam_update", "fam_init", "fam_position"),
     *("fam_min_timescale", "fam_max_timescale", "fam_gate_threshold"),
     *("delta_order", "delta_heads", "recurrent_gate", "smeared_keys"),
-    *("ngram_memory", "ngram_slots"),
+    *("short_conv", "ngram_memory", "ngram_slots"),
 )
 _KEYS = Keys(
     dict.fromkeys((*_FIELDS, "arch", "tie_word_embeddings"), REQUIRED)
@@ -148,6 +148,8 @@ def tensors(model: ModelConfig) -> Tensors:
     if not model.tied:
         layouts["head.kernel"] = linear_kernel("head")
     layouts |= _positions(model, "stack", "")
+    if model.short_conv:
+        layouts["stack.short_conv.kernel"] = Tensor("short_conv.kernel", inputs=2)
     if model.ngram_memory:
         layouts["stack.ngram_memory.kernel"] = Tensor("ngram_memory.kernel", inputs=2)
         layouts["stack.ngram_memory.bias"] = Tensor("ngram_memory.bias", inputs=1)

@@ -18,6 +18,8 @@ class FamjaxConfig(PreTrainedConfig):
       memory_segments: previous blocks that bswa, bswa_sg, fam and delta attend to.
       smeared_keys: whether each key of bswa, bswa_sg, fam and delta is blended with the key before
         it.
+      short_conv: number of tokens, each token itself included, that a convolution of the embeddings
+        spans; 0 is none.
       window: number of tokens that a query of swa attends to, itself included.
       capacity: maximum number of tokens of full attention; rows of the learned position table.
       fam_len, fam_previous: number of memory tokens of fam, and how many of its last memories a
@@ -78,6 +80,7 @@ class FamjaxConfig(PreTrainedConfig):
         fam_gate_threshold=0.01,
         delta_order=2,
         delta_heads=0,
+        short_conv=0,
         ngram_memory=0,
         ngram_slots=16384,
         encoder=None,
@@ -112,6 +115,7 @@ class FamjaxConfig(PreTrainedConfig):
         self.fam_gate_threshold = fam_gate_threshold
         self.delta_order = delta_order
         self.delta_heads = delta_heads
+        self.short_conv = short_conv
         self.ngram_memory = ngram_memory
         self.ngram_slots = ngram_slots
         self.encoder = encoder

@@ -32,6 +32,7 @@ from .attention_famjax import Attention, LayerState, Norm, row_tensor
 from .configuration_famjax import FamjaxConfig
 from .linear_famjax import LinearAttention, make_cross_attention
 from .ngrams_famjax import NgramMemory, NgramState
+from .short_conv_famjax import ShortConv
 
 GATED_ACTIVATIONS = {
     "swiglu": functional.silu,
@@ -68,12 +69,14 @@ class FamjaxState(NamedTuple):
       layers: the layers' states.
       source: the source of a model with an encoder; None for others.
       ngrams: the state of the n-gram memory; None without one.
+      embedded: the last embeddings [b k-1 d] of the short convolution; None without one.
     """
 
     tokens: tuple[int, ...]
     layers: tuple[LayerState, ...]
     source: SourceState | None = None
     ngrams: NgramState | None = None
+    embedded: torch.Tensor | None = None
 
     def select(self, rows):
         """Return the state of the given rows [n], which may repeat."""
@@ -88,7 +91,7 @@ class FamjaxState(NamedTuple):
             source = SourceState(pairs, take(source.mask))
         ngrams = None if self.ngrams is None else NgramState(*map(take, self.ngrams))
         tokens = tuple(self.tokens[row] for row in rows.tolist())
-        return FamjaxState(tokens, layers, source, ngrams)
+        return FamjaxState(tokens, layers, source, ngrams, take(self.embedded))
 
 
 class Step(NamedTuple):
@@ -298,6 +301,7 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
             raise ValueError("mixer=linear: the config needs linear, a dict")
         d, arch = config.width, config.arch
         self.positions = position_table(config)
+        self.short_conv = ShortConv(config) if config.short_conv else None
         self.ngram_memory = NgramMemory(config) if config.ngram_memory else None
         self.embed_norm = Norm(config.norm, d, arch) if arch["embed_norm"] else None
         self.prompt = nn.Parameter(torch.zeros(config.fam_len, d)) if "fam" in names else None
@@ -328,9 +332,11 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
         for layer in self.layers:
             prompt, state = layer(prompt)
             states.append(state)
-        memory = self.ngram_memory
-        ngrams = None if memory is None else memory.init_state(batch)
-        return FamjaxState((0,) * batch, tuple(states), ngrams=ngrams)
+        ngrams, embedded = (
+            None if part is None else part.init_state(batch)
+            for part in (self.ngram_memory, self.short_conv)
+        )
+        return FamjaxState((0,) * batch, tuple(states), ngrams=ngrams, embedded=embedded)
 
     def forward(
         self,
@@ -448,8 +454,10 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
     def forward_segment(self, ids, state, step):
         """Process a step: return the embeddings and each layer's output, [b t d], and the state."""
         at = row_tensor(step.tokens, ids.device) + torch.arange(ids.shape[1], device=ids.device)
-        x = add_positions(self.config, self.positions, self.embed_tokens(ids), at)
-        ngrams = state.ngrams
+        x, embedded, ngrams = self.embed_tokens(ids), state.embedded, state.ngrams
+        if embedded is not None:
+            x, embedded = self.short_conv(x, embedded, step.counts)
+        x = add_positions(self.config, self.positions, x, at)
         if ngrams is not None:
             x, ngrams = self.ngram_memory(x, ids, ngrams, step.counts, self.embed_tokens)
         x = x if self.embed_norm is None else self.embed_norm(x)
@@ -464,8 +472,8 @@ class FamjaxForCausalLM(PreTrainedModel, GenerationMixin):
                 x, new = layer(*inputs)
             levels.append(x)
             states.append(new)
-        new = {"tokens": step.tokens_after(), "layers": tuple(states), "ngrams": ngrams}
-        return levels, state._replace(**new)
+        tokens = step.tokens_after()
+        return levels, FamjaxState(tokens, tuple(states), state.source, ngrams, embedded)
 
     def embed_tokens(self, ids):
         return self.embed(ids) * self.embed_scale
