@@ -16,6 +16,7 @@ MODELS = {
     "swa": {"mixer": "swa", "window": 6},
     "swa-in-block": {"mixer": "swa", "window": 3, "tie_word_embeddings": False},
     "bswa": {"mixer": "bswa", "memory_segments": 2},
+    "conv": {"mixer": "fam", "memory_segments": 0, "short_conv": 6},
     "ngrams": {"mixer": "bswa", "memory_segments": 0, "ngram_memory": 2, "ngram_slots": 16},
     "bswa_sg": {"mixer": "bswa_sg", "arch": {"positions": "learned"}, "capacity": 10},
     "fam": {"mixer": "fam", "memory_segments": 1, "fam_previous": 3},
@@ -140,7 +141,7 @@ def test_last_logits_and_hidden_states_of_padded_rows(name):
     assert torch.equal(model(name).logits(whole.hidden_states[-1]), whole.logits)
     embedded = model(name).embed(ids) * model(name).embed_scale
     config = model(name).config
-    if config.arch["positions"] == "none" and not config.ngram_memory:
+    if config.arch["positions"] == "none" and not (config.ngram_memory or config.short_conv):
         assert torch.equal(whole.hidden_states[0][mask.bool()], embedded[mask.bool()])
     assert some.hidden_states is None
 

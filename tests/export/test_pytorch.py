@@ -130,7 +130,7 @@ def test_last_logits_only():
     assert torch.equal(model(tokens, logits_to_keep=5).logits, model(tokens).logits[:, -5:])
 
 
-@pytest.mark.parametrize("name", ["bswa,fam", "bswa-ngrams"])
+@pytest.mark.parametrize("name", ["bswa,fam", "bswa-conv", "bswa-ngrams"])
 @torch.no_grad()
 def test_generate_is_greedy_and_continues_from_a_state(name):
     model = logits_and_pytorch(name)[1]

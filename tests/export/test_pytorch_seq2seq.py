@@ -72,6 +72,7 @@ MODELS = {
     "bart": replace(BASE, mixer="full", arch=absolute("learned", position_offset=2)),
     "vaswani": replace(BASE, mixer="delta", memory_segments=1, arch=absolute("sinusoidal")),
     "stop-gradient": replace(BASE, mixer="bswa_sg"),
+    "conv": replace(BASE, mixer="bswa", short_conv=4),
     "n-grams": replace(BASE, mixer="bswa", ngram_memory=2, ngram_slots=64),
     "fam": replace(BASE, mixer="fam", fam_update="gated", smeared_keys=True),
     "delta": replace(BASE, mixer="delta", memory_segments=1),
