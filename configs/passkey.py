@@ -84,5 +84,5 @@ def config() -> Config:
         optimizer=OptimizerConfig(
             learning_rate=5e-3, schedule="cosine", warmup_steps=20, beta2=0.99, final_fraction=0.0
         ),
-        train=TrainConfig(steps=2000, log_every=5, checkpoint_every=100),
+        train=TrainConfig(steps=600, log_every=5, checkpoint_every=100),
     )

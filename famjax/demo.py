@@ -56,18 +56,16 @@ class DemoModel:
       mixer: fam, delta or bswa.
       segments: memory segments of BSWA; FAM and delta have the config's.
       seed: seed of the training.
-      steps: steps of the training; None is the config's number, and half of that for BSWA.
     """
 
     name: str
     mixer: str = "fam"
     segments: int = 1
     seed: int = 0
-    steps: int | None = None
 
 
-def _fam(seed: int, steps: int | None = None) -> DemoModel:
-    return DemoModel(f"FAM-{seed}" if seed else "FAM", seed=seed, steps=steps)
+def _fam(seed: int) -> DemoModel:
+    return DemoModel(f"FAM-{seed}" if seed else "FAM", seed=seed)
 
 
 def _delta(seed: int) -> DemoModel:
@@ -117,7 +115,7 @@ SHORT_DEMO = Demo(
 FULL_DEMO = Demo(
     Path("runs/demo-full"),
     (
-        *(_fam(seed, 3600) for seed in range(5)),
+        *map(_fam, range(5)),
         *map(_delta, range(5)),
         *map(_bswa, (0, 1, 2, 3, 4, 6, 8, 12)),
     ),
@@ -215,8 +213,6 @@ def make_config(demo: Demo, model: DemoModel) -> Config:
         own += baseline_overrides(model.segments)
     if model.mixer == "delta":
         own += ["model.mixer=delta", "train.write_loss=0.1"]
-    if model.steps is not None:
-        own.append(f"train.steps={model.steps}")
     config = load_config("passkey", [tokenizer, *own, *demo.overrides])
     return replace(config, name=model.name)
 
@@ -233,7 +229,6 @@ def baseline_overrides(segments: int) -> list[str]:
     return [
         "model.mixer=bswa",
         f"model.memory_segments={segments}",
-        f"train.steps={shape.train.steps // 2}",
         "data.batch=2",
         "data.length=1024",
         "optimizer.learning_rate=3e-3",

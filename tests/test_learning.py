@@ -102,11 +102,9 @@ def test_rejected_variants_learn_to_carry_a_letter(tmp_path: Path, rival: str) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize(
-    ("model", "minimum"), [(DemoModel("FAM"), 0.9), (DemoModel("DELTA", "delta", steps=1000), 0.96)]
-)
+@pytest.mark.parametrize("model", [DemoModel("FAM"), DemoModel("DELTA", "delta")])
 def test_the_demo_learns(
-    tmp_path: Path, model: DemoModel, minimum: float, seed: int, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, model: DemoModel, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The memories of the demos with three seeds, key and question anywhere (docs/results.md).
 
@@ -120,4 +118,4 @@ def test_the_demo_learns(
     run = train(make_config(demo, replace(model, seed=seed)), tmp_path / "run", quiet=True)
     lengths = [512, 4096, 32768]
     for row in evaluate_passkey(run, lengths, 32, 4, quiet=True, anywhere=True):
-        assert row["key_accuracy"] >= minimum, row
+        assert row["key_accuracy"] > 0.96, row  # at most one of 32

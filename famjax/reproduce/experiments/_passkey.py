@@ -17,6 +17,7 @@ DOCUMENTS = (
     f"data.passkey.multiple={BLOCK}",
     "data.passkey.start_length=96",
     "model.smeared_keys=false",
+    "model.short_conv=0",
 )
 # the paper finetunes on fillers of "2k to 18k randomly" (3.2); each document is in one row. The
 # loss of tokens other than the answer keeps its default weight: the paper gives none for passkeys

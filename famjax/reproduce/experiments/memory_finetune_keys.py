@@ -16,6 +16,7 @@ _SHAPE = (
     *("model.layers=2", "model.width=64", "model.heads=4", "model.mlp_width=128"),
     *("model.mlp=swiglu", "model.tied=false", "model.rope_base=100000"),
     *("model.scan_layers=false", "model.smeared_keys=false", "model.arch.embed_scale=1.0"),
+    "model.short_conv=0",
 )
 _BASE = (
     *("data.layout=packed", "data.batch=16", "data.length=256"),
@@ -39,6 +40,8 @@ _FINETUNING = (
 _FIRST, _ANYWHERE = ("data.passkey.needle_within=0",), (f"data.passkey.needle_within={_ROW}",)
 _FAM = ("model.mixer=fam", "model.fam_update=gated")
 _DELTA = ("model.mixer=delta", "train.write_loss=0.1")
+# as in configs/passkey.py; its weights start as 0
+_CONV = "model.short_conv=4"
 
 
 def _variant(name: str, *overrides: str, steps: int = _STEPS) -> Variant:
@@ -53,6 +56,9 @@ MEMORY_FINETUNE_KEYS = Experiment(
     variants=(
         *(_variant(f"FAM {n}", *_FAM, *_FIRST, steps=n) for n in (350, _STEPS, 2 * _STEPS)),
         *(_variant(f"DELTA {n}", *_DELTA, *_FIRST, steps=n) for n in (350, _STEPS)),
+        _variant("FAM convolution", *_FAM, *_FIRST, _CONV),
+        _variant("FAM convolution 350", *_FAM, *_FIRST, _CONV, steps=350),
+        _variant("DELTA convolution 350", *_DELTA, *_FIRST, _CONV, steps=350),
         _variant("FAM smeared keys", *_FAM, *_FIRST, "model.smeared_keys=true"),
         _variant("FAM 32 tokens", *_FAM, *_FIRST, "model.fam_len=32"),
         _variant("FAM no segment", *_FAM, *_FIRST, "model.memory_segments=0"),
@@ -60,6 +66,9 @@ MEMORY_FINETUNE_KEYS = Experiment(
         _variant("FAM all parameters", *_FAM, *_FIRST, "model.lora.rank=0"),
         _variant("FAM anywhere", *_FAM, *_ANYWHERE),
         _variant("FAM anywhere 1400", *_FAM, *_ANYWHERE, steps=2 * _STEPS),
+        _variant("FAM anywhere convolution", *_FAM, *_ANYWHERE, _CONV),
+        _variant("DELTA anywhere", *_DELTA, *_ANYWHERE),
+        _variant("DELTA anywhere convolution", *_DELTA, *_ANYWHERE, _CONV),
     ),
     measure=KeysAndCodeMeasure(
         tuple(_BLOCK * n for n in (1, 4, 16, 64, _LONGEST // _BLOCK)), examples=32
@@ -73,10 +82,15 @@ MEMORY_FINETUNE_KEYS = Experiment(
         *(
             Ordering(f"FAM {remedy}", "FAM 700")
             for remedy in (
-                *("smeared keys", "32 tokens", "no segment", "threshold 0.9", "all parameters"),
+                *("convolution", "smeared keys", "32 tokens"),
+                *("no segment", "threshold 0.9", "all parameters"),
             )
         ),
+        Ordering("FAM convolution 350", "FAM 350"),
+        Ordering("DELTA convolution 350", "DELTA 350"),
         Ordering("FAM anywhere 1400", "FAM anywhere"),
+        Ordering("FAM anywhere convolution", "FAM anywhere"),
+        Ordering("DELTA anywhere convolution", "DELTA anywhere"),
     ),
     overrides=_SHAPE,
     base=_BASE,

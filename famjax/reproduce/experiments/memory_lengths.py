@@ -25,7 +25,7 @@ MEMORY_LENGTHS = Experiment(
     # as memory_timescales
     overrides=(
         *("data.passkey.needle_within=0", "train.steps=1100"),
-        *("model.smeared_keys=false", "model.memory_segments=0"),
+        *("model.smeared_keys=false", "model.short_conv=0", "model.memory_segments=0"),
     ),
     axis="tokens of the document",
     unequal="one of them is trained twice as long",

@@ -35,7 +35,7 @@ MEMORY_THRESHOLD = Experiment(
     # as memory_timescales
     overrides=(
         *("data.passkey.needle_within=0", "train.steps=1100"),
-        *("model.smeared_keys=false", "model.memory_segments=0"),
+        *("model.smeared_keys=false", "model.short_conv=0", "model.memory_segments=0"),
     ),
     axis="tokens of the document",
     note="FAM without a segment, with initial timescales of 1.5 to 64 blocks unless stated. The "

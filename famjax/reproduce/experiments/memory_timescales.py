@@ -33,7 +33,7 @@ MEMORY_TIMESCALES = Experiment(
     # the key comes first: this is learned in half of the steps
     overrides=(
         *("data.passkey.needle_within=0", "train.steps=1100"),
-        *("model.smeared_keys=false", "model.memory_segments=0"),
+        *("model.smeared_keys=false", "model.short_conv=0", "model.memory_segments=0"),
     ),
     axis="tokens of the document",
     note="The key is first in the document, questions are anywhere in a block; 0.14 million "

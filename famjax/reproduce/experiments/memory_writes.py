@@ -29,7 +29,7 @@ MEMORY_WRITES = Experiment(
         # as in finetuning (docs/memory.md)
         Ordering("FAM", "FAM with write loss", _LONGEST),
     ),
-    overrides=("train.steps=1000",),
+    overrides=("train.steps=1000", "model.short_conv=0"),
     axis="tokens of the document",
     note="Key and question are anywhere, documents of at most 4,096 tokens in training; FAM has "
     "the gated update, both memories one segment and smeared keys. `make demo` trains FAM twice "
