@@ -19,6 +19,8 @@ def config() -> Config:
             "model.mixer": "delta",
             # with two layers, distinguishing the named keys takes far more steps
             "model.layers": 3,
+            # measured without one
+            "model.short_conv": 0,
             "data.passkey.keys": 4,
             "data.passkey.min_length": 97,
             "data.passkey.start_length": 97,
