@@ -48,6 +48,10 @@ def config() -> Config:
             fam_len=16,
             # the paper's update, a sum, forgets: see docs/memory.md
             fam_update="gated",
+            # gates close at a sigmoid of 0.1 and start at up to 1/36: documents grow sooner than
+            # with 0.01, and with the write penalty below filler opens hardly any (docs/log.md)
+            fam_gate_threshold=0.1,
+            fam_max_timescale=8.0,
             # blends each key with the previous token's, so that a query can find a digit of the
             # passkey by the digit before it, at any position in a block
             smeared_keys=True,
@@ -84,5 +88,5 @@ def config() -> Config:
         optimizer=OptimizerConfig(
             learning_rate=5e-3, schedule="cosine", warmup_steps=20, beta2=0.99, final_fraction=0.0
         ),
-        train=TrainConfig(steps=600, log_every=5, checkpoint_every=100),
+        train=TrainConfig(steps=600, write_loss=0.01, log_every=5, checkpoint_every=100),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _passkey
 from famjax.reproduce.measures import KeysAndCodeMeasure
 
 # a block holds the shortest document, in the vocabulary of the code of any Python
@@ -17,6 +18,7 @@ _SHAPE = (
     *("model.mlp=swiglu", "model.tied=false", "model.rope_base=100000"),
     *("model.scan_layers=false", "model.smeared_keys=false", "model.arch.embed_scale=1.0"),
     "model.short_conv=0",
+    "train.write_loss=0.0",
 )
 _BASE = (
     *("data.layout=packed", "data.batch=16", "data.length=256"),
@@ -38,10 +40,16 @@ _FINETUNING = (
     *("optimizer.schedule=wsd", "optimizer.decay_fraction=0.3"),
 )
 _FIRST, _ANYWHERE = ("data.passkey.needle_within=0",), (f"data.passkey.needle_within={_ROW}",)
-_FAM = ("model.mixer=fam", "model.fam_update=gated")
+_FAM = ("model.mixer=fam", "model.fam_update=gated", *_passkey.GATES)
 _DELTA = ("model.mixer=delta", "train.write_loss=0.1")
 # as in configs/passkey.py; its weights start as 0
 _CONV = "model.short_conv=4"
+# the gates of configs/passkey.py
+_CLOSING = (
+    "model.fam_gate_threshold=0.1",
+    "model.fam_max_timescale=8.0",
+    "train.write_loss=0.01",
+)
 
 
 def _variant(name: str, *overrides: str, steps: int = _STEPS) -> Variant:
@@ -58,6 +66,8 @@ MEMORY_FINETUNE_KEYS = Experiment(
         *(_variant(f"DELTA {n}", *_DELTA, *_FIRST, steps=n) for n in (350, _STEPS)),
         _variant("FAM convolution", *_FAM, *_FIRST, _CONV),
         _variant("FAM convolution 350", *_FAM, *_FIRST, _CONV, steps=350),
+        _variant("FAM closing gates", *_FAM, *_FIRST, *_CLOSING),
+        _variant("FAM closing gates and convolution", *_FAM, *_FIRST, *_CLOSING, _CONV),
         _variant("DELTA convolution 350", *_DELTA, *_FIRST, _CONV, steps=350),
         _variant("FAM smeared keys", *_FAM, *_FIRST, "model.smeared_keys=true"),
         _variant("FAM 32 tokens", *_FAM, *_FIRST, "model.fam_len=32"),
@@ -67,6 +77,7 @@ MEMORY_FINETUNE_KEYS = Experiment(
         _variant("FAM anywhere", *_FAM, *_ANYWHERE),
         _variant("FAM anywhere 1400", *_FAM, *_ANYWHERE, steps=2 * _STEPS),
         _variant("FAM anywhere convolution", *_FAM, *_ANYWHERE, _CONV),
+        _variant("FAM anywhere both", *_FAM, *_ANYWHERE, *_CLOSING, _CONV),
         _variant("DELTA anywhere", *_DELTA, *_ANYWHERE),
         _variant("DELTA anywhere convolution", *_DELTA, *_ANYWHERE, _CONV),
     ),
@@ -82,6 +93,7 @@ MEMORY_FINETUNE_KEYS = Experiment(
         *(
             Ordering(f"FAM {remedy}", "FAM 700")
             for remedy in (
+                *("closing gates", "closing gates and convolution"),
                 *("convolution", "smeared keys", "32 tokens"),
                 *("no segment", "threshold 0.9", "all parameters"),
             )
@@ -90,6 +102,7 @@ MEMORY_FINETUNE_KEYS = Experiment(
         Ordering("DELTA convolution 350", "DELTA 350"),
         Ordering("FAM anywhere 1400", "FAM anywhere"),
         Ordering("FAM anywhere convolution", "FAM anywhere"),
+        Ordering("FAM anywhere both", "FAM anywhere"),
         Ordering("DELTA anywhere convolution", "DELTA anywhere"),
     ),
     overrides=_SHAPE,

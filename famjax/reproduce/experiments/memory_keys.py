@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _passkey
 from famjax.reproduce.measures import PasskeyMeasure
 
 # FAM has no use for a write penalty: with it, its gates never open (docs/memory.md)
-_FAM = ("model.mixer=fam", "train.write_loss=0.0")
+_FAM = ("model.mixer=fam", "train.write_loss=0.0", *_passkey.GATES)
 
 MEMORY_KEYS = Experiment(
     id="memory-keys",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _passkey
 from famjax.reproduce.measures import PasskeyMeasure
 
 _OCTAVES, _UNIFORM, _LONGER = "octaves", "uniform", "octaves for 2200 steps"
@@ -22,11 +23,7 @@ MEMORY_LENGTHS = Experiment(
         Ordering(_OCTAVES, _UNIFORM),
         Ordering(_LONGER, _OCTAVES),
     ),
-    # as memory_timescales
-    overrides=(
-        *("data.passkey.needle_within=0", "train.steps=1100"),
-        *("model.smeared_keys=false", "model.short_conv=0", "model.memory_segments=0"),
-    ),
+    overrides=(*_passkey.KEY_FIRST, *_passkey.GATES),
     axis="tokens of the document",
     unequal="one of them is trained twice as long",
     note="FAM without a segment; the key is first in the document, questions are anywhere in a "

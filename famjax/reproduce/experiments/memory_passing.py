@@ -22,7 +22,8 @@ _ALONE = ("data.batch=8", "data.length=1024")
 
 
 def _variants(update: str) -> tuple[Variant, ...]:
-    shape = (f"model.fam_update={update}", "model.memory_segments=0")
+    gates = _passkey.GATES if update == "gated" else ()
+    shape = (f"model.fam_update={update}", *gates, "model.memory_segments=0")
     further = (*shape, *_FURTHER)
     return (
         Variant(update, shape),

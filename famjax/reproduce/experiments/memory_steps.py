@@ -21,7 +21,7 @@ def _lines(
 
 
 _PASSKEY_STEPS = (150, 300, 600)
-_NO_CONV = "FAM without convolution"
+_NO_CONV, _OPEN = "FAM without convolution", "FAM with slow gates"
 
 MEMORY_STEPS = Experiment(
     id="memory-steps",
@@ -32,6 +32,11 @@ MEMORY_STEPS = Experiment(
         {
             "FAM": (),
             _NO_CONV: ("model.short_conv=0",),
+            _OPEN: (
+                "model.fam_gate_threshold=0.01",
+                "model.fam_max_timescale=64.0",
+                "train.write_loss=0.0",
+            ),
             "DELTA": ("model.mixer=delta", "train.write_loss=0.1"),
         },
         _PASSKEY_STEPS,
@@ -40,6 +45,7 @@ MEMORY_STEPS = Experiment(
     measure=PasskeyMeasure((512,), examples=1600),
     orderings=(
         *(Ordering(f"FAM {n}", f"{_NO_CONV} {n}") for n in _PASSKEY_STEPS),
+        *(Ordering(f"FAM {n}", f"{_OPEN} {n}") for n in _PASSKEY_STEPS),
         *(Ordering(f"DELTA {n}", f"FAM {n}") for n in _PASSKEY_STEPS),
         Ordering("FAM 600", "FAM 300"),
     ),

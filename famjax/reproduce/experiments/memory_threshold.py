@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _passkey
 from famjax.reproduce.measures import PasskeyMeasure
 
 _LENGTHS = (128, 512, 2048, 8192, 32_768, 262_144)
@@ -14,7 +15,7 @@ _SLOW = "c 0 and T to 176"
 
 
 def _threshold(c: float) -> Variant:
-    return Variant(f"c {c:g}", (f"model.fam_gate_threshold={c}",))
+    return Variant(f"c {c:g}", (*_passkey.GATES, f"model.fam_gate_threshold={c}"))
 
 
 MEMORY_THRESHOLD = Experiment(
@@ -32,11 +33,7 @@ MEMORY_THRESHOLD = Experiment(
         Ordering("c 0.01", _SLOW, _LONGEST),
         Ordering("c 0.01", "c 0.001", _LONGEST, margin=0.05, may_be_better=True),
     ),
-    # as memory_timescales
-    overrides=(
-        *("data.passkey.needle_within=0", "train.steps=1100"),
-        *("model.smeared_keys=false", "model.short_conv=0", "model.memory_segments=0"),
-    ),
+    overrides=_passkey.KEY_FIRST,
     axis="tokens of the document",
     note="FAM without a segment, with initial timescales of 1.5 to 64 blocks unless stated. The "
     "key is first in the document, questions are anywhere in a block; 0.14 million parameters, "

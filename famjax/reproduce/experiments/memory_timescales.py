@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _passkey
 from famjax.reproduce.measures import PasskeyMeasure
 
 _LENGTHS = (128, 512, 2048, 8192, 32_768, 262_144)
@@ -12,7 +13,7 @@ _LONGEST = f"{_LENGTHS[-1]:,}"
 def _gated(first: float, last: float) -> Variant:
     """Return the gated update with timescales T from `first` to `last` blocks."""
     timescales = (f"model.fam_min_timescale={first}", f"model.fam_max_timescale={last}")
-    return Variant(f"T {first:g} to {last:g}", timescales)
+    return Variant(f"T {first:g} to {last:g}", (*_passkey.GATES, *timescales))
 
 
 MEMORY_TIMESCALES = Experiment(
@@ -30,11 +31,7 @@ MEMORY_TIMESCALES = Experiment(
         Ordering("T 1.5 to 64", "sum", _LONGEST),
         Ordering("T 1.5 to 64", "T 1.5 to 4", _LONGEST),
     ),
-    # the key comes first: this is learned in half of the steps
-    overrides=(
-        *("data.passkey.needle_within=0", "train.steps=1100"),
-        *("model.smeared_keys=false", "model.short_conv=0", "model.memory_segments=0"),
-    ),
+    overrides=_passkey.KEY_FIRST,
     axis="tokens of the document",
     note="The key is first in the document, questions are anywhere in a block; 0.14 million "
     "parameters, documents of at most 4,096 tokens in training.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from famjax.reproduce.experiment import Experiment, Ordering, Variant
+from famjax.reproduce.experiments import _passkey
 from famjax.reproduce.measures import PasskeyMeasure
 
 _LENGTHS = (128, 512, 2048, 8192, 32_768, 262_144)
@@ -16,8 +17,8 @@ MEMORY_WRITES = Experiment(
     source="famjax",
     config="passkey",
     variants=(
-        Variant("FAM"),
-        Variant("FAM with write loss", _WRITE_LOSS),
+        Variant("FAM", _passkey.GATES),
+        Variant("FAM with write loss", (*_passkey.GATES, *_WRITE_LOSS)),
         Variant("DELTA", _DELTA),
         Variant("DELTA with write loss", (*_DELTA, *_WRITE_LOSS)),
     ),
@@ -29,7 +30,7 @@ MEMORY_WRITES = Experiment(
         # as in finetuning (docs/memory.md)
         Ordering("FAM", "FAM with write loss", _LONGEST),
     ),
-    overrides=("train.steps=1000", "model.short_conv=0"),
+    overrides=("train.steps=1000", "model.short_conv=0", "train.write_loss=0.0"),
     axis="tokens of the document",
     note="Key and question are anywhere, documents of at most 4,096 tokens in training; FAM has "
     "the gated update, both memories one segment and smeared keys. `make demo` trains FAM twice "
