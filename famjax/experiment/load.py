@@ -37,6 +37,8 @@ from famjax.experiment.hints import find_hint
 # The package of experiments, which is installed beside famjax. It is located by path, since
 # "configs" on the import path may belong to another project.
 CONFIGS = Path(__file__).resolve().parents[2] / "configs"
+# settings of FAM's gated update
+_GATES = ("fam_min_timescale", "fam_max_timescale", "fam_gate_threshold")
 
 # what to do with a Hugging Face folder; without --to it has full attention, and no memory
 _CONVERT = "convert it: famjax convert {} DEST --to delta model.block_len=512"
@@ -139,7 +141,7 @@ def _apply_convert_settings(config: Config, old: ModelConfig, given: Sequence[st
 
 
 def _without_unused_parts(config: Config, given: Sequence[str]) -> Config:
-    """Return the config without smeared keys and short convolution where the model has none.
+    """Return the config without the parts and settings of other mixers and stacks.
 
     The config file may set them for its own mixer and stack, and the given ones be others. A model
     that is converted later would otherwise get parts that it was not trained with.
@@ -150,11 +152,19 @@ def _without_unused_parts(config: Config, given: Sequence[str]) -> Config:
     # imported late, as in `load_config`
     from famjax.mixers import mixer_specs
 
+    model, default = config.model, ModelConfig()
+    specs = mixer_specs(model)
     unused: dict[str, Any] = {}
-    if not any(spec.smears_keys for spec in mixer_specs(config.model)):
+    if not any(spec.smears_keys for spec in specs):
         unused["model.smeared_keys"] = False
-    if config.model.stack != "residual":
+    if model.stack != "residual":
         unused["model.short_conv"] = 0
+    if not any(spec.has_write_gates(model) for spec in specs):
+        unused["train.write_loss"] = 0.0
+    has_fam = any("model.fam_update" in spec.keys for spec in specs)
+    if not (has_fam and model.fam_update == "gated"):
+        for name in _GATES:
+            unused[f"model.{name}"] = getattr(default, name)
     return replace_values(config, {k: v for k, v in unused.items() if k not in given})
 
 
