@@ -128,7 +128,8 @@ _ANYWHERE = replace(
     name="ANYWHERE",
     finetuning=(*_DELTA.finetuning, "data.passkey.needle_within=2880"),
 )
-_FAM = TunedModel("FAM", "fam", (*_WINDOW, "model.fam_len=16"))
+# such a penalty closes FAM's gates (docs/memory.md)
+_FAM = TunedModel("FAM", "fam", (*_WINDOW, "model.fam_len=16"), ("train.write_loss=0",))
 _SUM = replace(_FAM, name="sum", settings=(*_FAM.settings, "model.fam_update=sum"))
 
 
